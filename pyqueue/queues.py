@@ -7,13 +7,20 @@ which ``AsyncQueue`` shares.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
 from pyqueue.backends.standard import Standard
+from pyqueue.claim import AsyncClaim, Claim, claimed, claimed_async
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import UNCHANGED, Counts, Finished, Id, Message, Reservation
 from pyqueue.requests import Plan
@@ -450,6 +457,26 @@ class Queue(_Common[T]):
         """
         return self._run(self._backend.checkpoint(reservation, state))
 
+    def claim(self, group: str, *, limit: int, lease: Duration | None = None) -> AbstractContextManager[Claim]:
+        """Claim many messages for a ``with`` block, under one lease that is renewed: for staging them into Spark, or anywhere in bulk.
+
+        What an earlier claim of the group left behind, by a process that died, say, is taken over first. A block that raises, or ends
+        without ``commit()``, rolls back.
+
+        Args:
+            group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at a time uses it.
+            limit: how many messages at most, up to 100 000.
+            lease: seconds for which they are held if this process dies; None: the queue's.
+
+        Returns:
+            A context manager giving the Claim, which is empty if nothing is ready.
+
+        Raises:
+            Fenced: on settling, if another process claimed for the group meanwhile.
+            LeaseLost: on ``commit()``, if others hold some of the messages by now.
+        """
+        return claimed(self._client, self._backend, group, limit, lease)
+
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues they came from, with their keys if those are free, tries 0.
 
@@ -728,6 +755,11 @@ class AsyncQueue(_Common[T]):
 
     async def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
         return await self._run(self._backend.checkpoint(reservation, state))
+
+    def claim(
+        self, group: str, *, limit: int, lease: Duration | None = None
+    ) -> AbstractAsyncContextManager[AsyncClaim]:
+        return claimed_async(self._client, self._backend, group, limit, lease)
 
     async def redrive(self, limit: int | None = None) -> int:
         return await self._run(self._backend.redrive(limit))

@@ -15,15 +15,28 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from pyqueue.errors import LeaseLost, QueueClosed, QueueError
-from pyqueue.messages import Reservation
+from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError
 
 __all__ = ["AsyncRenewer", "Renewer", "Schedule"]
 
 log = logging.getLogger("pyqueue")
 
+
+class Leased(Protocol):
+    """What can be renewed: a reservation, or a claim of many messages."""
+
+    @property
+    def id(self) -> Any:
+        """How the log names it."""
+
+    @property
+    def lease(self) -> float:
+        """Its length, in seconds."""
+
+
+L = TypeVar("L", bound=Leased)
 
 #: A suspended reservation is being settled in a transaction; a lost one is another's by now.
 State = Literal["renewed", "suspended", "lost"]
@@ -33,8 +46,8 @@ State = Literal["renewed", "suspended", "lost"]
 class Entry:
     """A reservation that is renewed."""
 
-    reservation: Reservation[Any]
-    extend: Callable[[Reservation[Any]], Any]
+    reservation: Leased
+    extend: Callable[[Any], Any]
     lost: Callable[[], object]
     due: float = 0.0
     state: State = "renewed"
@@ -74,14 +87,14 @@ class Schedule:
         if lane is not None and lane.pop(id(entry), None) is not None and not lane:
             del self._lanes[entry.after]
 
-    def suspend(self, reservation: Reservation[Any]) -> None:
+    def suspend(self, reservation: Leased) -> None:
         """Do not renew it for now."""
         entry = self.entries.get(id(reservation))
         if entry is not None:
             entry.state = "suspended"
             self._take_out(entry)
 
-    def discard(self, reservation: Reservation[Any]) -> State | None:
+    def discard(self, reservation: Leased) -> State | None:
         """Renew it no longer. Answers what it was; None if it was not here."""
         entry = self.entries.pop(id(reservation), None)
         if entry is None:
@@ -107,12 +120,12 @@ class Schedule:
             return  # settled, or being settled, meanwhile
         if error is None:
             self._line_up(entry, entry.reservation.lease / 3)
-        elif isinstance(error, (LeaseLost, QueueClosed)):
+        elif isinstance(error, (LeaseLost, Fenced, QueueClosed)):
             entry.state = "lost"
             self._take_out(entry)
             entry.lost()
         else:
-            log.warning("could not renew the lease of message %s, trying again: %s", entry.reservation.id, error)
+            log.warning("could not renew the lease of %s, trying again: %s", entry.reservation.id, error)
             self._line_up(entry, entry.reservation.lease / 10)
 
 
@@ -127,8 +140,8 @@ class Renewer:
 
     def add(
         self,
-        reservation: Reservation[Any],
-        extend: Callable[[Reservation[Any]], None],
+        reservation: L,
+        extend: Callable[[L], None],
         lost: Callable[[], object] = lambda: None,
     ) -> None:
         """Renew a reservation until it is discarded, or lost."""
@@ -140,12 +153,12 @@ class Renewer:
             elif early:
                 self._changed.notify()
 
-    def suspend(self, reservation: Reservation[Any]) -> None:
+    def suspend(self, reservation: Leased) -> None:
         """Do not renew it for now."""
         with self._changed:
             self._schedule.suspend(reservation)
 
-    def discard(self, reservation: Reservation[Any]) -> State | None:
+    def discard(self, reservation: Leased) -> State | None:
         """Renew it no longer. Answers what it was; None if it was not here."""
         with self._changed:
             return self._schedule.discard(reservation)
@@ -188,8 +201,8 @@ class AsyncRenewer:
 
     def add(
         self,
-        reservation: Reservation[Any],
-        extend: Callable[[Reservation[Any]], Awaitable[None]],
+        reservation: L,
+        extend: Callable[[L], Awaitable[None]],
         lost: Callable[[], object] = lambda: None,
     ) -> None:
         """Renew a reservation until it is discarded, or lost."""
@@ -199,11 +212,11 @@ class AsyncRenewer:
         elif early:
             self._changed.set()
 
-    def suspend(self, reservation: Reservation[Any]) -> None:
+    def suspend(self, reservation: Leased) -> None:
         """Do not renew it for now."""
         self._schedule.suspend(reservation)
 
-    def discard(self, reservation: Reservation[Any]) -> State | None:
+    def discard(self, reservation: Leased) -> State | None:
         """Renew it no longer. Answers what it was; None if it was not here."""
         return self._schedule.discard(reservation)
 

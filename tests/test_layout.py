@@ -39,11 +39,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"arguments", "backends", "clock", "errors", "messages", "payloads", "requests", "tokens"},
     "waiting": {"backends"},
     "batching": {"requests"},
-    "renewal": {"errors", "messages"},
+    "renewal": {"errors"},
     "memory": {"errors", "payloads"},
     "threads": set(),
     "drivers": {"backends", "batching", "clock", "errors", "memory", "payloads", "requests", "threads", "waiting"},
-    "queues": {"backends", "errors", "messages", "requests"},
+    "claim": {"arguments", "backends", "errors", "messages", "requests", "spark"},
+    "queues": {"backends", "claim", "errors", "messages", "requests"},
     "_keeper": set(),
     "embedded": {"_keeper", "errors"},
     "delivery": {"arguments", "errors", "messages"},
@@ -90,25 +91,27 @@ MAY_IMPORT: dict[str, set[str]] = {
         "drivers",
         "embedded",
         "errors",
+        "faults",
         "messages",
         "pipeline",
         "requests",
     },
+    "faults": {"", "_keeper", "embedded", "errors", "faults"},
     "demo": {"", "demo", "embedded", "errors", "pipeline"},
 }
 
 #: Other packages than the standard library's, and who may import them.
 THIRD_PARTY: dict[str, set[str]] = {
-    "bson": {"arguments", "backends", "cli", "drivers", "memory", "messages", "payloads", "pipeline.engine"},
-    "pymongo": {"cli", "client", "demo", "drivers", "embedded", "memory", "pipeline.engine", "requests"},
+    "bson": {"arguments", "backends", "cli", "drivers", "faults", "memory", "messages", "payloads", "pipeline.engine"},
+    "pymongo": {"cli", "client", "demo", "drivers", "embedded", "faults", "memory", "pipeline.engine", "requests"},
     "pydantic": {"demo", "payloads", "pipeline.engine", "pipeline.recipes"},
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},
-    "anyio": {"cli", "pipeline", "pipeline.engine", "queues"},
+    "anyio": {"claim", "cli", "pipeline", "pipeline.engine", "queues"},
     "yaml": {"pipeline.recipes"},
     "signals": {"cli", "client"},
     "typer": {"cli"},
-    "rich": {"cli", "demo"},
+    "rich": {"cli", "demo", "faults"},
 }
 
 #: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their own.
@@ -141,7 +144,7 @@ def imports(path: Path) -> Iterator[str]:
 def part(module: str) -> str:
     """The name by which the tables call a module of pyqueue."""
     rest = module.removeprefix("pyqueue").lstrip(".")
-    return next((whole for whole in ("backends", "cli", "demo") if f"{rest}.".startswith(f"{whole}.")), rest)
+    return next((whole for whole in ("backends", "cli", "demo", "faults") if f"{rest}.".startswith(f"{whole}.")), rest)
 
 
 def files() -> dict[Path, str]:
@@ -245,7 +248,7 @@ TWINS = [
 
 #: What is plain on both sides: it does no I/O, or only begins it.
 PLAIN = {
-    pyqueue.Queue: {"name", "reserved"},
+    pyqueue.Queue: {"name", "reserved", "claim"},
     pyqueue.Client: {"queue", "pipeline", "transaction", "database", "url", "stats", "line", "backend", "namespace"},
 }
 
@@ -322,6 +325,7 @@ SIGNATURES = {
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",
     "checkpoint": "reservation, state",
+    "claim": "group, *, limit, lease=None",
     "redrive": "limit=None",
     "remove": "id",
     "get": "id",

@@ -14,12 +14,14 @@ from typing import Any, Final
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Distinct, Find, Indexes, Now, Plan, Take, Update
 
-__all__ = ["HOT", "INDEXES", "enter", "make_indexes", "names", "nothing", "paused", "record_id", "set_paused"]
+__all__ = ["CLAIMS", "HOT", "INDEXES", "enter", "make_indexes", "names", "nothing", "paused", "record_id", "set_paused"]
 
 log = logging.getLogger("pyqueue")
 
 #: The index that claims run on; they name it, so that its absence is noticed at once.
 HOT: Final = "hot"
+#: The index of named claims.
+CLAIMS: Final = "claims"
 
 INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
     HOT: ([("q", 1), ("when", 1), ("_id", 1)], {}),
@@ -28,6 +30,10 @@ INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
     "expires": (
         [("expires", 1)],
         {"expireAfterSeconds": 0, "partialFilterExpression": {"processed": {"$exists": True}}},
+    ),
+    CLAIMS: (
+        [("claim.g", 1), ("claim.n", 1), ("_id", 1)],
+        {"partialFilterExpression": {"claim.g": {"$exists": True}}},
     ),
 }
 
@@ -133,4 +139,4 @@ def nothing() -> Plan[None]:
 def names() -> Plan[list[str]]:
     """The queues that have a record or a message."""
     found = yield Distinct("q")
-    return sorted(name for name in found if isinstance(name, str))
+    return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))

@@ -11,14 +11,16 @@ A further kind of queue overrides how a message enters, is claimed and leaves, a
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, cast
 
 from bson import ObjectId
+from bson.errors import BSONError
 
 from pyqueue import arguments, tokens
 from pyqueue.backends import namespace
@@ -26,7 +28,19 @@ from pyqueue.backends.head import Floor, Head
 from pyqueue.backends.namespace import HOT
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, QueueError, Unavailable
-from pyqueue.messages import KEPT, UNCHANGED, Backoff, Counts, Finished, Id, Message, Reservation, message_of
+from pyqueue.messages import (
+    KEPT,
+    UNCHANGED,
+    Backoff,
+    Counts,
+    Finished,
+    Id,
+    Message,
+    Reservation,
+    faults,
+    message_of,
+    sound,
+)
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import (
     Count,
@@ -49,6 +63,8 @@ from pyqueue.requests import (
 
 __all__ = ["Act", "Options", "Standard"]
 
+log = logging.getLogger("pyqueue")
+
 #: What one claim takes at most: beyond about 100, competing claims collapse.
 CLAIM: Final = 100
 #: What one command settles or writes at most.
@@ -64,8 +80,12 @@ OPERATORS: Final = ("$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename",
 
 #: What a claim leaves in a message and whatever ends the claim takes away.
 HELD: Final = ("token", "owner", "reserved", "claim")
+#: What describes a message and does not make it one.
+LABELS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: What belongs to a message's stay in one queue.
 STAY: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
+
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Taken = list[tuple[dict[str, Any], Message[Any]]]
 Update_ = Mapping[str, Any]
@@ -107,7 +127,39 @@ def unset(*names: str) -> dict[str, str]:
 
 
 def _due(document: Mapping[str, Any]) -> datetime:
-    return cast(datetime, document.get("due", document["when"]))
+    """Since when it was eligible; before all others, if what is stored is no instant."""
+    for name in ("due", "when"):
+        if isinstance(document.get(name), datetime):
+            return cast(datetime, document[name])
+    return _FIRST
+
+
+def _hashed(id: Any) -> Hashable:
+    return id if isinstance(id, (ObjectId, str)) else repr(id)
+
+
+def _unfit(document: Mapping[str, Any]) -> list[str] | None:
+    """The faults of a document that was claimed; None: it is handed out as it is, since it was buried before."""
+    wrong = faults(document)
+    if "processed" in document:  # nobody could settle it
+        return [*wrong, "processed"]
+    return None if "dead" in document and "dead" not in wrong else wrong
+
+
+def _told(document: Mapping[str, Any], wrong: Sequence[str]) -> InvalidMessage:
+    """What is wrong with a stored document, in words."""
+    values = "; ".join(f"{name} is {repr(document[name])[:100]}" for name in wrong)
+    return InvalidMessage(f"the stored document is not as pyqueue writes it: {values}")
+
+
+def _without(burial: Update_, wrong: Sequence[str]) -> Update_:
+    """An update that buries a document, without what is wrong in there."""
+    update = {operator: dict(fields) for operator, fields in burial.items()}
+    if "trail" in wrong:
+        update["$set"]["trail"] = update.pop("$push")["trail"]["$each"]
+    kept = {"_id", *update["$set"], *update.get("$rename", {}).values()}
+    update["$unset"].update(unset(*(name for name in wrong if name not in kept)))
+    return update
 
 
 def _insert_each(items: Sequence[tuple[str, datetime, Any]]) -> Plan[list[Any]]:
@@ -262,7 +314,7 @@ class Standard:
         yield from self._enter()
         given = [id is not None for id in chosen]
         answers: list[Id | None]
-        joined = False
+        refused: list[int] = []
         if on_duplicate == "replace" and any(names):
             answers = []
             try:
@@ -270,14 +322,9 @@ class Standard:
                     answers.append((yield from self._replace(document, mine, session)))
             except Unavailable as error:
                 raise Unavailable(str(error), ids=[document["_id"] for document in documents]) from error
-            refused: list[int] = []
-        elif session is not None and (any(names) or any(given)):
-            answers, refused = yield from self._upsert(documents, given, session)
-        else:
-            joined = session is None and len(documents) == 1  # then the batch signals, once
-            answers, refused = yield from self._insert(documents, packed, given, session)
-        if not joined and any(answer is not None for answer in answers):
             yield Signal(self.queue, when, session)
+        else:
+            answers, refused = yield from self._put(documents, packed, given, session)
         if refused and on_duplicate == "error":
             clashing = [cast(str, names[index]) for index in refused]
             raise DuplicateKey(f"queue {self.queue!r} has messages with these keys: {clashing[:10]}", keys=clashing)
@@ -308,6 +355,20 @@ class Standard:
         document["payload"] = value
         return document
 
+    def _put(
+        self, documents: list[dict[str, Any]], packed: Sequence[Any], given: list[bool], session: Any
+    ) -> Plan[tuple[list[Id | None], list[int]]]:
+        """Write what unique indexes let in, and signal; answers the ids, and the indexes of those that a key kept out."""
+        if session is None and len(packed) == 1:
+            return (yield from self._insert(documents, packed, given, session))  # the batch that it joins signals
+        if session is not None and (any(given) or any("key" in document for document in documents)):
+            answers, refused = yield from self._upsert(documents, given, session)
+        else:
+            answers, refused = yield from self._insert(documents, packed, given, session)
+        if any(answer is not None for answer in answers):
+            yield Signal(self.queue, documents[0]["when"], session)
+        return answers, refused
+
     def _insert(
         self, documents: list[dict[str, Any]], packed: Sequence[Any], given: list[bool], session: Any
     ) -> Plan[tuple[list[Id | None], list[int]]]:
@@ -327,9 +388,12 @@ class Standard:
         for fault in faults:
             if fault.field is None:
                 raise fault.error
+        # The server names one index of two: a repeated push with an id and a key is the same message all the same.
+        clashing = [documents[fault.place]["_id"] for fault in faults if given[fault.place]]
+        there = (yield from self._whose(clashing, session)) if clashing else {}
+        for fault in faults:
             id = documents[fault.place]["_id"]
-            # The server names one index of two: a repeated push with an id and a key is the same message all the same.
-            known = (yield from self._has(id, session)) if given[fault.place] else None
+            known = there.get(id)
             if known:
                 continue
             if known is False and fault.field == "_id":
@@ -340,14 +404,14 @@ class Standard:
         self._strangers(strangers)
         return answers, refused
 
-    def _has(self, id: Id, session: Any) -> Plan[bool | None]:
-        """Whether the message with this id is, or was, this queue's; None: there is none."""
-        found = yield Find({"_id": id}, {"q": 1, "trail": 1}, limit=1, session=session)
-        if not found:
-            return None
-        return found[0].get("q") == self.queue or any(
-            each.get("q") == self.queue for each in found[0].get("trail") or ()
-        )
+    def _whose(self, ids: Sequence[Id], session: Any) -> Plan[dict[Id, bool]]:
+        """Of the messages with these ids that there are: whether each is, or was, this queue's."""
+        found = yield Find({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session=session)
+        return {
+            each["_id"]: each.get("q") == self.queue
+            or any(stay.get("q") == self.queue for stay in each.get("trail") or ())
+            for each in found
+        }
 
     def _strangers(self, ids: list[Id]) -> None:
         if ids:
@@ -364,7 +428,7 @@ class Standard:
         strangers = []
         for index, (document, mine) in enumerate(zip(documents, given, strict=True)):
             id = document["_id"]
-            known = (yield from self._has(id, session)) if mine else None
+            known = (yield from self._whose([id], session)).get(id) if mine else None
             if known is None:
                 match = {"q": self.queue, "key": document["key"]} if "key" in document else {"_id": id}
                 rest = {name: value for name, value in document.items() if name not in match}
@@ -388,7 +452,7 @@ class Standard:
             return cast(Id, answers[0])
         match = {"q": self.queue, "key": document["key"]}
         if given and not (yield Find(match, {"_id": 1}, limit=1, session=session)):
-            known = yield from self._has(document["_id"], session)
+            known = (yield from self._whose([document["_id"]], session)).get(document["_id"])
             if known:
                 return cast(Id, document["_id"])  # the same push again, of a message that finished or went on meanwhile
             if known is False:
@@ -478,7 +542,7 @@ class Standard:
         elif not head.due_known:
             head.due_known, head.due_read = True, now
             when = yield from self.next_when(head.floor)
-            if when is not None:
+            if isinstance(when, datetime):  # in what others wrote it may be anything
                 head.expect(when)
         if head.due is not None:
             until = min(until, head.due)
@@ -501,9 +565,11 @@ class Standard:
             now = yield Now()
             wanted = min(limit - len(taken), CLAIM)
             documents, ended = yield from self._claim(head, now, wanted, None if bare else lease, count=not pop)
-            if bare:
+            if bare and not any(_unfit(document) or "payload" not in document for document in documents):
                 return [(document, self._message(document, now)) for document in documents]
             for document in documents:
+                if bare:
+                    document = yield from self._put_back(document, now)
                 message = yield from self._accept(document, now, None if pop else lease, worn=not pop)
                 if message is not None:
                     taken.append((document, message))
@@ -524,19 +590,22 @@ class Standard:
         """
         start = head.start(now) if self.floored else None
         match = self.claimable(now, start)
+        update = None if lease is None else self._claiming(now, lease, count)
         last: Floor | None = None
-        if wanted == 1:
-            document = yield from self._claim_first(match, now, lease, count)
-            documents = [] if document is None else [document]
-            if document is not None and lease is None:
-                last = (document["when"], document["_id"])
-            elif document is not None:
-                # Where it stood, if it was never claimed before; else lower, which is safe.
-                last = (_due(document), document["_id"])
-            ended = document is None
-        else:
-            assert lease is not None
-            documents, last, ended = yield from self._claim_many(head, match, now, wanted, lease, count)
+        try:
+            if update is None or wanted == 1:
+                document = yield from self._claim_first(match, update)
+                documents = [] if document is None else [document]
+                if document is not None:
+                    # Where it stood, if it was never claimed before; else lower, which is safe.
+                    last = (_due(document), document["_id"])
+                ended = document is None
+            else:
+                documents, last, ended = yield from self._claim_many(head, match, now, wanted, update)
+        except (InvalidMessage, BSONError) as error:
+            if update is None:
+                raise InvalidMessage(f"payload: what was popped cannot be read, and is gone: {error}") from error
+            documents, ended = (yield from self._claim_each(match, now, wanted, update)), False
         after = yield Now()
         if self.floored:
             head.looked(start, now, after, last, self.options.poll, ended=ended)
@@ -567,28 +636,27 @@ class Standard:
             update["$inc"] = {"tries": 1}
         return update
 
-    def _claim_first(
-        self, match: Mapping[str, Any], now: datetime, lease: float | None, count: bool
-    ) -> Plan[dict[str, Any] | None]:
-        if lease is None:
+    def _claim_first(self, match: Mapping[str, Any], update: Update_ | None) -> Plan[dict[str, Any] | None]:
+        if update is None:
             return cast("dict[str, Any] | None", (yield Take(match, None, sort=self.order, hint=HOT)))
-        update = self._claiming(now, lease, count)
         try:
             document = yield Take(match, update, sort=self.order, hint=HOT, quick=True, patience=self._patience)
         except Unavailable:
             # It may have been claimed all the same. If so the token finds it; if not, nothing is held.
-            mine = {"q": self.queue, "when": update["$set"]["when"], "token": update["$set"]["token"]}
-            found = yield Find(mine, limit=1, hint=HOT, patience=self.hold - self._patience)
+            found = yield Find(self._stamped(update), limit=1, hint=HOT, patience=self.hold - self._patience)
             if not found:
                 raise
             document = found[0]
         return cast("dict[str, Any] | None", document)
 
+    def _stamped(self, update: Update_) -> dict[str, Any]:
+        """The filter of what a claim of this queue was put on."""
+        return {"q": self.queue, "when": update["$set"]["when"], "token": update["$set"]["token"]}
+
     def _claim_many(
-        self, head: Head, match: Mapping[str, Any], now: datetime, wanted: int, lease: float, count: bool
+        self, head: Head, match: Mapping[str, Any], now: datetime, wanted: int, update: Update_
     ) -> Plan[tuple[list[dict[str, Any]], Floor | None, bool]]:
         """Answers the documents; the last one seen, with all before it claimed by somebody; and whether the end was seen."""
-        update = self._claiming(now, lease, count)
         skip = random.randrange(2 * wanted) if head.contested else 0
         repeated = False
         while True:
@@ -615,21 +683,77 @@ class Standard:
                         raise lost
                     repeated = True  # it never arrived, and the server is back
                     continue
-                place = {id: index for index, id in enumerate(ids)}
-                found.sort(key=lambda each: place[each["_id"]])
+                place = {_hashed(id): index for index, id in enumerate(ids)}
+                found.sort(key=lambda each: place[_hashed(each["_id"])])
                 # What was seen further on says nothing of what lies before it.
-                last = None if skip else (seen[-1]["when"], ids[-1])
+                last = None if skip else (_due(seen[-1]), ids[-1])
                 return found, last, not skip and len(ids) < wanted
             # Others were faster on all of them, or there is nothing that far on.
             skip = random.randrange(2 * wanted) if ids else 0
 
-    def _message(self, document: Mapping[str, Any], now: datetime, lease: float | None = None) -> Message[Any]:
-        """The message of a document; one that does not fit the model shows its raw payload."""
+    def _claim_each(
+        self, match: Mapping[str, Any], now: datetime, wanted: int, update: Update_
+    ) -> Plan[list[dict[str, Any]]]:
+        """Claim one by one what the server did not claim, or we cannot read, and put away what is to blame.
+
+        The server counts up no ``tries`` that are no number, and makes no document too large.
+        """
+        held = yield Find(self._stamped(update), {"_id": 1}, hint=HOT)  # before it came upon that
+        if len(held) < wanted:
+            free = yield Find(match, {"_id": 1}, sort=self.order, limit=wanted - len(held), hint=HOT)
+            for each in free:
+                one = {"_id": each["_id"], "q": self.queue, "when": {"$lte": now}}
+                try:
+                    yield Update(one, update, quick=True)
+                except InvalidMessage as error:
+                    yield from self._put_away(one, error, now)
+            held = yield Find(self._stamped(update), {"_id": 1}, hint=HOT)
+        taken: list[dict[str, Any]] = []
+        for each in held:
+            one = {"_id": each["_id"], "token": update["$set"]["token"]}
+            try:
+                taken += yield Find(one, limit=1)
+            except (InvalidMessage, BSONError) as error:
+                yield from self._put_away(one, error, now)
+        return taken
+
+    def _put_away(self, match: Mapping[str, Any], error: Exception, now: datetime) -> Plan[None]:
+        """Bury what cannot be claimed, whatever it is; or, if it takes no burial either, let no look find it."""
+        grave = yield from self._grave()
+        misfit = InvalidMessage(f"the stored document cannot be received: {error}")
+        update = self._burying(now, grave, "invalid", 0, self._failure(misfit, now), keyed=False)
         try:
+            yield Update(match, _without(update, LABELS))
+        except InvalidMessage as refusal:
+            log.error("queue %r: message %r cannot be buried, it is hidden: %s", self.queue, match["_id"], refusal)
+            yield Update(match, {"$unset": unset("when", *HELD)})
+        else:
+            yield Signal(grave.queue, now)
+
+    def _put_back(self, document: Mapping[str, Any], now: datetime) -> Plan[dict[str, Any]]:
+        """Hold what was taken out and should not be handed out."""
+        held: dict[str, Any] = {**document, **self._claiming(now, self.hold, count=False)["$set"]}
+        yield from self._insert_again(held)
+        return held
+
+    def _insert_again(self, document: dict[str, Any]) -> Plan[None]:
+        """Insert what was taken out; without its key, if that was taken meanwhile."""
+        for fault in (yield Insert([document])):
+            if fault.field == "key":
+                document["last_key"] = document.pop("key")
+                yield Insert([document])
+
+    def _message(self, document: Mapping[str, Any], now: datetime, lease: float | None = None) -> Message[Any]:
+        """The message of a document. If that is no message, or does not fit the model, it shows what there is, and ``error`` says so."""
+        wrong = faults(document)
+        try:
+            if wrong:
+                raise _told(document, wrong)
             payload = self.codec.load(document.get("payload"))
-        except InvalidMessage as error:
-            message = message_of(document, document.get("payload"), now, lease=lease)
-            message.error = self._failure(error, now)
+        except Exception as misfit:  # a model's validators are anybody's code
+            whole = sound(document, wrong) | {"q": self.queue}
+            message = message_of(whole, document.get("payload"), now, lease=lease)
+            message.error = self._failure(misfit, now)
             return message
         return message_of(document, payload, now, lease=lease)
 
@@ -637,21 +761,25 @@ class Standard:
         self, document: dict[str, Any], now: datetime, lease: float | None, *, worn: bool
     ) -> Plan[Message[Any] | None]:
         """The message of a claimed document; or None, and it is buried: claimed too often, or no message for this queue."""
-        tries, limit = document.get("tries", 0), self.options.max_tries
-        if "dead" in document:
+        wrong = _unfit(document)
+        if wrong is None:
             return self._message(document, now, lease)
-        if worn and limit is not None and tries > limit:
+        tries, limit = 0 if "tries" in wrong else int(document.get("tries", 0)), self.options.max_tries
+        if not wrong and worn and limit is not None and tries > limit:
             reason, error = "tries", document.get("error")
         else:
             try:
+                if wrong:
+                    raise _told(document, wrong)
                 if "payload" not in document:
                     raise InvalidMessage("the stored document has no payload")
                 return message_of(document, self.codec.load(document["payload"]), now, lease=lease)
-            except InvalidMessage as misfit:
+            except Exception as misfit:  # a model's validators are anybody's code
                 reason, error = "invalid", self._failure(misfit, now)
         grave = yield from self._grave()
-        update = self._burying(now, grave, reason, tries - (reason == "tries"), error, keyed="key" in document)
-        yield Update({"_id": document["_id"], "token": document["token"]}, update)
+        keyed = "key" in document and "key" not in wrong
+        update = self._burying(now, grave, reason, tries - (reason == "tries"), error, keyed=keyed)
+        yield Update({"_id": document["_id"], "token": document["token"]}, _without(update, wrong))
         yield Signal(grave.queue, now)
         return None
 
@@ -690,10 +818,7 @@ class Standard:
                 yield from self._with_key(match, back, document.get("key"))
                 continue
             fresh = {name: value for name, value in document.items() if name not in HELD} | {"when": due}
-            for fault in (yield Insert([fresh])):
-                if fault.field == "key":
-                    fresh["last_key"] = fresh.pop("key")
-                    yield Insert([fresh])
+            yield from self._insert_again(fresh)
         yield Signal(self.queue, min(_due(document) for document, _ in taken))
 
     def _with_key(
@@ -833,18 +958,7 @@ class Standard:
         if not isinstance(to, str):
             yield from target._enter()
 
-        def pass_on(value: Any, old: str | None, now: datetime) -> Update_:
-            move = self.leaving(now, target, arguments.starting(now, delay, None), key=key)
-            put = move["$set"]
-            put.update({f"headers.{name}": label for name, label in labels.items()})
-            if value is not UNCHANGED:
-                put["payload"] = value
-            if key is not None and old is not None:
-                put["last_key"] = old
-            for operator, fields in edits.items():
-                move[operator] = {**move.get(operator, {}), **fields}
-            return move
-
+        pass_on = partial(self._passing, target, labels, edits, delay, key)
         acts = []
         for each in held:
             value = values[id(each)]
@@ -856,6 +970,29 @@ class Standard:
             raise DuplicateKey(
                 f"key: queue {target.queue!r} has a message with the key {key!r}", keys=[str(key)]
             ) from clash
+
+    def _passing(
+        self,
+        target: Standard,
+        labels: Mapping[str, Any],
+        edits: Mapping[str, Mapping[str, Any]],
+        delay: Any,
+        key: str | None,
+        value: Any,
+        old: str | None,
+        now: datetime,
+    ) -> Update_:
+        """The update of one move; ``old``: the key it has here."""
+        move = self.leaving(now, target, arguments.starting(now, delay, None), key=key)
+        put = move["$set"]
+        put.update({f"headers.{name}": label for name, label in labels.items()})
+        if value is not UNCHANGED:
+            put["payload"] = value
+        if key is not None and old is not None:
+            put["last_key"] = old
+        for operator, fields in edits.items():
+            move[operator] = {**move.get(operator, {}), **fields}
+        return move
 
     def _edits(self, update: Any) -> dict[str, dict[str, Any]]:
         """The caller's update operators, on the payload."""

@@ -1,0 +1,178 @@
+"""Claim and AsyncClaim: what ``Queue.claim`` gives, for staging many messages at once out of a queue, into Spark or anything else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from pyqueue import arguments
+from pyqueue.backends.claims import MOST, Claims
+from pyqueue.backends.standard import Standard
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
+from pyqueue.messages import Id
+from pyqueue.requests import Plan
+
+__all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
+
+
+class _Common:
+    """What both kinds of claim are made of."""
+
+    def __init__(self, client: Any, claims: Claims, lease: float) -> None:
+        self._client = client
+        self._claims = claims
+        self._token = ""
+        self._upto = 0
+        self._settled = False
+        #: The ids of the messages that are held, as they were when they were claimed; empty: nothing was ready.
+        self.ids: list[Id] = []
+        #: The group.
+        self.group = claims.group
+        #: For how many seconds a renewal holds them.
+        self.lease = lease
+
+    @property
+    def id(self) -> str:
+        """How the log names it."""
+        return f"group {self.group!r}"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._claims.backend.queue!r}, group={self.group!r}, {len(self)} messages)"
+
+    def _begin(self, limit: int) -> Plan[None]:
+        self._token, self._upto, self.ids = yield from self._claims.begin(limit, self.lease)
+
+    def _documents(self) -> Plan[list[dict[str, Any]]]:
+        documents: list[dict[str, Any]] = []
+        for span in (yield from self._claims.spans(self._token, 0, self._upto, 1)):
+            documents += yield from self._claims.read(span)
+        return documents
+
+    def _settling(self) -> None:
+        if self._settled:
+            raise ConfigurationError(f"claim: that of group {self.group!r} was committed or rolled back already")
+        self._settled = True
+        self._client.renewer.discard(self)
+
+    def _commit(self) -> Plan[None]:
+        self._settling()
+        done = yield from self._claims.acknowledge(self._token, self._upto)
+        if done < len(self):
+            raise LeaseLost(
+                f"{len(self) - done} of {len(self)} messages of group {self.group!r} were no longer held: others will work on them"
+            )
+
+    def _rollback(self, error: BaseException | str | None) -> Plan[None]:
+        self._settling()
+        yield from self._claims.rollback(self._token, self._upto, error)
+
+
+class Claim(_Common):
+    """Many messages, held under one lease that is renewed, and settled together."""
+
+    def dataframe(self, spark: Any) -> Any:
+        """The messages as a DataFrame: id, queue, payload, headers, key, when, pushed, tries.
+
+        The payload is a struct if the queue has a pydantic model, else a JSON string.
+
+        Args:
+            spark: a session, classic or Connect.
+
+        Returns:
+            The DataFrame. It holds the rows themselves, so it stays as it is whatever becomes of the claim.
+
+        Raises:
+            InvalidMessage: a payload does not fit the model.
+            Fenced: another runner of the group took over.
+        """
+        from pyqueue.spark.frames import frame
+
+        return frame(spark, self._client.run(self._documents()), self._claims.backend.codec.model)
+
+    def commit(self) -> None:
+        """Finish the messages.
+
+        Raises:
+            LeaseLost: others hold some by now, which are untouched; the rest are finished.
+            Fenced: another runner of the group took over; nothing is changed.
+        """
+        self._client.run(self._commit())
+
+    def rollback(self, error: BaseException | str | None = None) -> None:
+        """Give the messages back for another try, as ``Queue.rollback`` does.
+
+        Args:
+            error: why, for the messages' ``error``.
+
+        Raises:
+            Fenced: another runner of the group took over; nothing is changed.
+        """
+        self._client.run(self._rollback(error))
+
+
+class AsyncClaim(_Common):
+    """``Claim``'s twin."""
+
+    async def dataframe(self, spark: Any) -> Any:
+        """The messages as a DataFrame. See ``Claim.dataframe``."""
+        from pyqueue.spark.frames import frame
+
+        documents = await self._client.run(self._documents())
+        return await anyio.to_thread.run_sync(frame, spark, documents, self._claims.backend.codec.model)
+
+    async def commit(self) -> None:
+        """Finish the messages. See ``Claim.commit``."""
+        await self._client.run(self._commit())
+
+    async def rollback(self, error: BaseException | str | None = None) -> None:
+        """Give the messages back for another try. See ``Claim.rollback``."""
+        await self._client.run(self._rollback(error))
+
+
+def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[Claims, float]:
+    if arguments.count("limit", limit) > MOST:
+        raise ConfigurationError(f"limit: {limit} is not allowed: at most {MOST} messages are claimed at once")
+    return Claims(backend, group), backend._lease(lease)
+
+
+@contextmanager
+def claimed(client: Any, backend: Standard, group: str, limit: int, lease: Any) -> Iterator[Claim]:
+    """The block of ``Queue.claim``."""
+    claim = Claim(client, *_checked(backend, group, limit, lease))
+    client.run(claim._begin(limit))
+    client.renewer.add(claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease)))
+    try:
+        yield claim
+    except BaseException as error:
+        if not claim._settled:
+            with suppress(QueueError):  # the block's exception is the one to hear of
+                claim.rollback(error)
+        raise
+    if not claim._settled:
+        claim.rollback()
+
+
+@asynccontextmanager
+async def claimed_async(
+    client: Any, backend: Standard, group: str, limit: int, lease: Any
+) -> AsyncIterator[AsyncClaim]:
+    """The block of ``AsyncQueue.claim``."""
+    claim = AsyncClaim(client, *_checked(backend, group, limit, lease))
+    await client.run(claim._begin(limit))
+    client.renewer.add(claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease)))
+    try:
+        yield claim
+    except BaseException as error:
+        if not claim._settled:
+            with anyio.CancelScope(shield=True), suppress(QueueError):  # the block's exception is the one to hear of
+                await claim.rollback(error)
+        raise
+    if not claim._settled:
+        await claim.rollback()

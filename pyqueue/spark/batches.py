@@ -1,0 +1,348 @@
+"""One batch after the other through Spark: claimed, transformed, and settled by the driver, message by message or in one transaction.
+
+The queue is the checkpoint. Each claim outlives this process, and each message leaves it in one atomic step, into the next queue or by a
+commit; so a process that is killed at any point is followed by one that finds exactly what is still to be done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyqueue import arguments
+from pyqueue.backends.bulk import Fresh, append, pass_on
+from pyqueue.backends.claims import MOST, Claims
+from pyqueue.backends.standard import Standard
+from pyqueue.errors import ConfigurationError, Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
+from pyqueue.messages import Id, Reservation
+from pyqueue.requests import Plan
+from pyqueue.spark.frames import Reader, frame, payload_type
+
+__all__ = ["Batches", "Report"]
+
+log = logging.getLogger("pyqueue")
+
+#: What a transaction takes at most: its cost for each message grows beyond that.
+TRANSACTION: Final = 10_000
+#: How many failing jobs a batch may cost to find out which messages make it fail.
+FAILURES: Final = 40
+#: How often a part is tried again whose messages were lost to others in the middle of it.
+LOST: Final = 3
+
+Transform = Callable[[Any], Any]
+Held = dict[Id, Reservation[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one batch."""
+
+    #: How many messages were claimed, or taken over from an earlier claim.
+    claimed: int
+    #: How many messages were written to the target.
+    written: int
+    #: How many were finished without going on: by output "move" those whose id the transform left out.
+    dropped: int
+    #: How many were rolled back, or buried, because the transform failed on them.
+    failed: int
+    #: How many others hold by now, because their lease ran out; these were left alone.
+    lost: int
+    seconds: float
+
+
+class Rejected(Exception):
+    """A part of a batch failed."""
+
+
+class Batches:
+    """The work of one group: from one queue, through a transform, into another.
+
+    Args:
+        client: a blocking client.
+        source: the queue that is read, with the stage's options.
+        to: the name of the queue that follows.
+        group: the durable name of this consumer.
+        transform: takes and answers a DataFrame; None passes everything on as it is.
+        output: "move" or "transaction".
+        max_messages: how many one batch takes at most.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        source: Standard,
+        to: str,
+        group: str,
+        transform: Transform | None,
+        output: str,
+        max_messages: int,
+    ) -> None:
+        arguments.one_of("output", output, ("move", "transaction"))
+        most = TRANSACTION if output == "transaction" else MOST
+        if arguments.count("max_messages", max_messages) > most:
+            raise ConfigurationError(
+                f'max_messages: {max_messages} is not allowed: with output="{output}" at most {most}'
+            )
+        if transform is not None and not callable(transform):
+            raise ConfigurationError(
+                f"transform: give a function from DataFrame to DataFrame, not {type(transform).__name__}"
+            )
+        payload_type(source.codec.model)
+        self._client = client
+        self._source = source
+        self._target = client.queue(to)._backend
+        self._claims = Claims(source, group)
+        self._transform: Transform = transform or (lambda df: df)
+        self.moves = output == "move"
+        self._limit = max_messages
+
+    @property
+    def id(self) -> str:
+        """How the log names it."""
+        return f"group {self._claims.group!r}"
+
+    @property
+    def lease(self) -> float:
+        """For how long a renewal holds, in seconds."""
+        return self._source.options.lease
+
+    def run_once(self, spark: Any) -> Report:
+        """Work on one batch: on what an earlier claim left, or else on what is ready. See ``SparkStage.run_once``."""
+        began = time.monotonic()
+        token, upto, ids = self._run(self._claims.begin(self._limit, self.lease))
+        if not ids:
+            return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+        batch = _Batch(self, token, upto)
+        documents = {
+            each["_id"]: each
+            for span in self._run(self._claims.spans(token, 0, upto, 1))
+            for each in self._run(self._claims.read(span))
+        }
+        self._client.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
+        try:
+            batch.work(lambda part: frame(spark, [documents[id] for id in part], self._source.codec.model))
+        except (Fenced, QueueClosed, Unavailable):
+            raise  # it is another's; or it stays claimed, for the next run to go on with
+        except BaseException as error:
+            with suppress(QueueError):
+                batch.give_back(error)
+            raise
+        finally:
+            self._client.renewer.discard(batch)
+        self._run(self._claims.acknowledge(token, upto))
+        return batch.report(len(ids), time.monotonic() - began)
+
+    def foreach_batch(self, df: Any, batch_id: int) -> None:
+        """Work on a batch of a stream that reads the source for the same group. See ``SparkStage.foreach_batch``."""
+        standing = self._run(self._claims.standing())
+        batch = _Batch(self, standing.token, standing.claimed)
+        if not batch.held:
+            if df.isEmpty():
+                return  # it was done before
+            raise ConfigurationError(
+                f"foreach_batch: group {self._claims.group!r} of queue {self._source.queue!r} has nothing claimed: the stream must read that "
+                "queue, by the data source pyqueue, for that group"
+            )
+        batch.work(
+            lambda part: df.where(df["id"].isin([str(id) for id in part])) if len(part) < len(batch.held) else df
+        )
+
+    def _run(self, plan: Plan[Any]) -> Any:
+        return self._client.run(plan)
+
+    # ---- what a batch is made of
+
+    def rows(self, df: Any) -> list[Fresh]:
+        """Run the transform, and bring what it answers here."""
+        out = self._transform(df)
+        if not hasattr(out, "toArrow"):
+            raise ConfigurationError(f"transform: it answered {type(out).__name__}, not a DataFrame")
+        reader = Reader(out.schema, "id" if self.moves else None)
+        return list(reader.rows(out.toArrow()))
+
+    def move(self, held: Held, rows: Sequence[Fresh]) -> tuple[int, int, int]:
+        """Move each message whose id is there, and commit the others. Answers how many were moved, dropped and lost."""
+        mine = {str(id): each for id, each in held.items()}
+        pairs = {str(row.id): (mine[str(row.id)], row) for row in rows}
+        lost = 0
+        for each, outcome in self._run(pass_on(self._source, self._target, list(pairs.values()))):
+            if isinstance(outcome, Unavailable):
+                raise outcome
+            if isinstance(outcome, QueueError):
+                raise Rejected(f"message {each.id}: {outcome}") from outcome
+            lost += outcome != "done"
+        absent = [each for id, each in mine.items() if id not in pairs]
+        gone = 0
+        try:
+            self._run(self._source.commit(tuple(absent)))
+        except LeaseLost as error:
+            gone = len(error.lost) + len(error.unknown)
+        return len(pairs) - lost, len(absent) - gone, lost + gone
+
+    def unambiguous(self, part: Sequence[Id], rows: Sequence[Fresh]) -> None:
+        """Refuse rows that a move can make nothing of.
+
+        Raises:
+            ConfigurationError: an id is there twice, or is not one of the batch's.
+        """
+        known, seen = {str(id) for id in part}, set()
+        for row in rows:
+            if row.id not in known:
+                raise ConfigurationError(
+                    f'transform: it answered the id {row.id!r}, which is not in the batch; output="transaction" makes new messages'
+                )
+            if row.id in seen:
+                raise ConfigurationError(
+                    f'transform: it answered the id {row.id!r} twice; output="transaction" makes several messages of one'
+                )
+            seen.add(row.id)
+
+    def transact(self, held: Held, rows: Iterable[Fresh]) -> None:
+        """Write the rows and commit the messages, in one transaction.
+
+        Raises:
+            LeaseLost: others hold some by now; nothing was written.
+        """
+        fresh = [row._replace(id=None) for row in rows]
+
+        def work(session: Any) -> None:
+            self._run(append(self._target, fresh, session=session))
+            self._run(self._source.commit(tuple(held.values()), session=session))
+
+        self._client.run_transaction(work)
+
+
+class _Batch:
+    """A claim at work."""
+
+    def __init__(self, batches: Batches, token: str, upto: int) -> None:
+        self._batches = batches
+        self._token, self._upto = token, upto
+        self.held: Held = {}
+        self.written = self.dropped = self.lost = 0
+        self.failed: list[tuple[Id, Exception]] = []
+        self._allowed = FAILURES
+        self._read = 0.0
+        self._refresh()
+
+    @property
+    def id(self) -> str:
+        """How the log names it."""
+        return self._batches.id
+
+    @property
+    def lease(self) -> float:
+        """For how long a renewal holds, in seconds."""
+        return self._batches.lease
+
+    def _run(self, plan: Plan[Any]) -> Any:
+        return self._batches._run(plan)
+
+    def _refresh(self) -> None:
+        """Learn which messages are held, and until when."""
+        found = self._run(self._batches._claims.reservations(self._token, 0, self._upto))
+        self.held = {each.id: each for each in found}
+        self._read = time.monotonic()
+
+    def work(self, frame_of: Callable[[Sequence[Id]], Any]) -> None:
+        """Have all of it transformed and settled, except what makes the transform fail: that is rolled back.
+
+        What was claimed before is worked on in parts, twice as many each time: should one message kill this process, the others get past
+        it, and in the end it is alone, and is buried.
+
+        Raises:
+            Exception: the transform's, if it failed on everything.
+        """
+        ids = list(self.held)
+        tries = min((each.tries for each in self.held.values()), default=1)
+        pieces = min(len(ids), 2 ** min(max(0, tries - 1), 20))
+        limit = self._batches._source.options.max_tries
+        for piece in range(pieces):
+            part = ids[len(ids) * piece // pieces : len(ids) * (piece + 1) // pieces]
+            if len(part) == 1 and limit is not None and tries > limit:
+                self.failed.append((part[0], Rejected("its process ended, each time that it was worked on")))
+            else:
+                self._attempt(part, frame_of)
+        if self.failed:
+            if len(self.failed) == len(ids) > 1:
+                raise self.failed[0][1]
+            self._roll_back()
+
+    def _attempt(self, part: Sequence[Id], frame_of: Callable[[Sequence[Id]], Any]) -> None:
+        """Work on a part; if it fails, on its halves."""
+        if self._allowed <= 0:
+            self.failed += [(id, Rejected("too many others of its batch failed")) for id in part]
+            return
+        try:
+            self._settle(part, frame_of)
+        except (QueueClosed, Fenced, Unavailable, ConfigurationError):
+            raise
+        except Exception as error:
+            self._allowed -= 1
+            if len(part) == 1:
+                log.warning(
+                    "message %s of queue %r makes the batch fail: %s",
+                    part[0],
+                    self._batches._source.queue,
+                    str(error)[:500],
+                )
+                self.failed.append((part[0], error))
+                return
+            middle = len(part) // 2
+            self._attempt(part[:middle], frame_of)
+            self._attempt(part[middle:], frame_of)
+
+    def _settle(self, part: Sequence[Id], frame_of: Callable[[Sequence[Id]], Any]) -> None:
+        for _ in range(LOST):
+            self.lost += sum(id not in self.held for id in part)
+            part = [id for id in part if id in self.held]
+            if not part:
+                return
+            rows = self._batches.rows(frame_of(part))
+            if self._batches.moves:
+                self._batches.unambiguous(part, rows)
+            if time.monotonic() - self._read > self.lease / 4:
+                self._refresh()
+            held = {id: self.held[id] for id in part if id in self.held}
+            if self._batches.moves:
+                here = {str(id) for id in held}
+                moved, dropped, lost = self._batches.move(held, [row for row in rows if row.id in here])
+                self.written += moved
+                self.dropped += dropped
+                self.lost += lost + len(part) - len(held)
+                return
+            # If some of it is another's, the rows must be made anew of what is left.
+            if len(held) == len(part):
+                try:
+                    self._batches.transact(held, rows)
+                except LeaseLost:
+                    self._refresh()
+                else:
+                    self.written += len(rows)
+                    return
+        raise Rejected("others took messages out of it, again and again: its lease is too short")
+
+    def _roll_back(self) -> None:
+        self._refresh()
+        for id, error in self.failed:
+            if id in self.held:
+                with suppress(LeaseLost):
+                    self._run(self._batches._source.rollback((self.held[id],), error=error))
+
+    def give_back(self, error: BaseException) -> None:
+        """Roll back all that is left; or, if it is no failure but an end, release it."""
+        self._refresh()
+        held = tuple(self.held.values())
+        if isinstance(error, Exception) and not isinstance(error, ConfigurationError):
+            self._run(self._batches._source.rollback(held, error=error))
+        else:
+            self._run(self._batches._source.release(held))
+        self._run(self._batches._claims.acknowledge(self._token, self._upto))
+
+    def report(self, claimed: int, seconds: float) -> Report:
+        """What became of it."""
+        return Report(claimed, self.written, self.dropped, len(self.failed), self.lost, seconds)

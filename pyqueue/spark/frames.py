@@ -1,0 +1,397 @@
+"""Stored messages as Spark rows and back, by Arrow.
+
+A payload travels as one of three kinds: a JSON string (MongoDB's relaxed Extended JSON, so that dates, ObjectIds, bytes and decimals come back
+as they were), a variant of the same, or a struct, from a pydantic model or from any Spark type. What does not fit is an InvalidMessage that
+names the message; nothing is cut or rounded silently.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+from bson import ObjectId, json_util
+from bson.decimal128 import Decimal128
+from pydantic import BaseModel
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+    VariantVal,
+)
+
+from pyqueue.backends.bulk import Fresh
+from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.payloads import OPTIONS
+
+__all__ = ["Reader", "batch", "columns", "frame", "payload_type", "struct_of"]
+
+JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
+    tz_aware=True, tzinfo=dt.UTC, uuid_representation=OPTIONS.uuid_representation
+)
+
+Convert = Callable[[Any], Any]
+
+#: What Arrow and conversions raise for a value that is not of the type.
+_MISFITS: Final = (pa.ArrowException, InvalidMessage, AttributeError, TypeError, ValueError, OverflowError)
+
+# ---- types
+
+
+def struct_of(model: type[BaseModel]) -> StructType:
+    """The Spark type of a pydantic model.
+
+    Args:
+        model: fields of str, int, float, bool, bytes, Decimal, datetime, date, UUID, ObjectId, Literal, Enum, of lists, sets and tuples
+            of one type, of dicts with str keys, of other models, and ``| None`` of these.
+
+    Returns:
+        A struct with a field for each of the model's; all may be null.
+
+    Raises:
+        ConfigurationError: a field is of a type that Spark lacks.
+    """
+    return StructType(
+        [
+            StructField(name, _type_of(f"{model.__name__}.{name}", field.annotation))
+            for name, field in model.model_fields.items()
+        ]
+    )
+
+
+_SIMPLE: Final[Mapping[Any, DataType]] = {
+    str: StringType(),
+    int: LongType(),
+    float: DoubleType(),
+    bool: BooleanType(),
+    bytes: BinaryType(),
+    Decimal: DecimalType(38, 18),
+    dt.datetime: TimestampType(),
+    dt.date: StringType(),  # which is how it is stored: BSON has no dates without a time
+    UUID: StringType(),
+    ObjectId: StringType(),
+}
+
+
+def _type_of(name: str, annotation: Any) -> DataType:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type_of(name, inner[0])
+    if origin in (typing.Union, types.UnionType):
+        kinds = [each for each in inner if each is not type(None)]
+        if len(kinds) == 1:
+            return _type_of(name, kinds[0])
+    elif origin is typing.Literal:
+        kinds = list({type(each) for each in inner})
+        if len(kinds) == 1:
+            return _type_of(name, kinds[0])
+    elif origin in (list, set, frozenset, Sequence) or (origin is tuple and inner[1:] == (...,)):
+        return ArrayType(_type_of(name, inner[0]))
+    elif origin in (dict, Mapping) and inner[0] is str:
+        return MapType(StringType(), _type_of(name, inner[1]))
+    elif annotation in _SIMPLE:
+        return _SIMPLE[annotation]
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return struct_of(annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _type_of(name, typing.Literal[tuple(each.value for each in annotation)])
+    raise ConfigurationError(
+        f"model: Spark has no type for {name}: {annotation!r}; use a queue without a model (the payload is then JSON), or another type there"
+    )
+
+
+def payload_type(given: Any) -> DataType | None:
+    """The Spark type of a payload column.
+
+    Args:
+        given: "json" (also None), "variant", a Spark type or its DDL ("struct<a: bigint>"), or a pydantic model.
+
+    Returns:
+        The type; None means JSON in a string.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if given is None or given == "json":
+        return None
+    if given == "variant":
+        return VariantType()
+    if isinstance(given, DataType):
+        return given
+    if isinstance(given, type) and issubclass(given, BaseModel):
+        return struct_of(given)
+    if isinstance(given, str):
+        try:
+            return DataType.fromDDL(given)
+        except Exception as error:
+            raise ConfigurationError(
+                f'payloadType: {given!r} is not allowed: give "json", "variant" or a Spark type, e.g. "struct<a: bigint>"'
+            ) from error
+    raise ConfigurationError(f"model: {given!r} is no pydantic model; only those become a struct")
+
+
+def columns(payload: DataType | None) -> StructType:
+    """The columns of a read."""
+    return StructType(
+        [
+            StructField("id", StringType(), nullable=False),
+            StructField("queue", StringType(), nullable=False),
+            StructField("payload", payload or StringType()),
+            StructField("headers", MapType(StringType(), StringType())),
+            StructField("key", StringType()),
+            StructField("when", TimestampType(), nullable=False),
+            StructField("pushed", TimestampType()),
+            StructField("tries", IntegerType(), nullable=False),
+        ]
+    )
+
+
+# ---- out of documents
+
+
+def as_json(value: Any) -> str:
+    """A payload as JSON."""
+    try:
+        return json.dumps(value, default=_extended, allow_nan=False, ensure_ascii=False)
+    except ValueError:  # NaN and its like, which plain JSON lacks
+        return json_util.dumps(value, JSON, ensure_ascii=False)
+
+
+def _extended(value: Any) -> Any:
+    return json_util.default(value, JSON)
+
+
+def _as_variant(value: Any) -> dict[str, bytes]:
+    variant = VariantVal.parseJson(as_json(value))
+    return {"value": variant.value, "metadata": variant.metadata}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and not value.is_integer():
+        raise InvalidMessage(f"{value!r} is not a whole number")
+    return value
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, (ObjectId, UUID)) else value
+
+
+def _decimal(value: Any) -> Any:
+    return value.to_decimal() if isinstance(value, Decimal128) else value
+
+
+def _taking(type: DataType) -> Convert | None:
+    """What makes of a BSON value one that Arrow takes for this type as it is meant; None: nothing is to be done."""
+    if isinstance(type, VariantType):
+        return _as_variant
+    if isinstance(type, (IntegerType, LongType)):
+        return _whole
+    if isinstance(type, StringType):
+        return _text
+    if isinstance(type, DecimalType):
+        return _decimal
+    if isinstance(type, ArrayType):
+        return _each(_taking(type.elementType))
+    if isinstance(type, MapType):
+        inner = _taking(type.valueType)
+        return lambda value: [(name, _maybe(inner, each)) for name, each in value.items()]
+    if isinstance(type, StructType):
+        return _fields({field.name: _taking(field.dataType) for field in type.fields})
+    return None
+
+
+def _each(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    return lambda value: [_maybe(convert, each) for each in value] if isinstance(value, list) else value
+
+
+def _maybe(convert: Convert | None, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
+
+
+def _fields(converts: Mapping[str, Convert | None]) -> Convert:
+    busy = [(name, convert) for name, convert in converts.items() if convert is not None]
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fresh = dict(value)
+        for name, convert in busy:
+            if fresh.get(name) is not None:
+                fresh[name] = convert(fresh[name])
+        return fresh
+
+    return take
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
+    """The rows of stored messages.
+
+    Raises:
+        InvalidMessage: a payload does not fit the type; the text names the message.
+    """
+    schema = to_arrow_schema(columns(payload), timezone="UTC")
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([str(each["_id"]) for each in documents], pa.string()),
+            pa.array([each["q"] for each in documents], pa.string()),
+            _payloads(documents, payload, schema.field("payload").type),
+            pa.array(
+                [[(name, _label(value)) for name, value in (each.get("headers") or {}).items()] for each in documents],
+                schema.field("headers").type,
+            ),
+            pa.array([each.get("key") for each in documents], pa.string()),
+            pa.array([each.get("due", each["when"]) for each in documents], schema.field("when").type),
+            pa.array([each.get("pushed") for each in documents], schema.field("pushed").type),
+            pa.array([each.get("tries", 0) for each in documents], pa.int32()),
+        ],
+        schema=schema,
+    )
+
+
+def _payloads(documents: Sequence[Mapping[str, Any]], payload: DataType | None, type: pa.DataType) -> pa.Array:
+    if payload is None:
+        return pa.array([as_json(each.get("payload")) for each in documents], type)
+    convert = _taking(payload) or (lambda value: value)
+
+    def made(some: Sequence[Mapping[str, Any]]) -> pa.Array:
+        values = [each.get("payload") for each in some]
+        return pa.array([None if value is None else convert(value) for value in values], type)
+
+    try:
+        return made(documents)
+    except _MISFITS:
+        for each in documents:  # whose fault is it?
+            try:
+                made([each])
+            except _MISFITS as error:
+                raise InvalidMessage(
+                    f"payload: message {each['_id']} does not fit {payload.simpleString()[:500]}: {str(error)[:500]}"
+                ) from error
+        raise
+
+
+def frame(spark: Any, documents: Sequence[Mapping[str, Any]], model: Any) -> Any:
+    """A DataFrame of stored messages, which holds the rows themselves."""
+    payload = payload_type(model)
+    table = pa.Table.from_batches([batch(documents, payload)])
+    return spark.createDataFrame(table, schema=columns(payload))
+
+
+# ---- into documents
+
+
+def from_json(text: str) -> Any:
+    """A payload from JSON.
+
+    Raises:
+        InvalidMessage: it is no JSON.
+    """
+    try:
+        return json_util.loads(text, json_options=JSON) if '"$' in text else json.loads(text)
+    except Exception as error:  # what Extended JSON holds may be anything
+        raise InvalidMessage(
+            f"payload: {text[:80]!r} is no JSON ({error}): give a struct or a variant, or make JSON by to_json(...) or to_variant_object(...)"
+        ) from error
+
+
+def _giving(type: DataType, name: str) -> Convert | None:
+    """What makes of an Arrow value a BSON one; None: nothing is to be done."""
+    if isinstance(type, VariantType):
+        return lambda value: from_json(VariantVal(value["value"], value["metadata"]).toJson())
+    if isinstance(type, DecimalType):
+        return Decimal128
+    if isinstance(type, (TimestampNTZType, DateType)):
+        raise ConfigurationError(
+            f"payload: {name} is a {type.simpleString()}, which says no instant: cast it to timestamp, or to string"
+        )
+    if isinstance(type, ArrayType):
+        return _each(_giving(type.elementType, name))
+    if isinstance(type, MapType):
+        if not isinstance(type.keyType, StringType):
+            raise ConfigurationError(f"payload: {name} is a map with keys that are not strings: cast them to string")
+        value_of = _giving(type.valueType, name)
+        return lambda value: {label: _maybe(value_of, each) for label, each in value}
+    if isinstance(type, StructType):
+        inner = {field.name: _giving(field.dataType, f"{name}.{field.name}") for field in type.fields}
+        return _fields(inner) if any(inner.values()) else None
+    return None
+
+
+class Reader:
+    """Reads messages out of the rows of a DataFrame with this schema.
+
+    Args:
+        schema: has a column payload: JSON in a string, or a struct, a variant or any value; columns headers and key may be there.
+        id: the column of ids; None: there is none.
+
+    Raises:
+        ConfigurationError: a column is missing or cannot be used.
+    """
+
+    def __init__(self, schema: StructType, id: str | None = None) -> None:
+        names = schema.fieldNames()
+        for needed in ("payload", *(() if id is None else (id,))):
+            if needed not in names:
+                raise ConfigurationError(f"the DataFrame has no column {needed!r} (it has {', '.join(names)})")
+        payload = schema["payload"].dataType
+        self._id = id
+        self._json = isinstance(payload, StringType)
+        self._convert = from_json if self._json else _giving(payload, "payload")
+        if id is not None and not isinstance(schema[id].dataType, StringType):
+            raise ConfigurationError(
+                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: cast them to string"
+            )
+        self._key = "key" in names
+        self._headers = "headers" in names
+        labels = schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
+        if not isinstance(labels, MapType):
+            raise ConfigurationError("headers: give a column of type map<string, string>")
+        self._labels = _giving(labels, "headers")
+
+    def rows(self, batch: pa.RecordBatch | pa.Table) -> Iterator[Fresh]:
+        """The rows of a batch.
+
+        Raises:
+            InvalidMessage: a payload is no JSON.
+            ConfigurationError: an id is null.
+        """
+        none: list[None] = [None] * batch.num_rows
+        ids = none if self._id is None else batch.column(self._id).to_pylist()
+        payloads: list[Any] = batch.column("payload").to_pylist()
+        if self._convert is not None:
+            convert = self._convert
+            payloads = [None if value is None else convert(value) for value in payloads]
+        headers = batch.column("headers").to_pylist() if self._headers else none
+        keys = batch.column("key").to_pylist() if self._key else none
+        if self._id is not None and None in ids:
+            raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
+        for id, payload, labels, key in zip(ids, payloads, headers, keys, strict=True):
+            yield Fresh(id, payload, _maybe(self._labels, labels) or None, key)

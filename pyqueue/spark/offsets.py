@@ -1,0 +1,59 @@
+"""The offset of a stream: the number of a claim, and whose claim it is, for the listener to finish the last one. No credentials are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pyqueue.backends.claims import Claims
+from pyqueue.backends.standard import Options, Standard
+from pyqueue.spark.places import Place, client_of
+
+__all__ = ["Offset"]
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Up to which claim of a group, as the runner with this token made them."""
+
+    n: int
+    token: str
+    queue: str
+    group: str
+    place: Place
+
+    def told(self) -> dict[str, Any]:
+        """As Spark keeps it. Only ``n`` matters for what is read."""
+        told = {
+            "n": self.n,
+            "token": self.token,
+            "queue": self.queue,
+            "group": self.group,
+            "namespace": self.place.namespace,
+        }
+        if self.place.uri_env is not None:
+            told["uriEnv"] = self.place.uri_env
+        elif "@" not in str(self.place.uri):
+            told["uri"] = self.place.uri
+        return told
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any]) -> Self:
+        """What ``told`` told.
+
+        Raises:
+            KeyError, TypeError: it is no such offset.
+            ConfigurationError: it does not say where the server is.
+        """
+        n, token, queue, group = (told[name] for name in ("n", "token", "queue", "group"))
+        return cls(n, token, queue, group, Place.of(told.get("uri"), told.get("uriEnv"), told["namespace"]))
+
+    def acknowledge(self) -> None:
+        """Finish these claims.
+
+        Raises:
+            Fenced: another runs the group by now.
+        """
+        claims = Claims(Standard(self.queue, Options()), self.group)
+        client_of(self.place).run(claims.acknowledge(self.token, self.n))
