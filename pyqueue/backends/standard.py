@@ -795,9 +795,18 @@ class Standard:
             done = (
                 (yield Delete(match, many=True)) if update is None else (yield Update(match, update, many=True)).matched
             )
-            if done < len(pairs):  # replaced while it was held: no longer ours to hand out
-                still = {each["_id"] for each in (yield Find(match | {"token": {"$ne": token}}, {"_id": 1}))}
-                pairs = [pair for pair in pairs if pair[0]["_id"] not in still]
+            if done < len(pairs):  # replaced or taken over while it was held: no longer ours to hand out
+                ids = [document["_id"] for document, _ in pairs]
+                there = {each["_id"]: each for each in (yield Find({"_id": {"$in": ids}}, {"token": 1}))}
+                if update is None:
+                    gone = [id for id in ids if id not in there]
+                    if done and done < len(gone):
+                        # Others have finished some of them, and nobody can tell which: handing them out might be the second time.
+                        raise Unavailable("some of what was popped is gone, by this call or by another's", ids=gone)
+                    ours = set(gone) if done else set()
+                else:
+                    ours = {id for id, each in there.items() if each.get("token") == token}
+                pairs = [pair for pair in pairs if pair[0]["_id"] in ours]
             kept += pairs
         return kept
 

@@ -17,7 +17,7 @@ import typer
 
 import pyqueue as library
 from pyqueue import ConfigurationError
-from pyqueue.cli import doctor, queues, trace, work
+from pyqueue.cli import doctor, faults, queues, trace, work
 from pyqueue.cli.common import Commands, Json, emit
 
 __all__ = ["app"]
@@ -49,7 +49,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, trace, work, doctor):
+for _part in (queues, trace, work, doctor, faults):
     app.add_typer(_part.app)
 
 
@@ -71,14 +71,20 @@ def demo(
         Literal["batches", "pipeline"],
         typer.Option(help="How the stages are worked on: a hundred messages at a time, or each by itself."),
     ] = "batches",
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="Let a Spark stage parse the flights, and sum them in Spark from claims instead."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run real flights through a graph of queues, kill a consumer on the way, and check every figure."""
     from pyqueue import demo
 
-    result = demo.run(rows, url, by)
+    result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
     if as_json:
         emit(result)
+    elif spark:
+        demo.show_spark(result)
     else:
         demo.show(result)
     raise typer.Exit(0 if result["check"]["equal"] else 1)

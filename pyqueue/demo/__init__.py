@@ -29,7 +29,7 @@ from pyqueue.demo.figures import Figures, compare, expected, measured
 from pyqueue.demo.flights import QUEUES
 from pyqueue.demo.rows import BROKEN, find_lines, with_broken
 
-__all__ = ["PROCESSES", "run", "show"]
+__all__ = ["PROCESSES", "run", "run_spark", "show", "show_spark"]
 
 PROCESSES = 2  # that consume, besides the one that is killed
 
@@ -86,21 +86,12 @@ class Consumers:
 def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> dict[str, Any]:
     """Run it; the answer is what ``show`` shows."""
     source, count, read = find_lines(rows)
-    namespace = f"pyqueue_demo_{uuid4().hex[:12]}"
     with ExitStack() as stack:
-        if url is None:
-            folder = tempfile.TemporaryDirectory(prefix="pyqueue-demo-", ignore_cleanup_errors=True)
-            url = f"embedded:{stack.enter_context(folder)}"
-        elif url.startswith(("mongodb://", "mongodb+srv://")):
-            with closing(connect(url, namespace, command_timeout=5)) as client:
-                client.queues()  # is anybody there?
-        else:
-            raise ConfigurationError("--url: give mongodb://... or mongodb+srv://...")
-        client = stack.enter_context(closing(connect(url, namespace)))
-        results = client.database[f"{namespace}_flights"]
+        client = stack.enter_context(opened(url))
+        results = client.database[f"{client.namespace}_flights"]
         stack.callback(clean_up, client, results)
         consumers = stack.enter_context(closing(Consumers()))
-        consumers.start(str(client.url), namespace, by)
+        consumers.start(str(client.url), client.namespace, by)
         show_progress = stack.enter_context(progress(count + BROKEN))
         begun, pushed = time.monotonic(), 0
         raw = client.queue("raw")  # without a model: the rows go in as they are
@@ -137,6 +128,37 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
     }
 
 
+def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]:
+    """Run the flights through Spark; the answer is what ``show_spark`` shows."""
+    try:
+        from pyqueue.demo import spark
+    except ImportError as error:
+        raise ConfigurationError(f'--spark: {error}; pip install "pyqueue-mongo[spark]"') from error
+    source, count, read = find_lines(rows)
+    with ExitStack() as stack:
+        client = stack.enter_context(opened(url))
+        stack.callback(client.database.drop_collection, client.namespace)
+        return {"source": source, "rows": count, "broken": BROKEN} | spark.run(client, list(read()), stack)
+
+
+@contextmanager
+def opened(url: str | None) -> Iterator[Client]:
+    """A client on a namespace of its own, there or on a server started for it."""
+    namespace = f"pyqueue_demo_{uuid4().hex[:12]}"
+    with ExitStack() as stack:
+        if url is None:
+            folder = tempfile.TemporaryDirectory(prefix="pyqueue-demo-", ignore_cleanup_errors=True)
+            url = f"embedded:{stack.enter_context(folder)}"
+        elif url.startswith(("mongodb://", "mongodb+srv://")):
+            with closing(connect(url, namespace, command_timeout=5)) as client:
+                client.queues()  # is anybody there?
+        else:
+            raise ConfigurationError("--url: give mongodb://... or mongodb+srv://...")
+        client = stack.enter_context(closing(connect(url, namespace)))
+        client.queues()  # the server is there from here on
+        yield client
+
+
 def clean_up(client: Client, results: Any) -> None:
     """Drop what the demo made."""
     with suppress(PyMongoError):  # if the server is gone, the user hears of that
@@ -169,21 +191,10 @@ def progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
 
 def show(result: dict[str, Any]) -> None:
     """Print the result for people."""
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    console = Console(highlight=False, markup=False)
-
-    def table(title: str, columns: list[str], lines: dict[str, Figures]) -> None:
-        grid = Table(title, *(Column(name.replace("_", " "), justify="right") for name in columns))
-        for name, figures in lines.items():
-            cells = (figures[column] for column in columns)
-            grid.add_row(name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells))
-        console.print(grid)
-
+    console = _console()
     console.print(f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose.")
-    table("queue", ["in", "out", "dead"], result["queues"])
-    table("carrier", ["flights", "late", "cancelled", "mean_delay"], result["carriers"])
+    _table(console, "queue", ["in", "out", "dead"], result["queues"])
+    _table(console, "carrier", ["flights", "late", "cancelled", "mean_delay"], result["carriers"])
     console.print("Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived.")
     console.print(f"A dead letter says: {' '.join(str(result['a_dead_letter_says']).split())}")
     console.print(
@@ -194,7 +205,42 @@ def show(result: dict[str, Any]) -> None:
         f"{result['seconds']:.1f} s with the start of the processes: {result['messages_per_second']} messages/s. "
         f"Each is moved twice and committed once: {result['steps_per_second']} steps/s."
     )
-    check = result["check"]
+    _show_check(console, result["check"])
+
+
+def show_spark(result: dict[str, Any]) -> None:
+    """Print the result of the run through Spark for people."""
+    console = _console()
+    console.print(f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose.")
+    _table(console, "carrier", ["flights", "late", "cancelled", "mean_delay"], result["carriers"])
+    console.print("Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived.")
+    console.print(
+        f"A Spark stage moved {result['moved']} messages from raw to parsed in {result['batches']} batches, and finished {result['dropped']} "
+        f"that it left out. The sums are of {result['claims']} claims on parsed."
+    )
+    console.print(
+        f"{result['seconds']:.1f} s, after {result['seconds_to_start_spark']:.1f} s to start Spark: {result['messages_per_second']} messages/s."
+    )
+    _show_check(console, result["check"])
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False)
+
+
+def _table(console: Any, title: str, columns: list[str], lines: dict[str, Figures]) -> None:
+    from rich.table import Column, Table
+
+    grid = Table(title, *(Column(name.replace("_", " "), justify="right") for name in columns))
+    for name, figures in lines.items():
+        cells = (figures[column] for column in columns)
+        grid.add_row(name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells))
+    console.print(grid)
+
+
+def _show_check(console: Any, check: dict[str, Any]) -> None:
     for wrong in check["different"]:
         console.print(f"NOT EQUAL: {wrong['figure']}: {wrong['file']} in the file, {wrong['here']} here")
     if check["equal"]:

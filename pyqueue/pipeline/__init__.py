@@ -15,7 +15,7 @@ import anyio
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError
 from pyqueue.pipeline.engine import COUNTERS, Report, Run
-from pyqueue.pipeline.graph import Graph, Kind, stage
+from pyqueue.pipeline.graph import Graph, Kind, spark_stage, stage
 from pyqueue.pipeline.recipes import Recipe, read
 from pyqueue.pipeline.show import draw
 
@@ -201,6 +201,48 @@ class Pipeline(Runner):
             options: as of ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
+
+    @overload
+    def spark(self, queue: str, *, to: str, **options: Any) -> Callable[[H], H]: ...
+    @overload
+    def spark(self, queue: str, transform: Callable[..., Any], *, to: str, **options: Any) -> Self: ...
+    def spark(
+        self,
+        queue: str,
+        transform: Any = None,
+        *,
+        to: str,
+        group: str | None = None,
+        output: Literal["move", "transaction"] = "move",
+        max_messages: int = 5000,
+        **options: Any,
+    ) -> Any:
+        """Messages go on in batches, as Spark transforms them: the work of a ``SparkStage`` as a stage of this pipeline.
+
+        The Spark session is the one there is, or one is started with the first batch. One process at a time runs such a stage: another
+        that starts takes it over. Stopped, it ends the batch that is under way. Needs ``pip install "pyqueue-mongo[spark]"``.
+
+        Args:
+            queue: the queue it reads.
+            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when, pushed and tries, and answers one
+                with id and payload.
+            to: the queue that follows.
+            group: the durable name of this consumer; None: "QUEUE>TO".
+            output: "move", or "transaction", whose rows are new messages.
+            max_messages: how many messages one batch takes at most.
+            options: model, lease, max_tries, backoff and the other options of a queue.
+        """
+        source = self._client.queue(queue, **options)
+        batches = {"group": group, "output": output, "max_messages": max_messages}
+        if transform is not None:
+            self.graph.add(spark_stage(source, transform, to, batches))
+            return self
+
+        def decorate(function: H) -> H:
+            self.graph.add(spark_stage(source, function, to, batches))
+            return function
+
+        return decorate
 
     @classmethod
     def from_recipe(cls, client: Any, path: str | Path) -> Self:

@@ -30,7 +30,7 @@ from pymongo.errors import PyMongoError
 
 from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
 from pyqueue.drivers import AsyncDriver, Driver, ThreadDriver, translated
-from pyqueue.errors import ConfigurationError, InvalidMessage, LeaseLost, QueueClosed, QueueError, Unavailable
+from pyqueue.errors import ConfigurationError, Fenced, InvalidMessage, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec
 from pyqueue.pipeline.graph import Graph, Stage
@@ -216,7 +216,10 @@ class Run:
             with self._taking:
                 async with anyio.create_task_group() as fetchers:
                     for active in self._stages.values():
-                        fetchers.start_soon(self._fetch, active, works)
+                        if active.stage.batches is None:
+                            fetchers.start_soon(self._fetch, active, works)
+                        else:
+                            fetchers.start_soon(self._fetch_batches, active)
                     if self._until_empty:
                         fetchers.start_soon(self._watch_for_the_end)
             if self._works:
@@ -287,6 +290,41 @@ class Run:
                 for _ in range(wanted - len(taken)):
                     active.places.release()
             await self._begin(active, taken, works)
+
+    async def _fetch_batches(self, active: Active) -> None:
+        """Work on the batches of a stage of Spark's, one after the other, in a thread."""
+        pause = LOOKS[0]
+        try:
+            with self._blocking() as client:
+                batches = _batches(client, active.stage)
+                while True:
+                    try:
+                        with anyio.CancelScope(shield=True):  # what is under way is brought to its end
+                            report = await self._threads.run(batches.run_once, _session)
+                        _count(active.counters, report)
+                        pause = LOOKS[0] if report.claimed else min(pause * 2, LOOKS[1])
+                    except (ConfigurationError, QueueClosed, Fenced):
+                        raise
+                    except Exception as error:
+                        log.warning(
+                            "queue %r: a batch failed, trying again in %g s: %s", active.stage.name, TRIES[1], error
+                        )
+                        pause = TRIES[1]
+                    await anyio.sleep(pause)
+        except QueueError as error:
+            self._error = error
+            self._stop()
+
+    @contextmanager
+    def _blocking(self) -> Iterator[Any]:
+        """A blocking client: the one there is, or one beside the async one."""
+        if self._face.blocking:
+            yield self._client
+            return
+        if self._face.url is None:
+            raise ConfigurationError("spark: a stage of Spark's needs a client that was given a URL, or a blocking one")
+        with type(self._client)._twin(self._face.url, namespace=self._face.namespace) as client:
+            yield client
 
     async def _begin(self, active: Active, taken: deque[Reservation[Any]], works: TaskGroup) -> None:
         """Give each message a handler's place. Those that would begin with less than half of their lease left are given back."""
@@ -519,6 +557,30 @@ def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
     arrival = trail[-1:]
     told = repr((str(message.id), type(message.id).__name__, message.queue, arrival, target))
     return ObjectId(hashlib.blake2b(told.encode(), digest_size=9).digest() + index.to_bytes(3, "big"))
+
+
+def _batches(client: Any, stage: Stage) -> Any:
+    try:
+        from pyqueue.spark.batches import Batches
+    except ImportError as error:
+        raise ConfigurationError(
+            f'spark: the stage of queue {stage.name!r} needs PySpark: pip install "pyqueue-mongo[spark]"'
+        ) from error
+    return Batches(client, stage.queue._backend, stage.to[0], transform=stage.handler, **(stage.batches or {}))
+
+
+def _session() -> Any:
+    from pyqueue.spark.session import session
+
+    return session("pyqueue")
+
+
+def _count(counters: dict[str, int], report: Any) -> None:
+    counters["in"] += report.claimed
+    counters["dropped"] += report.dropped
+    counters["retried"] += report.failed
+    counters["lost"] += report.lost
+    counters["out"] += report.claimed - report.dropped - report.failed - report.lost
 
 
 def _settled_by_the_handler(failure: BaseException | None) -> str:

@@ -11,9 +11,9 @@ from pyqueue import arguments
 from pyqueue.delivery import To
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["Graph", "Kind", "Stage"]
+__all__ = ["Graph", "Kind", "Stage", "spark_stage", "stage"]
 
-Kind = Literal["link", "choice", "sink"]
+Kind = Literal["link", "choice", "sink", "spark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Stage:
     #: Whether the handler wants a Delivery too, and whether it is awaited.
     delivery: bool
     awaited: bool
+    #: Of a stage whose batches Spark transforms: its group, its output, and how many messages a batch takes.
+    batches: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -75,6 +77,18 @@ def stage(
         None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
         _takes_delivery(name, handler),
         inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
+    )
+
+
+def spark_stage(queue: Any, transform: Callable[..., Any], to: str, batches: Mapping[str, Any]) -> Stage:
+    """A stage whose batches Spark transforms."""
+    if not callable(transform):
+        raise ConfigurationError(
+            f"transform: of queue {queue.name!r}: give a function from DataFrame to DataFrame, not {type(transform).__name__}"
+        )
+    group = arguments.group(batches["group"] or f"{queue.name}>{to}")
+    return Stage(
+        "spark", queue, transform, (arguments.queue_name(to),), None, None, False, False, {**batches, "group": group}
     )
 
 

@@ -110,8 +110,12 @@ class Batches:
         """For how long a renewal holds, in seconds."""
         return self._source.options.lease
 
-    def run_once(self, spark: Any) -> Report:
-        """Work on one batch: on what an earlier claim left, or else on what is ready. See ``SparkStage.run_once``."""
+    def run_once(self, session: Callable[[], Any]) -> Report:
+        """Work on one batch: on what an earlier claim left, or else on what is ready. See ``SparkStage.run_once``.
+
+        Args:
+            session: gives the Spark session; called only if there is something to do.
+        """
         began = time.monotonic()
         token, upto, ids = self._run(self._claims.begin(self._limit, self.lease))
         if not ids:
@@ -124,7 +128,7 @@ class Batches:
         }
         self._client.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
         try:
-            batch.work(lambda part: frame(spark, [documents[id] for id in part], self._source.codec.model))
+            batch.work(lambda part: frame(session(), [documents[id] for id in part], self._source.codec.model))
         except (Fenced, QueueClosed, Unavailable):
             raise  # it is another's; or it stays claimed, for the next run to go on with
         except BaseException as error:

@@ -93,7 +93,7 @@ class SparkStage:
             ConfigurationError: the transform's answer lacks a column, or has an id twice or one that is not in the batch; nothing was
                 written, and the batch is given back.
         """
-        return self._batches.run_once(spark)
+        return self._batches.run_once(lambda: spark)
 
     def run(self, spark: Any, *, until_empty: bool = False) -> Iterator[Report]:
         """Work on one batch after the other.

@@ -29,6 +29,7 @@ PAGES = pages()
 BY_HAND = {"docs/examples/data/README.md"}
 #: Here `embedded:` starts a server, as it says. The other pages get a database of the run's own server, to be quick.
 EMBEDDED = {"README.md"}
+SPARK = "docs/how-to/spark.md"
 CODE = [page for page in PAGES if page not in BY_HAND and any(each.language == "python" for each in blocks(page))]
 
 # ---- code
@@ -69,7 +70,9 @@ def says(text: str, line: str) -> bool:
 
 
 @pytest.mark.usefixtures("servers")
-@pytest.mark.parametrize("page", CODE)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.xdist_group("spark")) if page == SPARK else page for page in CODE]
+)
 def test_the_code_runs_and_prints_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
