@@ -7,9 +7,9 @@ This module knows how a stored document becomes a message, and does no I/O.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from bson import ObjectId
@@ -25,7 +25,9 @@ __all__ = [
     "Reservation",
     "State",
     "Unchanged",
+    "faults",
     "message_of",
+    "sound",
     "state_of",
 ]
 
@@ -38,6 +40,13 @@ State = Literal["scheduled", "ready", "reserved", "finished"]
 
 #: How far a finished message is put behind the others: out of the range that claims look at, in order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
+
+
+#: Up to here a number in floating point is exact.
+_EXACT: Final = 1 << 53
+
+#: What a message shows as its ``when`` if none is stored that could ever come.
+NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Unchanged:
@@ -153,28 +162,84 @@ class Backoff:
         return wait * (1 + self.jitter * random.uniform(-1, 1))
 
 
+#: What the fields of a stored message are. The others say nothing that anybody relies on, or may be anything.
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "_id": (ObjectId, str),
+    "q": str,
+    "when": datetime,
+    "due": datetime,
+    "pushed": datetime,
+    "tries": (int, float),
+    "headers": dict,
+    "key": str,
+    "last_key": str,
+    "token": str,
+    "owner": str,
+    "error": dict,
+    "progress": dict,
+    "trail": list,
+    "dead": dict,
+    "processed": datetime,
+    "outcome": str,
+}
+
+
+def faults(document: Mapping[str, Any]) -> list[str]:
+    """The fields of a stored message that are not what pyqueue writes there, so that somebody else wrote them."""
+    fields = _FIELDS
+    wrong = [name for name, value in document.items() if name in fields and not isinstance(value, fields[name])]
+    tries = document.get("tries", 0)
+    if "tries" not in wrong and (isinstance(tries, bool) or not -_EXACT < tries < _EXACT):  # nor is NaN
+        wrong.append("tries")
+    if "headers" in document and "headers" not in wrong:
+        headers = document["headers"]
+        if not all(isinstance(value, (str, int, float)) for value in headers.values()):
+            wrong.append("headers")
+    if "trail" in document and "trail" not in wrong and not all(map(_is_stop, document["trail"])):
+        wrong.append("trail")
+    if "dead" in document and "dead" not in wrong and not _is_death(document["dead"]):
+        wrong.append("dead")
+    return wrong
+
+
+def sound(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
+    """A stored message without its faults."""
+    return {name: value for name, value in document.items() if name == "_id" or name not in wrong}
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("q"), str) and isinstance(value.get("at"), datetime)
+
+
+def _is_death(value: Mapping[str, Any]) -> bool:
+    return isinstance(value.get("from"), str) and isinstance(value.get("at"), datetime)
+
+
 def state_of(document: Mapping[str, Any], now: datetime) -> State:
     """The state of a stored message at an instant."""
     if "processed" in document:
         return "finished"
-    if document["when"] <= now:
+    if document.get("when", NEVER) <= now:
         return "ready"
     return "reserved" if "token" in document else "scheduled"
 
 
 def message_of(document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None) -> Message[Any]:
-    """The message that a stored document tells of: a Reservation if ``lease`` is given, else a Message or a Finished."""
+    """The message that a stored document tells of: a Reservation if ``lease`` is given, else a Message or a Finished.
+
+    What is not as it should be (``faults``) is for the caller to leave out; then this shows what stands for nothing there.
+    """
     get = document.get
-    when = document["when"]
+    when = get("when", NEVER)
     common = (
         document["_id"],
-        document["q"],
+        get("q", ""),
         payload,
         get("headers") or {},
         get("key") or get("last_key") if "processed" in document or "dead" in document else get("key"),
         get("due", when),
         get("pushed", when),
-        get("tries", 0),
+        int(get("tries", 0)),
         get("error"),
         get("progress"),
         get("checkpoint"),

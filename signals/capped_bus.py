@@ -14,7 +14,7 @@ from typing import Any
 
 import pymongo
 from bson import ObjectId, Timestamp
-from bson.codec_options import CodecOptions
+from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.cursor import CursorType
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
@@ -37,6 +37,14 @@ LOOK = 60.0
 
 _UNAUTHORIZED, _EXISTS = 13, 48
 
+_READABLE: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    tzinfo=UTC,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+)
+"""Whatever others put into the ring can be read, and so passed over."""
+
 
 class CappedWire:
     """What MongoDB is told: see `signals.engine.Wire`. The same for PyMongo, its asyncio client, and motor."""
@@ -51,7 +59,7 @@ class CappedWire:
         self._database, self._collection, self._size = database, f"{prefix}.signals", size
         self._events = database.get_collection(
             self._collection,
-            codec_options=CodecOptions(tz_aware=True, tzinfo=UTC),
+            codec_options=_READABLE,
             read_preference=ReadPreference.PRIMARY,
             write_concern=WriteConcern(w=1),
             read_concern=ReadConcern("local"),

@@ -7,6 +7,7 @@ pipe gets the same as tab-separated lines.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ __all__ = [
 
 #: Seconds for which a command looks for the server.
 REACH = 5.0
+#: What is wrong with a command line; typer has no name of its own for it.
+UsageError: Any = typer.BadParameter.__base__
 CLOSED_PIPE = 141  # what a shell says of a command that a closed pipe ended
 
 _EXTENDED = json_util.JSONOptions(
@@ -90,6 +93,9 @@ class Commands(TyperGroup):
             fail(error)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        except UsageError as error:
+            error.message = _redacted(error.message)
+            raise
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at the interpreter's end is quiet, too
             raise typer.Exit(CLOSED_PIPE) from None
@@ -98,8 +104,13 @@ class Commands(TyperGroup):
 
 def fail(error: object) -> None:
     """End with one line of complaint."""
-    typer.echo(f"pyqueue: {' '.join(str(error).split())}", err=True)
+    typer.echo(f"pyqueue: {_redacted(' '.join(str(error).split()))}", err=True)
     raise typer.Exit(2) from None
+
+
+def _redacted(text: str) -> str:
+    """A complaint without the credentials of a URL that was given where none belongs."""
+    return re.sub(r"(\w+://)\S*@", r"\1***@", text)
 
 
 def note(text: str) -> None:
@@ -144,7 +155,11 @@ def queue(client: Client, name: str) -> Queue[Any]:
     """A queue with the options that its own programs last used: the command line must not bring in others."""
     options = client.run(looks.options_of(client.queue(name).name))
     known = {key: options[key] for key in ("lease", "max_tries", "dead_letter", "history") if key in options}
-    return client.queue(name, **known)
+    try:
+        return client.queue(name, **known)
+    except QueueError as error:
+        note(f"the options in the record of queue {name!r} are passed over: {error}")
+        return client.queue(name)
 
 
 # ---- values

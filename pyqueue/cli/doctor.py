@@ -16,12 +16,14 @@ from uuid import uuid4
 
 import pymongo
 import typer
+from bson import MaxKey, MinKey
+from bson.datetime_ms import DatetimeMS
 from pymongo import ReadPreference, WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends.namespace import INDEXES
+from pyqueue.backends.namespace import HOT, INDEXES
 from pyqueue.cli.common import REACH, Commands, Json, Namespace, Signals, Url, emit, target
 from pyqueue.drivers import translated
 
@@ -34,6 +36,7 @@ Level = Literal["ok", "advice", "wrong"]
 
 OLDEST = (6, 0)
 SAMPLES = 5
+SHOWN = 10  # documents looked at
 APART = 1.0  # seconds between clocks that deserve a word
 NOT_AUTHORIZED = {13, 8000}
 NO_NAMESPACE = 26
@@ -99,6 +102,7 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
         "write concern": lambda: _write_concern(client),
         "retryable writes": lambda: _retryable(hello),
         "indexes": lambda: _indexes(client),
+        "documents": lambda: _documents(client),
         "clock": lambda: _clock(database),
         "member clocks": lambda: _members(client, hello),
         "bus": lambda: _bus(client, signals),
@@ -191,6 +195,42 @@ def _indexes(client: Client) -> Finding:
     if other:
         return Finding("indexes", "wrong", f"not as they should be: {', '.join(other)}; drop them, then start a client")
     return Finding("indexes", "ok", ", ".join(INDEXES))
+
+
+#: The ends of all instants that can be stored.
+FIRST, LAST = DatetimeMS(-(1 << 63)), DatetimeMS((1 << 63) - 1)
+
+
+def _documents(client: Client) -> Finding:
+    """Look for what no look of a queue finds. The index tells, so it costs little however many messages there are."""
+    collection = client.database[client.namespace]
+    if HOT not in collection.index_information():
+        return Finding("documents", "ok", "nothing to look at without the indexes")
+
+    def between(least: tuple[Any, Any], most: tuple[Any, Any]) -> list[Any]:
+        bounds = [[*zip(("q", "when"), end, strict=True), ("_id", MinKey())] for end in (least, most)]
+        found = collection.find({"_id": {"$not": {"$regex": "^~"}}}, {"_id": 1}, limit=SHOWN, hint=HOT)
+        return [each["_id"] for each in found.min(bounds[0]).max(bounds[1])]
+
+    least, most = MinKey(), MaxKey()
+    strange = between((least, least), ("", least)) + between(({}, least), (most, most))
+    hidden = {}
+    for name in collection.distinct("q"):
+        if isinstance(name, str):
+            hidden[name] = between((name, least), (name, FIRST)) + between((name, LAST), (name, most))
+    told = [f"of queue {name!r}: {_some(ids)}" for name, ids in hidden.items() if ids]
+    if strange:
+        told.append(f"of no queue: {_some(strange)}")
+    if told:
+        text = "no receive will ever find these, since their `when` is no instant, or their `q` no name: " + "; ".join(
+            told
+        )
+        return Finding("documents", "advice", f"{text}; others wrote them: mend or delete them by hand")
+    return Finding("documents", "ok", "all of them are where receives look")
+
+
+def _some(ids: list[Any]) -> str:
+    return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
 
 
 # ---- clocks

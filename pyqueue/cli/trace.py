@@ -11,7 +11,7 @@ import typer
 from pyqueue.arguments import identity as checked
 from pyqueue.cli import looks
 from pyqueue.cli.common import Commands, Json, Namespace, Url, as_json_text, connect, emit, identity, note, shown
-from pyqueue.messages import message_of
+from pyqueue.messages import faults, message_of, sound
 
 __all__ = ["app"]
 
@@ -33,7 +33,8 @@ def trace(
     with connect(url, namespace) as client:
         now, documents = client.run(looks.anywhere(list(ids)))
         told = [
-            _told(document, now, client.run(looks.options_of(document["q"])).get("max_tries")) for document in documents
+            _told(document, now, client.run(looks.options_of(str(document.get("q")))).get("max_tries"))
+            for document in documents
         ]
     if not told:
         note(
@@ -46,13 +47,16 @@ def trace(
 
 def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> dict[str, Any]:
     """All there is to say of a stored message; what there is none of is left out."""
+    wrong = faults(document)
+    told = {name: document[name] for name in wrong}
+    document = sound(document, wrong)
     message = message_of(document, document.get("payload"), now)
     lease = None
     if "token" in document:
         lease = {
             "owner": document.get("owner"),
             "since": document.get("reserved"),
-            "until": document["when"],
+            "until": document.get("when"),
             "lapsed": message.state != "reserved",
         }
     facts = {
@@ -75,6 +79,7 @@ def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> 
         "processed": document.get("processed"),
         "expires": document.get("expires"),
         "trail": message.trail,
+        "wrong": told,
         "payload": message.payload,
     }
     return {name: value for name, value in facts.items() if value not in (None, {}, []) or name == "payload"}
@@ -99,15 +104,21 @@ def _show(told: Mapping[str, Any]) -> None:
             "held by", f"{lease['owner']} since {shown(lease['since'])}, until {shown(lease['until'])}{_lapsed(lease)}"
         )
     if progress := told.get("progress"):
-        line("progress", f"{progress['fraction']:.0%} {progress.get('note') or ''} at {shown(progress.get('at'))}")
+        fraction = progress.get("fraction")
+        percent = f"{fraction:.0%}" if isinstance(fraction, (int, float)) else shown(fraction)
+        line("progress", f"{percent} {progress.get('note') or ''} at {shown(progress.get('at'))}")
     if error := told.get("error"):
         line("failed", f"{error.get('type')}: {error.get('message')} at {shown(error.get('at'))}")
     if dead := told.get("dead"):
-        line("dead", f"{dead['reason']}: from {dead['from']} at {shown(dead['at'])} after {dead['tries']} tries")
+        line(
+            "dead", f"{dead.get('reason')}: from {dead['from']} at {shown(dead['at'])} after {dead.get('tries')} tries"
+        )
         line("", f"to send it back: pyqueue redrive {told['queue']}")
     for name in ("type", "key", "headers", "checkpoint"):
         if name in told:
             line(name, shown(told[name]))
+    for name, value in told.get("wrong", {}).items():
+        line("wrong", f"{name} is {as_json_text(value)}: pyqueue does not write that")
     line("payload", as_json_text(told["payload"]))
 
 

@@ -78,7 +78,7 @@ def _watch(lifeline: int) -> None:
 def _find(name: str) -> Runner:
     """The Worker or Pipeline that MODULE:OBJECT names; modules of the working directory come first."""
     module, colon, path = name.partition(":")
-    if not (colon and module and path):
+    if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):
         raise ConfigurationError(f"APP: {name!r} is no MODULE:OBJECT, such as shop.worker:worker")
     sys.path.insert(0, os.getcwd())
     try:
