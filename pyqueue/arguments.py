@@ -121,8 +121,13 @@ def is_unicode(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error's text. Python writes no int of thousands of digits."""
-    return "a huge int" if isinstance(value, int) and value.bit_length() > 1000 else repr(value)[:120]
+    """A value in an error's text."""
+    try:
+        return repr(value)[:120]
+    except (
+        Exception
+    ):  # of anybody's making; Python itself writes no int of thousands of digits, and nothing that is nested too deeply
+        return f"this {type(value).__name__}"
 
 
 def key(value: Any, name: str = "key") -> str:

@@ -13,6 +13,7 @@ All writes wait for the client's durability: what a restart must find may not be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -24,7 +25,7 @@ from pyqueue import arguments, tokens
 from pyqueue.backends import namespace
 from pyqueue.backends.namespace import CLAIMS, HOT
 from pyqueue.backends.standard import Standard
-from pyqueue.errors import Fenced
+from pyqueue.errors import Fenced, LeaseLost
 from pyqueue.messages import Id, Reservation, message_of
 from pyqueue.requests import Delete, Find, Insert, Now, Plan, Update
 
@@ -192,7 +193,8 @@ class Claims:
         except Fenced:
             # Who took over meanwhile has not seen what was marked since: give it back.
             held = yield from self.reservations(token, n - 1, n)
-            yield from self.backend.release(tuple(held))
+            with suppress(LeaseLost):
+                yield from self.backend.release(tuple(held))
             raise
 
     def _bury_worn(self, token: str, n: int) -> Plan[None]:
@@ -205,7 +207,10 @@ class Claims:
             grave = yield from self.backend._grave()
             for each in held:
                 each.tries -= 1  # this one does not count: nobody sees it
-            yield from self.backend._settle([self.backend._burial(each, grave, "tries", None) for each in held], None)
+            with suppress(LeaseLost):  # what others take in this very moment is theirs
+                yield from self.backend._settle(
+                    [self.backend._burial(each, grave, "tries", None) for each in held], None
+                )
 
     # ---- what is held
 
@@ -283,6 +288,10 @@ class Claims:
     def rollback(self, token: str, upto: int, error: BaseException | str | None = None) -> Plan[int]:
         """Give back what is still held, each as ``Queue.rollback`` does. Answers how many messages it was."""
         held = yield from self.reservations(token, 0, upto)
-        yield from self.backend.rollback(tuple(held), error=error)
+        taken = 0
+        try:
+            yield from self.backend.rollback(tuple(held), error=error)
+        except LeaseLost as some:  # by others, in this very moment
+            taken = len(some.lost) + len(some.unknown)
         yield from self.acknowledge(token, upto)
-        return len(held)
+        return len(held) - taken

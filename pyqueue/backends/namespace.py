@@ -81,7 +81,11 @@ def _command(namespace: str, name: str) -> str:
 
 def _shell(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_shell(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_shell(key) if '.' in key else key}: {_shell(item)}" for key, item in value.items())
+            + "}"
+        )
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -13,7 +13,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import batches, concurrency, cpu, depth, idle, peers, pipeline, plots, single, tombstones, wakeups
+from tests.bench import (
+    batches,
+    concurrency,
+    cpu,
+    depth,
+    idle,
+    peers,
+    pipeline,
+    plots,
+    single,
+    spark,
+    tombstones,
+    wakeups,
+)
 from tests.bench.harness import Section, measure
 from tests.bench.report import markdown
 
@@ -27,6 +40,7 @@ SECTIONS: dict[str, Section] = {
     "wakeups": wakeups.run,
     "idle": idle.run,
     "pipeline": pipeline.run,
+    "spark": spark.run,
     "peers": peers.run,
 }
 

@@ -259,7 +259,7 @@ def test_the_reference_has_every_field(name: str) -> None:
 
 def test_the_states_page_has_every_stored_field(client: Client) -> None:
     """What is really stored, over a message's life, and what the code names."""
-    found = {*standard.HELD, *standard.STAY} - {"claim"}  # claim: the Spark side's
+    found = {*standard.HELD, *standard.STAY}
     queue = client.queue("a", int, history=60)
     other = client.queue("b", history=60)
     queue.push(1, key="k", headers={"a": 1})

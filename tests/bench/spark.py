@@ -1,0 +1,157 @@
+"""Spark: what it costs to bring messages in and out, against one process of pymongo's that does the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from pyqueue import Client
+from tests.bench.harness import (
+    RAW_RESERVE,
+    WRITE,
+    Bench,
+    at_least,
+    fill,
+    interleave,
+    payload,
+    raw_claim,
+    raw_document,
+    raw_lease,
+)
+
+BATCH = 10_000
+
+numbers = itertools.count()
+
+
+def run(bench: Bench) -> None:
+    from pyqueue.spark import spark_session
+
+    config = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    spark = spark_session("pyqueue bench", master="local[2]", config=config)
+    count, rounds = bench.either(20_000, 200_000), bench.either(2, 5)
+    try:
+        with bench.blocking("majority") as (client, raw):
+            url = str(client.url)
+            written(bench, spark, url, raw, count, rounds)
+            read(bench, spark, url, client, raw, count, rounds)
+            claimed(bench, client, raw, rounds)
+            for output in ("move", "transaction"):
+                staged(bench, spark, url, client, raw, output, rounds)
+    finally:
+        spark.stop()
+
+
+def name() -> str:
+    return f"spark{next(numbers)}"
+
+
+def seconds(call: Callable[[], object], count: int) -> float:
+    """The seconds that a call takes per message."""
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) / count
+
+
+def written(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: int) -> None:
+    text = json.dumps(payload(1))
+    rows = spark.range(count).selectExpr(f"'{text}' payload").repartition(2).cache()
+    rows.count()
+
+    def theirs() -> float:
+        documents = [raw_document("raw", number) for number in range(count)]
+        return seconds(lambda: raw.insert_many(documents, ordered=False), count)
+
+    def ours() -> float:
+        writer = rows.write.format("pyqueue").mode("append").options(uri=url, queue=name())
+        return seconds(writer.save, count)
+
+    before, after = interleave(rounds, theirs, ours)
+    bench.speed(f"batch write of {count}, staged, against insert_many", before, after, rounds * count, at_least(0.7))
+
+
+def read(bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: int, rounds: int) -> None:
+    queue = name()
+    fill(client.database[client.namespace], queue, count)
+
+    def theirs() -> float:
+        return seconds(
+            lambda: [json.dumps(each.get("payload")) for each in client.database[client.namespace].find({"q": queue})],
+            count,
+        )
+
+    def ours() -> float:
+        frame = spark.read.format("pyqueue").options(uri=url, queue=queue).load()
+        return seconds(frame.write.format("noop").mode("overwrite").save, count)
+
+    before, after = interleave(rounds, theirs, ours)
+    bench.speed(f"batch read of {count}, against find and json.dumps", before, after, rounds * count, at_least(0.8))
+
+
+def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:
+    queue, loop = client.queue(name()), bench.either(300, 1000)
+    quick = raw.with_options(write_concern=WRITE["acknowledged"])
+
+    def theirs() -> float:
+        raw.insert_many([raw_document("loop", number) for number in range(loop)])
+        return seconds(
+            lambda: [quick.find_one_and_update(raw_claim("loop"), raw_lease(), **RAW_RESERVE) for _ in range(loop)],
+            loop,
+        )
+
+    def ours() -> float:
+        fill(client.database[client.namespace], queue.name, BATCH)
+        held: list[float] = []
+        began = time.perf_counter()
+        with queue.claim("bench", limit=BATCH) as claim:
+            held.append((time.perf_counter() - began) / BATCH)
+            assert len(claim) == BATCH
+            claim.commit()
+        return held[0]
+
+    before, after = interleave(rounds, theirs, ours)
+    label = f"claim of {BATCH}, at majority, against a loop of find_one_and_update at w:1"
+    bench.speed(label, before, after, rounds * BATCH, at_least(20))
+
+
+def staged(bench: Bench, spark: Any, url: str, client: Client, raw: Any, output: Any, rounds: int) -> None:
+    from pyqueue.spark import SparkStage
+
+    source, target = name(), name()
+    stage = SparkStage(
+        uri=url, source=source, to=target, group=f"bench-{uuid4().hex}", output=output, max_messages=BATCH,
+        namespace=client.namespace, transform=lambda df: df.select("id", "payload"),
+    )  # fmt: skip
+
+    def theirs() -> float:
+        """The same by hand, without Spark: claim, read, write, one message after the other."""
+        loop = bench.either(200, 500)
+        raw.insert_many([raw_document(source, number) for number in range(loop)])
+
+        def work() -> None:
+            for _ in range(loop):
+                found = raw.find_one_and_update(raw_claim(source), raw_lease(), **RAW_RESERVE)
+                put = {
+                    "$set": {"q": target, "payload": json.loads(json.dumps(found["payload"]))},
+                    "$unset": {"token": ""},
+                }
+                assert raw.update_one({"_id": found["_id"], "token": found["token"]}, put).matched_count == 1
+
+        return seconds(work, loop)
+
+    reports: list[Any] = []
+
+    def ours() -> float:
+        fill(client.database[client.namespace], source, BATCH)
+        took = seconds(lambda: reports.append(stage.run_once(spark)), BATCH)
+        assert reports[-1].written == BATCH
+        return took
+
+    before, after = interleave(rounds, theirs, ours)
+    label = f'stage, output="{output}", {BATCH} a batch'
+    bench.speed(f"{label}, against a raw loop", before, after, rounds * BATCH)
+    bench.row(label, "messages/s", [1 / each for each in after], rounds * BATCH)
