@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check bench clean
+.PHONY: help demo test test-slow check bench soak clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,7 +32,7 @@ demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run r
 	@$(BIN)/pyqueue demo $(ARGS)
 
 test: $(VENV)/.dev  ## the tests, against real servers that they start themselves
-	@$(BIN)/python -m pytest -n 4 -m 'not slow' $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' $(ARGS)
 
 test-slow: $(VENV)/.dev  ## the long forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -44,6 +44,12 @@ check: $(VENV)/.dev  ## format, lint and types; warnings are errors
 
 bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+soak: $(VENV)/.dev  ## half an hour of mixed load: whether anything grows that should not
+	@$(BIN)/python -m tests.bench.soak $(ARGS)
+
+faults: $(VENV)/.demo  ## a queue on three servers while all of it is made to fail, and the count of what was lost
+	@$(BIN)/pyqueue faults $(ARGS)
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

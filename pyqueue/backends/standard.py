@@ -921,6 +921,9 @@ class Standard:
         except LeaseLost as error:
             lost = [*error.lost, *error.unknown]
             raise
+        except Unavailable as error:
+            lost = [each for each in held if each.id in error.ids]  # nobody knows; the server does when they are settled
+            raise
         finally:
             for each, span in zip(held, spans, strict=True):
                 if each not in lost and span in ends:

@@ -25,6 +25,7 @@ from tests.bench.harness import (
     table,
 )
 from tests.bench.plots import Scale, svg
+from tests.bench.soak import Sample, judged, slope
 
 
 def test_quantiles_are_interpolated() -> None:
@@ -163,3 +164,35 @@ def test_an_unknown_section_is_refused() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.bench", "--only", "nothing"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "nothing" in done.stderr
+
+
+def sample(at: float, **seen: float) -> Sample:
+    given: dict[str, Any] = {
+        "memory": 50.0,
+        "threads": 9,
+        "tasks": 40,
+        "files": 30,
+        "connections": 12,
+        "lag": 0.01,
+        "lag99": 0.05,
+        "received": 10,
+    }
+    return Sample(at=at, **given | seen)
+
+
+def test_the_soak_sees_what_grows() -> None:
+    flat = [sample(at) for at in range(0, 100, 10)]
+    assert judged(flat, 0)["leaks"] == []
+    assert judged(flat, 0)["memory"]["per_hour"] == 0
+    for name, step in (("memory", 1), ("threads", 1), ("tasks", 3), ("files", 1), ("connections", 1)):
+        start = getattr(flat[0], name)
+        growing = [sample(at, **{name: start + step * index}) for index, at in enumerate(range(0, 100, 10))]
+        assert judged(growing, 0)["leaks"] == [name]
+    warming = [sample(at, memory=40 if at < 20 else 50) for at in range(0, 100, 10)]
+    assert judged(warming, 0)["leaks"] == []
+    assert judged(flat, 0)["lag99_ms"] == {"median": 50, "most": 50}
+
+
+def test_a_slope_is_per_hour() -> None:
+    assert slope([(0, 5), (60, 6), (120, 7)]) == pytest.approx(60)
+    assert slope([(0, 5)]) == 0

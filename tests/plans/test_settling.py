@@ -213,6 +213,14 @@ def test_a_settle_in_a_transaction_refuses_a_short_lease() -> None:
             assert runner.commands == []
 
 
+def test_extend_leaves_until_where_it_is_if_the_outcome_is_not_known() -> None:
+    held = reservation("m1")
+    before = held.until
+    with pytest.raises(Unavailable):
+        Runner(Unavailable("gone")).run(standard().extend((held,), lease=100))
+    assert held.until == before
+
+
 def test_extend_moves_until_only_of_what_is_held() -> None:
     held, gone = reservation("m1"), reservation("m2", until=NOW)
 
