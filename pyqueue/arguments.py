@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from bson import ObjectId
 
 from pyqueue.clock import BAND, seconds
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import Backoff, Id, Reservation
+from pyqueue.messages import Backoff, Id, Reservation, hashable
 
 __all__ = [
     "backoff",
@@ -214,7 +214,7 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
 
 def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     """Reservations of this queue, each once."""
-    unique: dict[tuple[Id, str], Reservation[Any]] = {}
+    unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
             raise ConfigurationError(f"reservations: give what reserve() returned, not {type(each).__name__}")
@@ -222,5 +222,5 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; settle it there, not at {queue!r}"
             )
-        unique[each.id, each.token] = each
+        unique[hashable(each.id), each.token] = each
     return list(unique.values())

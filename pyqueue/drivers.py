@@ -48,6 +48,8 @@ T = TypeVar("T")
 #: How often the primary is asked for its time at first: the quickest answer counts.
 SAMPLES: Final = 5
 
+#: By these the server says, even of one write among several, that it is no primary any more, or is going away.
+_ELECTION: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
 _TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 _MISFIT: Final = {2, 9, 14, 15, 28, 40, 52, 54, 56, 57, 111}
 
@@ -179,11 +181,14 @@ class Funnel:
         if isinstance(request, (Insert, UpdateEach)):
             faults = _faults(error)
             if faults is not None:
+                if any(isinstance(fault.error, Unavailable) for fault in faults):
+                    self.clock.expire()
                 return faults if isinstance(request, Insert) else (_matched(error), faults)
-        if isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)):
+        meant = translated(error)
+        if isinstance(meant, Unavailable):
             self.clock.expire()
         self.stats["errors"] += 1
-        raise translated(error) from error
+        raise meant from error
 
     def _left(self, until: datetime | None) -> float | None:
         return None if until is None else max(0.0, (until - self.clock.now()).total_seconds())
@@ -267,7 +272,8 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
     if isinstance(error, errors.PyMongoError) and (
-        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)) or error.timeout
+        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout))
+        or error.timeout
     ):
         return Unavailable(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.OperationFailure):
@@ -293,6 +299,8 @@ def _refused(error: errors.OperationFailure) -> QueueError:
         return MissingIndex(text)
     if code in _TOO_LARGE or "too large" in text or "larger than" in text:
         return InvalidMessage(f"payload: the message would be larger than the server allows: {text}")
+    if code in _ELECTION:
+        return Unavailable(f"the server did not answer: {text}")
     if isinstance(error, errors.WriteError) or code in _MISFIT:
         return InvalidMessage(f"payload: the server refused it: {text}")
     return QueueError(text)

@@ -7,7 +7,7 @@ This module knows how a stored document becomes a message, and does no I/O.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -26,6 +26,7 @@ __all__ = [
     "State",
     "Unchanged",
     "faults",
+    "hashable",
     "message_of",
     "sound",
     "state_of",
@@ -41,6 +42,9 @@ State = Literal["scheduled", "ready", "reserved", "finished"]
 #: How far a finished message is put behind the others: out of the range that claims look at, in order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
 
+
+#: The year from which on instants are pyqueue's own.
+_BAND: Final = 8000
 
 #: Up to here a number in floating point is exact.
 _EXACT: Final = 1 << 53
@@ -191,6 +195,8 @@ def faults(document: Mapping[str, Any]) -> list[str]:
     tries = document.get("tries", 0)
     if "tries" not in wrong and (isinstance(tries, bool) or not -_EXACT < tries < _EXACT):  # nor is NaN
         wrong.append("tries")
+    if "due" in document and "due" not in wrong and document["due"].year >= _BAND:
+        wrong.append("due")
     if "headers" in document and "headers" not in wrong:
         headers = document["headers"]
         if not all(isinstance(value, (str, int, float)) for value in headers.values()):
@@ -200,6 +206,11 @@ def faults(document: Mapping[str, Any]) -> list[str]:
     if "dead" in document and "dead" not in wrong and not _is_death(document["dead"]):
         wrong.append("dead")
     return wrong
+
+
+def hashable(id: Any) -> Hashable:
+    """An id as a key: those that others wrote may be anything."""
+    return id if isinstance(id, (ObjectId, str)) else repr(id)
 
 
 def sound(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:

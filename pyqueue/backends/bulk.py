@@ -19,7 +19,7 @@ from pyqueue import arguments
 from pyqueue.backends.head import Floor
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.standard import BATCH, Act, Outcome, Standard
-from pyqueue.errors import InvalidMessage, QueueError
+from pyqueue.errors import ConfigurationError, InvalidMessage, QueueError
 from pyqueue.messages import Id, Reservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Count, Delete, Find, Insert, Now, Plan, Signal, Update, UpdateEach
@@ -66,6 +66,13 @@ def _documents(
             raise InvalidMessage(f"{error}; in row {len(documents)}" + (f" with id {id}" if id else "")) from error
         documents.append(document)
         given.append(id is not None)
+    once: set[Id] = set()
+    for document in documents:
+        if document["_id"] in once:
+            raise ConfigurationError(
+                f"id: {document['_id']!r} is that of several rows: each message needs one of its own"
+            )
+        once.add(document["_id"])
     return documents, packed, given
 
 
@@ -80,7 +87,9 @@ def append(backend: Standard, fresh: Iterable[Fresh], *, session: Any = None) ->
     if not documents:
         return 0
     yield from backend._enter()
-    answers, _ = yield from backend._put(documents, packed, given, session)
+    strangers: list[Id] = []
+    answers, _ = yield from backend._put(documents, packed, given, strangers, session)
+    backend._strangers(strangers)
     return sum(answer is not None for answer in answers)
 
 
@@ -158,9 +167,10 @@ class Staging:
             faults = yield Insert(missing)
             written += len(missing) - len(faults)
             for fault in faults:
-                if fault.field != "_id":
+                if fault.field is None:
                     raise fault.error
-            missing = [missing[fault.place] for fault in faults]
+            # One whose key another row here has is left out, as by any push.
+            missing = [missing[fault.place] for fault in faults if fault.field == "_id"]
             if missing and again:
                 yield Delete({"_id": {"$in": [each["_id"] for each in missing]}, "staged": True}, many=True)
         if missing:
@@ -180,8 +190,8 @@ class Staging:
             there: int = yield Count({"q": self._prefix + place}, HOT)
             if there != expected:
                 raise QueueError(
-                    f"queue {self.backend.queue!r}: {expected} messages were staged at {place}, and {there} are there: another job "
-                    "with the same ids ran at the same time, or it took more than a week. Nothing was shown; write again"
+                    f"queue {self.backend.queue!r}: {expected} messages were staged at {place}, and {there} are there: an id is that of "
+                    "several rows, or another job with the same ids ran at the same time, or it took more than a week. Nothing was shown"
                 )
         now = yield Now()
         show = {"$set": self.backend.entering(now), "$unset": {"staged": "", "processed": "", "expires": ""}}

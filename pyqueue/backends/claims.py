@@ -233,6 +233,18 @@ class Claims:
         ]
         return held
 
+    def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
+        """Note of some of what is held that it is about to be worked on; what becomes of it takes the note away."""
+        for start in range(0, len(ids), STAMP):
+            mine = {"_id": {"$in": list(ids[start : start + STAMP])}, "claim.g": self.tag, "token": token}
+            yield Update(mine, {"$set": {"claim.tried": number}}, many=True)
+
+    def marks(self, token: str, upto: int) -> Plan[dict[Id, int]]:
+        """The numbers that were noted last of what is held."""
+        marked = self._mine(token, 0, upto) | {"claim.tried": {"$exists": True}}
+        found = yield Find(marked, {"claim": 1}, hint=CLAIMS)
+        return {each["_id"]: each["claim"]["tried"] for each in found}
+
     def spans(self, token: str, after: int, upto: int, parts: int) -> Plan[list[Span]]:
         """Divide what they hold among up to so many readers, each in any process."""
         ids = yield from self.ids(token, after, upto)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,7 @@ from pyqueue.messages import (
     Message,
     Reservation,
     faults,
+    hashable,
     message_of,
     sound,
 )
@@ -134,8 +136,10 @@ def _due(document: Mapping[str, Any]) -> datetime:
     return _FIRST
 
 
-def _hashed(id: Any) -> Hashable:
-    return id if isinstance(id, (ObjectId, str)) else repr(id)
+def _place(document: Mapping[str, Any], now: datetime) -> Floor:
+    """Where it stood, if it was never claimed before; else lower, which is safe. So it is if others wrote it."""
+    id, due = document["_id"], _due(document)
+    return due if due <= now else _FIRST, id if isinstance(id, (ObjectId, str)) else None
 
 
 def _unfit(document: Mapping[str, Any]) -> list[str] | None:
@@ -315,18 +319,22 @@ class Standard:
         given = [id is not None for id in chosen]
         answers: list[Id | None]
         refused: list[int] = []
+        strangers: list[Id] = []
         if on_duplicate == "replace" and any(names):
             answers = []
             try:
                 for document, mine in zip(documents, given, strict=True):
-                    answers.append((yield from self._replace(document, mine, session)))
+                    answers.append((yield from self._replace(document, mine, strangers, session)))
             except Unavailable as error:
                 raise Unavailable(str(error), ids=[document["_id"] for document in documents]) from error
-            yield Signal(self.queue, when, session)
+            if any(answer is not None for answer in answers):
+                yield Signal(self.queue, when, session)
         else:
-            answers, refused = yield from self._put(documents, packed, given, session)
-        if refused and on_duplicate == "error":
-            clashing = [cast(str, names[index]) for index in refused]
+            answers, refused = yield from self._put(documents, packed, given, strangers, session)
+        clashing = [cast(str, names[index]) for index in refused] if on_duplicate == "error" else []
+        if strangers:
+            self._strangers(strangers, clashing)
+        if clashing:
             raise DuplicateKey(f"queue {self.queue!r} has messages with these keys: {clashing[:10]}", keys=clashing)
         return answers
 
@@ -356,26 +364,40 @@ class Standard:
         return document
 
     def _put(
-        self, documents: list[dict[str, Any]], packed: Sequence[Any], given: list[bool], session: Any
+        self,
+        documents: list[dict[str, Any]],
+        packed: Sequence[Any],
+        given: list[bool],
+        strangers: list[Id],
+        session: Any,
     ) -> Plan[tuple[list[Id | None], list[int]]]:
-        """Write what unique indexes let in, and signal; answers the ids, and the indexes of those that a key kept out."""
+        """Write what unique indexes let in, and signal; answers the ids, and the indexes of those that a key kept out.
+
+        The ids that are other messages' are added to ``strangers``.
+        """
         if session is None and len(packed) == 1:
-            return (yield from self._insert(documents, packed, given, session))  # the batch that it joins signals
+            return (
+                yield from self._insert(documents, packed, given, strangers, session)
+            )  # the batch that it joins signals
         if session is not None and (any(given) or any("key" in document for document in documents)):
-            answers, refused = yield from self._upsert(documents, given, session)
+            answers, refused = yield from self._upsert(documents, given, strangers, session)
         else:
-            answers, refused = yield from self._insert(documents, packed, given, session)
+            answers, refused = yield from self._insert(documents, packed, given, strangers, session)
         if any(answer is not None for answer in answers):
             yield Signal(self.queue, documents[0]["when"], session)
         return answers, refused
 
     def _insert(
-        self, documents: list[dict[str, Any]], packed: Sequence[Any], given: list[bool], session: Any
+        self,
+        documents: list[dict[str, Any]],
+        packed: Sequence[Any],
+        given: list[bool],
+        strangers: list[Id],
+        session: Any,
     ) -> Plan[tuple[list[Id | None], list[int]]]:
         """Insert what unique indexes let in; answers the ids, and the indexes of those that a key kept out."""
         answers: list[Id | None] = [document["_id"] for document in documents]
         refused = []
-        strangers = []
         try:
             if session is None and len(packed) == 1:
                 item = (self.queue, documents[0]["when"], packed[0])
@@ -386,6 +408,8 @@ class Standard:
         except Unavailable as error:
             raise Unavailable(str(error), ids=[document["_id"] for document in documents]) from error
         for fault in faults:
+            if isinstance(fault.error, Unavailable):
+                raise Unavailable(str(fault.error), ids=[document["_id"] for document in documents]) from fault.error
             if fault.field is None:
                 raise fault.error
         # The server names one index of two: a repeated push with an id and a key is the same message all the same.
@@ -396,12 +420,11 @@ class Standard:
             known = there.get(id)
             if known:
                 continue
+            answers[fault.place] = None
             if known is False and fault.field == "_id":
                 strangers.append(id)
             else:
                 refused.append(fault.place)
-                answers[fault.place] = None
-        self._strangers(strangers)
         return answers, refused
 
     def _whose(self, ids: Sequence[Id], session: Any) -> Plan[dict[Id, bool]]:
@@ -413,19 +436,18 @@ class Standard:
             for each in found
         }
 
-    def _strangers(self, ids: list[Id]) -> None:
+    def _strangers(self, ids: list[Id], keys: Sequence[str] = ()) -> None:
         if ids:
             raise DuplicateKey(
-                f"these ids belong to messages that were never in queue {self.queue!r}: {ids[:10]}", ids=ids
+                f"these ids belong to messages that were never in queue {self.queue!r}: {ids[:10]}", ids=ids, keys=keys
             )
 
     def _upsert(
-        self, documents: list[dict[str, Any]], given: list[bool], session: Any
+        self, documents: list[dict[str, Any]], given: list[bool], strangers: list[Id], session: Any
     ) -> Plan[tuple[list[Id | None], list[int]]]:
         """As _insert, inside the caller's transaction, which a duplicate-key error would abort."""
         answers: list[Id | None] = []
         refused = []
-        strangers = []
         for index, (document, mine) in enumerate(zip(documents, given, strict=True)):
             id = document["_id"]
             known = (yield from self._whose([id], session)).get(id) if mine else None
@@ -437,26 +459,26 @@ class Standard:
                     refused.append(index)
             elif not known:
                 strangers.append(id)
-            answers.append(None if refused[-1:] == [index] else id)
-        self._strangers(strangers)
+            answers.append(None if refused[-1:] == [index] or strangers[-1:] == [id] else id)
         return answers, refused
 
-    def _replace(self, document: dict[str, Any], given: bool, session: Any) -> Plan[Id]:
+    def _replace(self, document: dict[str, Any], given: bool, strangers: list[Id], session: Any) -> Plan[Id | None]:
         """Put the payload, headers and time of this document into the live message with its key, or make that message."""
         if "key" not in document:
             answers, _ = yield from (
-                self._insert([document], [encode(document)], [given], session)
+                self._insert([document], [encode(document)], [given], strangers, session)
                 if session is None
-                else self._upsert([document], [given], session)
+                else self._upsert([document], [given], strangers, session)
             )
-            return cast(Id, answers[0])
+            return answers[0]
         match = {"q": self.queue, "key": document["key"]}
         if given and not (yield Find(match, {"_id": 1}, limit=1, session=session)):
             known = (yield from self._whose([document["_id"]], session)).get(document["_id"])
             if known:
                 return cast(Id, document["_id"])  # the same push again, of a message that finished or went on meanwhile
             if known is False:
-                self._strangers([document["_id"]])
+                strangers.append(document["_id"])
+                return None
         fresh = {
             name: document[name] for name in ("payload", "headers", "type", "when", "due", "tries") if name in document
         }
@@ -470,7 +492,8 @@ class Standard:
                 if session is not None:
                     raise
                 if last:
-                    self._strangers([document["_id"]])
+                    strangers.append(document["_id"])
+                    return None
             else:
                 return cast(Id, stored["_id"])
         raise AssertionError("unreachable")
@@ -597,8 +620,7 @@ class Standard:
                 document = yield from self._claim_first(match, update)
                 documents = [] if document is None else [document]
                 if document is not None:
-                    # Where it stood, if it was never claimed before; else lower, which is safe.
-                    last = (_due(document), document["_id"])
+                    last = _place(document, now)
                 ended = document is None
             else:
                 documents, last, ended = yield from self._claim_many(head, match, now, wanted, update)
@@ -683,10 +705,10 @@ class Standard:
                         raise lost
                     repeated = True  # it never arrived, and the server is back
                     continue
-                place = {_hashed(id): index for index, id in enumerate(ids)}
-                found.sort(key=lambda each: place[_hashed(each["_id"])])
+                place = {hashable(id): index for index, id in enumerate(ids)}
+                found.sort(key=lambda each: place[hashable(each["_id"])])
                 # What was seen further on says nothing of what lies before it.
-                last = None if skip else (_due(seen[-1]), ids[-1])
+                last = None if skip else _place(seen[-1], now)
                 return found, last, not skip and len(ids) < wanted
             # Others were faster on all of them, or there is nothing that far on.
             skip = random.randrange(2 * wanted) if ids else 0
@@ -785,30 +807,28 @@ class Standard:
 
     def _finish(self, taken: Taken, now: datetime) -> Plan[Taken]:
         """Finish what a pop claimed, before anything of it is handed out."""
-        kept: Taken = []
+        lost: set[Hashable] = set()
         groups: dict[tuple[str, bool], Taken] = {}
         for pair in taken:
-            groups.setdefault((pair[0]["token"], "key" in pair[0]), []).append(pair)
+            groups.setdefault((pair[0]["token"], "key" in pair[0] or "dead" in pair[0]), []).append(pair)
         for (token, keyed), pairs in groups.items():
-            match = {"_id": {"$in": [document["_id"] for document, _ in pairs]}, "token": token}
+            ids = [document["_id"] for document, _ in pairs]
+            match = {"_id": {"$in": ids}, "token": token}
             update = self.finishing(now, "popped", keyed=keyed)
             done = (
                 (yield Delete(match, many=True)) if update is None else (yield Update(match, update, many=True)).matched
             )
             if done < len(pairs):  # replaced or taken over while it was held: no longer ours to hand out
-                ids = [document["_id"] for document, _ in pairs]
-                there = {each["_id"]: each for each in (yield Find({"_id": {"$in": ids}}, {"token": 1}))}
-                if update is None:
-                    gone = [id for id in ids if id not in there]
-                    if done and done < len(gone):
-                        # Others have finished some of them, and nobody can tell which: handing them out might be the second time.
-                        raise Unavailable("some of what was popped is gone, by this call or by another's", ids=gone)
-                    ours = set(gone) if done else set()
-                else:
-                    ours = {id for id, each in there.items() if each.get("token") == token}
-                pairs = [pair for pair in pairs if pair[0]["_id"] in ours]
-            kept += pairs
-        return kept
+                there = {hashable(each["_id"]): each for each in (yield Find({"_id": {"$in": ids}}, {"token": 1}))}
+                if update is not None:
+                    lost |= {id for id in map(hashable, ids) if there.get(id, {}).get("token") != token}
+                    continue
+                gone = [id for id in ids if hashable(id) not in there]
+                if 0 < done < len(gone):
+                    # Others have finished some of them, and nobody can tell which: handing them out might be the second time.
+                    raise Unavailable("some of what was popped is gone, by this call or by another's", ids=gone)
+                lost |= set(there) if done else set(map(hashable, ids))
+        return [pair for pair in taken if hashable(pair[0]["_id"]) not in lost]
 
     def undo_reserve(self, taken: Taken) -> Plan[None]:
         """Give back what was reserved for a caller that is gone: the same place, the try not counted."""
@@ -836,6 +856,7 @@ class Standard:
         """Update one message and give it its key back, if that is free; whether it matched."""
         if key is not None:
             keyed = update | {"$set": {**update["$set"], "key": key}, "$unset": {**update["$unset"], "last_key": ""}}
+            keyed.pop("$rename", None)
             try:
                 return bool((yield Update(match, keyed, session=session)).matched)
             except DuplicateKey:
@@ -922,7 +943,7 @@ class Standard:
             lost = [*error.lost, *error.unknown]
             raise
         except Unavailable as error:
-            lost = [each for each in held if each.id in error.ids]  # nobody knows; the server does when they are settled
+            lost = [each for each in held if each.id in error.ids]  # nobody knows: the server does
             raise
         finally:
             for each, span in zip(held, spans, strict=True):
@@ -1128,17 +1149,21 @@ class Standard:
             for act in acts:
                 self._lasting(act.held, now)
         groups: dict[Hashable, list[int]] = {}
+        of = Counter(hashable(act.held.id) for act in acts)
         for place, act in enumerate(acts):
-            alone = act.group is None or act.held.until <= now
+            alone = act.group is None or act.held.until <= now or of[hashable(act.held.id)] > 1
             groups.setdefault(("alone", place) if alone else act.group, []).append(place)
         parts: list[list[int]] = []
         single: list[int] = []
         updates: list[Update_ | None] = [None] * len(acts)
         for places in groups.values():
             update = acts[places[0]].build(now)
+            if len(acts) > 1 and update is not None and "token" in update.get("$unset", ()):
+                update["$set"]["left"] = tokens.new()  # by it this settling is known from any other, whoever comes next
             for place in places:
                 updates[place] = update
-            if len(places) == 1 and update is not None and acts[places[0]].held.until > now:
+            first = acts[places[0]].held
+            if len(places) == 1 and update is not None and first.until > now and of[hashable(first.id)] == 1:
                 single += places
             else:
                 parts += [places[start : start + BATCH] for start in range(0, len(places), BATCH)]
@@ -1246,9 +1271,9 @@ class Standard:
         """Whether a stored document shows that this very update was applied to it."""
         if update is None:
             return False
+        if "left" in update["$set"]:
+            return bool(document.get("left") == update["$set"]["left"])
         shown = {"token": each.token} | update["$set"]
-        if "token" in update.get("$unset", ()):
-            shown["token"] = None
         names = ("q", "when", "due", "processed", "token")
         return all(document.get(name) == shown[name] for name in names if name in shown)
 
@@ -1265,7 +1290,8 @@ class Standard:
         while limit is None or moved < limit:
             wanted = BATCH if limit is None else min(BATCH, limit - moved)
             match = self._free(now) | {"dead": {"$exists": True}}
-            found = yield Find(match, {"dead": 1, "last_key": 1, "token": 1}, sort=self.order, limit=wanted, hint=HOT)
+            shown = {"dead": 1, "key": 1, "last_key": 1, "token": 1}
+            found = yield Find(match, shown, sort=self.order, limit=wanted, hint=HOT)
             batch = 0
             for document in found:
                 home = yield from self._at(arguments.queue_name(document["dead"]["from"]))
@@ -1273,14 +1299,15 @@ class Standard:
                 update["$unset"] = {
                     name: "" for name in update["$unset"] if name not in ("error", "checkpoint", "type")
                 }
-                del update["$rename"]
+                if "key" not in document:  # it has one here after a replay only; its home's, like the last one
+                    del update["$rename"]
                 one = {
                     "_id": document["_id"],
                     "q": self.queue,
                     "token": document.get("token"),
                     "dead": {"$exists": True},
                 }
-                batch += yield from self._with_key(one, update, document.get("last_key"))
+                batch += yield from self._with_key(one, update, document.get("key") or document.get("last_key"))
                 yield Signal(home.queue, now)
             moved += batch
             if len(found) < wanted or not batch:
@@ -1301,7 +1328,10 @@ class Standard:
         arguments.identity(id)
         now = yield Now()
         match = self._free(now) | {"_id": id}
-        update = self.finishing(now, "removed", keyed=True)
+        found = yield Find(match, {"key": 1, "dead": 1}, limit=1)
+        if not found:
+            return False
+        update = self.finishing(now, "removed", keyed="key" in found[0] or "dead" in found[0])
         if update is None:
             return bool((yield Delete(match)))
         return bool((yield Update(match, update)).matched)

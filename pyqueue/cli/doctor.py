@@ -17,6 +17,7 @@ from uuid import uuid4
 import pymongo
 import typer
 from bson import MaxKey, MinKey
+from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
 from pymongo import ReadPreference, WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError
@@ -197,35 +198,40 @@ def _indexes(client: Client) -> Finding:
     return Finding("indexes", "ok", ", ".join(INDEXES))
 
 
-#: The ends of all instants that can be stored.
-FIRST, LAST = DatetimeMS(-(1 << 63)), DatetimeMS((1 << 63) - 1)
+LEAST, MOST = MinKey(), MaxKey()
+#: Where in a queue's part of the index no message stands: what is no instant, and instants that are neither a message's nor a finished one's,
+#: which are those of 7000 years ago.
+NOWHERE: list[tuple[Any, Any]] = [
+    (LEAST, DatetimeMS(-(1 << 63))),
+    (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),
+    (datetime(9500, 1, 1, tzinfo=UTC), MOST),
+]
 
 
 def _documents(client: Client) -> Finding:
     """Look for what no look of a queue finds. The index tells, so it costs little however many messages there are."""
-    collection = client.database[client.namespace]
+    options = CodecOptions[dict[str, Any]](datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+    collection = client.database[client.namespace].with_options(codec_options=options)
     if HOT not in collection.index_information():
         return Finding("documents", "ok", "nothing to look at without the indexes")
 
-    def between(least: tuple[Any, Any], most: tuple[Any, Any]) -> list[Any]:
-        bounds = [[*zip(("q", "when"), end, strict=True), ("_id", MinKey())] for end in (least, most)]
+    def between(*ends: tuple[Any, Any]) -> list[Any]:
+        least, most = ([("q", q), ("when", when), ("_id", MOST if when == MOST else LEAST)] for q, when in ends)
         found = collection.find({"_id": {"$not": {"$regex": "^~"}}}, {"_id": 1}, limit=SHOWN, hint=HOT)
-        return [each["_id"] for each in found.min(bounds[0]).max(bounds[1])]
+        return [each["_id"] for each in found.min(least).max(most)]
 
-    least, most = MinKey(), MaxKey()
-    strange = between((least, least), ("", least)) + between(({}, least), (most, most))
-    hidden = {}
-    for name in collection.distinct("q"):
-        if isinstance(name, str):
-            hidden[name] = between((name, least), (name, FIRST)) + between((name, LAST), (name, most))
-    told = [f"of queue {name!r}: {_some(ids)}" for name, ids in hidden.items() if ids]
-    if strange:
-        told.append(f"of no queue: {_some(strange)}")
+    names = [name for name in collection.distinct("q") if isinstance(name, str)]
+    hidden = {
+        f"queue {name!r}": [id for first, last in NOWHERE for id in between((name, first), (name, last))]
+        for name in names
+    }
+    hidden["no queue"] = between((LEAST, LEAST), ("", LEAST)) + between(({}, LEAST), (MOST, MOST))
+    told = [f"of {where}: {_some(ids)}" for where, ids in hidden.items() if ids]
     if told:
-        text = "no receive will ever find these, since their `when` is no instant, or their `q` no name: " + "; ".join(
-            told
+        text = "no receive will ever find these, since their `when` is no instant for it, or their `q` no name: "
+        return Finding(
+            "documents", "advice", f"{text}{'; '.join(told)}; others wrote them: mend or delete them by hand"
         )
-        return Finding("documents", "advice", f"{text}; others wrote them: mend or delete them by hand")
     return Finding("documents", "ok", "all of them are where receives look")
 
 

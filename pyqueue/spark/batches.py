@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +20,7 @@ from pyqueue.backends.standard import Standard
 from pyqueue.errors import ConfigurationError, Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
-from pyqueue.spark.frames import Reader, frame, payload_type
+from pyqueue.spark.frames import Reader, frame, label, payload_type
 
 __all__ = ["Batches", "Report"]
 
@@ -47,7 +47,7 @@ class Report:
     written: int
     #: How many were finished without going on: by output "move" those whose id the transform left out.
     dropped: int
-    #: How many were rolled back, or buried, because the transform failed on them.
+    #: How many were rolled back, or buried, because the transform failed on them; or given back, because it failed on too many others.
     failed: int
     #: How many others hold by now, because their lease ran out; these were left alone.
     lost: int
@@ -128,7 +128,12 @@ class Batches:
         }
         self._client.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
         try:
-            batch.work(lambda part: frame(session(), [documents[id] for id in part], self._source.codec.model))
+            # What is not there was taken by others since it was counted.
+            batch.work(
+                lambda part: frame(
+                    session(), [documents[id] for id in part if id in documents], self._source.codec.model
+                )
+            )
         except (Fenced, QueueClosed, Unavailable):
             raise  # it is another's; or it stays claimed, for the next run to go on with
         except BaseException as error:
@@ -168,24 +173,29 @@ class Batches:
         reader = Reader(out.schema, "id" if self.moves else None)
         return list(reader.rows(out.toArrow()))
 
-    def move(self, held: Held, rows: Sequence[Fresh]) -> tuple[int, int, int]:
-        """Move each message whose id is there, and commit the others. Answers how many were moved, dropped and lost."""
+    def move(self, held: Held, rows: Sequence[Fresh]) -> tuple[int, int, int, list[tuple[Id, Exception]]]:
+        """Move each message whose id is there, and commit the others.
+
+        Answers how many were moved, dropped and lost, and which ones the target refused.
+        """
         mine = {str(id): each for id, each in held.items()}
-        pairs = {str(row.id): (mine[str(row.id)], row) for row in rows}
+        pairs = {str(row.id): (mine[str(row.id)], _changed(mine[str(row.id)], row)) for row in rows}
         lost = 0
+        refused: list[tuple[Id, Exception]] = []
         for each, outcome in self._run(pass_on(self._source, self._target, list(pairs.values()))):
             if isinstance(outcome, Unavailable):
                 raise outcome
             if isinstance(outcome, QueueError):
-                raise Rejected(f"message {each.id}: {outcome}") from outcome
-            lost += outcome != "done"
+                refused.append((each.id, outcome))
+            else:
+                lost += outcome != "done"
         absent = [each for id, each in mine.items() if id not in pairs]
         gone = 0
         try:
             self._run(self._source.commit(tuple(absent)))
         except LeaseLost as error:
             gone = len(error.lost) + len(error.unknown)
-        return len(pairs) - lost, len(absent) - gone, lost + gone
+        return len(pairs) - lost - len(refused), len(absent) - gone, lost + gone, refused
 
     def unambiguous(self, part: Sequence[Id], rows: Sequence[Fresh]) -> None:
         """Refuse rows that a move can make nothing of.
@@ -220,6 +230,14 @@ class Batches:
         self._client.run_transaction(work)
 
 
+def _changed(held: Reservation[Any], row: Fresh) -> Fresh:
+    """A row without the headers that are as they were: in a frame all are strings, in a message they need not be."""
+    were = {name: label(value) for name, value in held.headers.items()}
+    return row._replace(
+        headers={name: text for name, text in (row.headers or {}).items() if name not in were or text != were[name]}
+    )
+
+
 class _Batch:
     """A claim at work."""
 
@@ -229,7 +247,11 @@ class _Batch:
         self.held: Held = {}
         self.written = self.dropped = self.lost = 0
         self.failed: list[tuple[Id, Exception]] = []
+        #: Those of which nobody knows, because too many others failed.
+        self.spared: list[Id] = []
+        self.buried = 0
         self._allowed = FAILURES
+        self._error: Exception | None = None
         self._read = 0.0
         self._refresh()
 
@@ -255,31 +277,60 @@ class _Batch:
     def work(self, frame_of: Callable[[Sequence[Id]], Any]) -> None:
         """Have all of it transformed and settled, except what makes the transform fail: that is rolled back.
 
-        What was claimed before is worked on in parts, twice as many each time: should one message kill this process, the others get past
-        it, and in the end it is alone, and is buried.
-
         Raises:
-            Exception: the transform's, if it failed on everything.
+            Exception: the transform's, if it failed on everything, and not for each message's own sake before.
+        """
+        known = all(each.error is not None for each in self.held.values())
+        tried = 0
+        for part in self._parts():
+            self._attempt(part, frame_of)
+            tried += len(part)
+        if self._error is not None and len(self.failed) + len(self.spared) == tried > 1 and not known:
+            raise self._error
+        if tried and (self.failed or self.spared):
+            self._roll_back()
+
+    def _parts(self) -> Iterator[Sequence[Id]]:
+        """What is worked on at once: all of it; or, if that was tried before, parts, twice as many each time.
+
+        Each part is marked with a number before, so when this process dies, the highest number is on those that may be why: they are
+        tried last then, when the others got past them. One that is alone with it when it had its tries is buried.
         """
         ids = list(self.held)
         tries = min((each.tries for each in self.held.values()), default=1)
-        pieces = min(len(ids), 2 ** min(max(0, tries - 1), 20))
-        limit = self._batches._source.options.max_tries
-        for piece in range(pieces):
-            part = ids[len(ids) * piece // pieces : len(ids) * (piece + 1) // pieces]
-            if len(part) == 1 and limit is not None and tries > limit:
-                self.failed.append((part[0], Rejected("its process ended, each time that it was worked on")))
-            else:
-                self._attempt(part, frame_of)
-        if self.failed:
-            if len(self.failed) == len(ids) > 1:
-                raise self.failed[0][1]
-            self._roll_back()
+        if tries == 1:
+            yield ids
+            return
+        claims = self._batches._claims
+        marks = self._run(claims.marks(self._token, self._upto))
+        number = max(marks.values(), default=0)
+        groups: dict[int, list[Id]] = {}
+        for id in ids:
+            groups.setdefault(marks.get(id, 0), []).append(id)
+        if number and len(groups.get(number, ())) == 1:
+            self._bury_if_worn(groups[number])
+        for _, group in sorted(groups.items()):
+            pieces = min(len(group), 2 ** min(tries - 1, 20))
+            for piece in range(pieces):
+                part = group[len(group) * piece // pieces : len(group) * (piece + 1) // pieces]
+                number += 1
+                self._run(claims.mark(self._token, part, number))
+                yield part
+
+    def _bury_if_worn(self, group: list[Id]) -> None:
+        held, source = self.held[group[0]], self._batches._source
+        if source.options.max_tries is not None and held.tries > source.options.max_tries:
+            with suppress(LeaseLost):
+                self._run(
+                    source.rollback((held,), error=Rejected("its process ended, each time that it was worked on"))
+                )
+                self.buried += 1
+            group.clear()
 
     def _attempt(self, part: Sequence[Id], frame_of: Callable[[Sequence[Id]], Any]) -> None:
         """Work on a part; if it fails, on its halves."""
         if self._allowed <= 0:
-            self.failed += [(id, Rejected("too many others of its batch failed")) for id in part]
+            self.spared += part
             return
         try:
             self._settle(part, frame_of)
@@ -287,6 +338,7 @@ class _Batch:
             raise
         except Exception as error:
             self._allowed -= 1
+            self._error = self._error or error
             if len(part) == 1:
                 log.warning(
                     "message %s of queue %r makes the batch fail: %s",
@@ -314,7 +366,8 @@ class _Batch:
             held = {id: self.held[id] for id in part if id in self.held}
             if self._batches.moves:
                 here = {str(id) for id in held}
-                moved, dropped, lost = self._batches.move(held, [row for row in rows if row.id in here])
+                moved, dropped, lost, refused = self._batches.move(held, [row for row in rows if row.id in here])
+                self.failed += refused
                 self.written += moved
                 self.dropped += dropped
                 self.lost += lost + len(part) - len(held)
@@ -336,6 +389,8 @@ class _Batch:
             if id in self.held:
                 with suppress(LeaseLost):
                     self._run(self._batches._source.rollback((self.held[id],), error=error))
+        with suppress(LeaseLost):
+            self._run(self._batches._source.release(tuple(self.held[id] for id in self.spared if id in self.held)))
 
     def give_back(self, error: BaseException) -> None:
         """Roll back all that is left; or, if it is no failure but an end, release it."""
@@ -349,4 +404,5 @@ class _Batch:
 
     def report(self, claimed: int, seconds: float) -> Report:
         """What became of it."""
-        return Report(claimed, self.written, self.dropped, len(self.failed), self.lost, seconds)
+        failed = len(self.failed) + len(self.spared) + self.buried
+        return Report(claimed, self.written, self.dropped, failed, self.lost, seconds)

@@ -46,7 +46,7 @@ from pyqueue.backends.bulk import Fresh
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS
 
-__all__ = ["Reader", "batch", "columns", "frame", "payload_type", "struct_of"]
+__all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True, tzinfo=dt.UTC, uuid_representation=OPTIONS.uuid_representation
@@ -247,7 +247,8 @@ def _fields(converts: Mapping[str, Convert | None]) -> Convert:
     return take
 
 
-def _label(value: Any) -> str:
+def label(value: Any) -> str:
+    """A header's value as a string."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -264,7 +265,7 @@ def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
             pa.array([each["q"] for each in documents], pa.string()),
             _payloads(documents, payload, schema.field("payload").type),
             pa.array(
-                [[(name, _label(value)) for name, value in (each.get("headers") or {}).items()] for each in documents],
+                [[(name, label(value)) for name, value in (each.get("headers") or {}).items()] for each in documents],
                 schema.field("headers").type,
             ),
             pa.array([each.get("key") for each in documents], pa.string()),

@@ -7,7 +7,8 @@ Each awaited operation is carried into an event loop that runs in a thread of it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from pyqueue import AsyncClient, AsyncQueue
+from pyqueue.claim import AsyncClaim
 
 __all__ = ["PortalClient", "PortalQueue"]
 
@@ -43,6 +45,15 @@ def _bare(value: Any) -> Any:
     return value._target if isinstance(value, _Carried) else value
 
 
+class PortalClaim(_Carried):
+    """An AsyncClaim with the methods of a Claim."""
+
+    _target: AsyncClaim
+
+    def __len__(self) -> int:
+        return len(self._target)
+
+
 class PortalQueue(_Carried):
     """An AsyncQueue with the methods of a Queue."""
 
@@ -51,6 +62,12 @@ class PortalQueue(_Carried):
     def reserved(self, *args: Any, **options: Any) -> Any:
         """As Queue.reserved."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
+
+    @contextmanager
+    def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """As Queue.claim."""
+        with self._portal.wrap_async_context_manager(self._target.claim(*args, **options)) as claim:
+            yield PortalClaim(self._portal, claim)
 
 
 class PortalClient(_Carried):

@@ -13,14 +13,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+import bson
 from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.head import Head
 from pyqueue.errors import DuplicateKey
+from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Change,
+    Count,
     Delete,
+    Distinct,
     Enter,
     Fault,
     Find,
@@ -76,6 +81,11 @@ def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
         if name == "$or":
             if not any(matches(document, branch) for branch in wanted):
                 return False
+            continue
+        outer, dot, inner = name.partition(".")
+        if dot:  # a field of a field
+            if not matches(document.get(outer) or {}, {inner: wanted}):
+                return False
         elif not isinstance(wanted, dict):
             if document.get(name) != wanted:
                 return False
@@ -105,6 +115,10 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
     fresh = dict(document)
     for operator, fields in update.items():
         for name, value in fields.items():
+            outer, dot, inner = name.partition(".")
+            if dot:  # a field of a field
+                fresh[outer] = updated(fresh.get(outer) or {}, {operator: {inner: value}}, inserting=inserting)
+                continue
             match operator:
                 case "$set":
                     fresh[name] = value
@@ -112,6 +126,8 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
                     fresh.pop(name, None)
                 case "$inc":
                     fresh[name] = fresh.get(name, 0) + value
+                case "$max":
+                    fresh[name] = max(fresh.get(name, value), value)
                 case "$rename":
                     if name in fresh:
                         fresh[value] = fresh.pop(name)
@@ -152,6 +168,10 @@ class Store:
                 return self._take(request)
             case Insert():
                 return self._insert(request.documents)
+            case Count():
+                return len(self._found(request.filter, None, 0, 0))
+            case Distinct():
+                return list({each[request.field] for each in self.documents.values()})
             case Update():
                 return self._update(request)
             case UpdateEach():
@@ -170,8 +190,9 @@ class Store:
         else:
             found = [each for each in self.documents.values() if matches(each, filter)]
         if sort is not None:
-            assert tuple(sort) == (("when", 1), ("_id", 1))
-            found.sort(key=place)
+            ((first, direction), second) = sort
+            assert (first, second) == ("when", ("_id", direction))
+            found.sort(key=place, reverse=direction < 0)
         return found[skip : skip + limit if limit else None]
 
     def _take(self, request: Take) -> Document | None:
@@ -196,7 +217,7 @@ class Store:
     def _insert(self, documents: Iterable[Any]) -> list[Fault]:
         faults = []
         for index, raw in enumerate(documents):
-            document = dict(raw)
+            document = bson.decode(raw.raw, OPTIONS) if isinstance(raw, RawBSONDocument) else dict(raw)
             try:
                 if document["_id"] in self.documents:
                     raise DuplicateKey("the id is taken")
@@ -206,8 +227,10 @@ class Store:
         return faults
 
     def _update(self, request: Update) -> Change:
-        assert not request.upsert
         found = self._found(request.filter, None, 0, 0 if request.many else 1)
+        if request.upsert and not found:
+            fresh = self._put(updated(dict(request.filter), request.update, inserting=True))
+            return Change(0, fresh["_id"])
         for document in found:
             self._put(updated(document, request.update))
         return Change(len(found), None)

@@ -35,12 +35,29 @@ def test_a_commit_is_one_delete_by_pairs() -> None:
 
 
 def test_batches_are_grouped_by_token_and_are_never_a_cross_product() -> None:
-    """One id may be in the batch twice: by its former and by its present holder."""
     runner = Runner(3)
-    held = [reservation("m1", "old"), reservation("m2", "new"), reservation("m1", "new")]
+    held = [reservation("m1", "old"), reservation("m2", "new"), reservation("m3", "old")]
     runner.run(standard().commit(tuple(held)))
-    assert pairs(runner.commands[0].filter) == {("m1", "old"), ("m2", "new"), ("m1", "new")}
+    assert pairs(runner.commands[0].filter) == {("m1", "old"), ("m2", "new"), ("m3", "old")}
     assert ("m2", "old") not in pairs(runner.commands[0].filter)
+
+
+def test_one_message_that_is_in_a_batch_twice_goes_alone_each_time() -> None:
+    """By its former and by its present holder: each is told the truth."""
+
+    def answer(command: Delete) -> int:
+        return len(pairs(command.filter) - {("m1", "old")})
+
+    runner = Runner(*[answer] * 3)
+    former, present, other = reservation("m1", "old"), reservation("m1", "new"), reservation("m2", "new")
+    with pytest.raises(LeaseLost) as caught:
+        runner.run(standard().commit((former, present, other)))
+    assert (caught.value.lost, caught.value.unknown) == ([former], [])
+    assert sorted(map(sorted, (pairs(command.filter) for command in runner.commands))) == [
+        [("m1", "new")],
+        [("m1", "old")],
+        [("m2", "new")],
+    ]
 
 
 def test_what_is_given_twice_is_settled_once() -> None:

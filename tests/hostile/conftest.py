@@ -1,0 +1,64 @@
+"""Both kinds of client on one database, and a raw look at what they store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import pymongo
+import pytest
+from anyio.from_thread import start_blocking_portal
+from bson.raw_bson import RawBSONDocument
+from hypothesis import settings
+
+from pyqueue import AsyncClient, Client
+from pyqueue.embedded import EmbeddedServer
+from pyqueue.payloads import OPTIONS
+from tests.contract.portal import PortalClient
+
+settings.register_profile("pyqueue", deadline=None, derandomize=True, database=None)
+settings.load_profile("pyqueue")
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A client, an async one behind the blocking names or a blocking one, and its collection."""
+
+    client: Client
+    raw: pymongo.collection.Collection[dict[str, Any]]
+
+    def name(self) -> str:
+        """A queue name that nobody else uses; it never ends in a digit, so that no name begins with another."""
+        return f"q{next(_numbers)}q"
+
+    def bytes(self, *but: str) -> list[bytes]:
+        """All that is stored of other queues than these, byte by byte."""
+        options = OPTIONS.with_options(document_class=RawBSONDocument)
+        found = self.raw.with_options(codec_options=options).find({"q": {"$nin": list(but)}})
+        return [each.raw for each in found.sort("_id", 1)]
+
+
+@pytest.fixture(scope="module", params=["blocking", "async"])
+def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Place]:
+    """A place; the tests of a module share it."""
+    name = f"t{uuid4().hex[:16]}"
+    base, _, query = mongod.url.partition("?")
+    url = f"{base.rstrip('/')}/{name}?{query}"
+    with ExitStack() as stack:
+        mongo = stack.enter_context(pymongo.MongoClient[dict[str, Any]](url))
+        stack.callback(mongo.drop_database, name)
+        client: Any
+        if request.param == "blocking":
+            client = Client(url, signals="none:")
+        else:
+            portal = stack.enter_context(start_blocking_portal())
+            client = PortalClient(portal, AsyncClient(url, signals="none:"))
+        stack.callback(client.close)
+        client.queues()  # so that the indexes are there before anything else is
+        yield Place(client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS))

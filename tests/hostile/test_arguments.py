@@ -1,0 +1,366 @@
+"""Whatever is passed where: it works as it says, or an error of the tree names the argument, and nothing was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import bson
+import pytest
+from bson import ObjectId
+from bson.errors import BSONError
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from pyqueue import (
+    AsyncClient,
+    Backoff,
+    Client,
+    ConfigurationError,
+    InvalidMessage,
+    InvalidName,
+    QueueError,
+    Reservation,
+)
+from pyqueue.backends.standard import Options
+from pyqueue.messages import message_of
+from pyqueue.payloads import OPTIONS
+from tests.contract.world import AnyQueue
+from tests.hostile.conftest import Place
+from tests.hostile.values import INJECTED, ODD, Given, anything, bson_values
+
+bounded = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(max_examples=10_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+Call = Callable[[AnyQueue, Any, Any], Any]
+
+#: Of each argument: what an error's text may call it, and what is done with a value. There is a message to receive, and one is held.
+ARGUMENTS: dict[str, tuple[str, Call]] = {
+    "push delay": ("delay", lambda queue, held, value: queue.push(1, delay=value)),
+    "push at": ("at", lambda queue, held, value: queue.push(1, at=value)),
+    "push key": ("key", lambda queue, held, value: queue.push(1, key=value)),
+    "push replacing key": ("key", lambda queue, held, value: queue.push(1, key=value, on_duplicate="replace")),
+    "push id": ("id", lambda queue, held, value: queue.push(1, id=value)),
+    "push headers": ("headers", lambda queue, held, value: queue.push(1, headers=value)),
+    "push header": ("headers", lambda queue, held, value: queue.push(1, headers={"a": value})),
+    "push header name": ("headers", lambda queue, held, value: queue.push(1, headers=_named(value))),
+    "push on_duplicate": ("on_duplicate", lambda queue, held, value: queue.push(1, on_duplicate=value)),
+    "push_many delay": ("delay", lambda queue, held, value: queue.push_many([1, 2], delay=value)),
+    "push_many keys": ("keys", lambda queue, held, value: queue.push_many([1, 2], keys=value)),
+    "push_many key": ("key", lambda queue, held, value: queue.push_many([1, 2], keys=["a", value])),
+    "push_many ids": ("ids", lambda queue, held, value: queue.push_many([1, 2], ids=value)),
+    "push_many id": ("id", lambda queue, held, value: queue.push_many([1, 2], ids=[None, value])),
+    "pop timeout": ("timeout", lambda queue, held, value: queue.pop(value)),
+    "pop_many limit": ("limit", lambda queue, held, value: queue.pop_many(value, timeout=0)),
+    "reserve timeout": ("timeout", lambda queue, held, value: queue.reserve(value)),
+    "reserve lease": ("lease", lambda queue, held, value: queue.reserve(0, lease=value)),
+    "reserve_many limit": ("limit", lambda queue, held, value: queue.reserve_many(value, timeout=0)),
+    "commit": ("reservations", lambda queue, held, value: queue.commit(value)),
+    "commit payload": ("payload", lambda queue, held, value: queue.commit(held, payload=value)),
+    "rollback delay": ("delay", lambda queue, held, value: queue.rollback(held, delay=value)),
+    "rollback error": ("error", lambda queue, held, value: queue.rollback(held, error=value)),
+    "extend": ("reservations", lambda queue, held, value: queue.extend(value)),
+    "extend lease": ("lease", lambda queue, held, value: queue.extend(held, lease=value)),
+    "release": ("reservations", lambda queue, held, value: queue.release(value)),
+    "move": ("reservations", lambda queue, held, value: queue.move(value, to=f"{queue.name}-to")),
+    "move to": ("to|name", lambda queue, held, value: queue.move(held, to=value)),
+    "move payload": ("payload", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", payload=value)),
+    "move headers": ("headers", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", headers=value)),
+    "move delay": ("delay", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", delay=value)),
+    "move key": ("key", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", key=value)),
+    "move update": ("update|payload", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", update=value)),
+    "move_many payload": (
+        "payload",
+        lambda queue, held, value: queue.move_many([(held, value)], to=f"{queue.name}-to"),
+    ),
+    "bury error": ("error", lambda queue, held, value: queue.bury(held, error=value)),
+    "progress": ("fraction", lambda queue, held, value: queue.progress(held, value)),
+    "checkpoint": ("payload|state", lambda queue, held, value: queue.checkpoint(held, value)),
+    "redrive limit": ("limit", lambda queue, held, value: queue.redrive(value)),
+    "remove": ("id", lambda queue, held, value: queue.remove(value)),
+    "get": ("id", lambda queue, held, value: queue.get(value)),
+    "peek limit": ("limit", lambda queue, held, value: queue.peek(value)),
+    "history limit": ("limit", lambda queue, held, value: queue.history(value)),
+    "history since": ("since", lambda queue, held, value: queue.history(since=value)),
+    "replay": ("id", lambda queue, held, value: queue.replay(value)),
+}
+
+
+def _named(value: Any) -> Any:
+    try:
+        return {value: 1}
+    except TypeError:
+        return value
+
+
+def refused(error: QueueError, words: str, kinds: tuple[type[QueueError], ...]) -> None:
+    """It is one of these, a ValueError too, and begins with what is wrong."""
+    assert isinstance(error, kinds), repr(error)
+    assert isinstance(error, ValueError)
+    assert str(error).split(":")[0].split(".")[0] in words.split("|"), str(error)
+
+
+def refusal(call: Callable[[], Any]) -> QueueError | None:
+    """What it is refused with; None: it works. Anything that is not of the tree is raised."""
+    try:
+        call()
+    except QueueError as error:
+        return error
+    return None
+
+
+#: The options of the queue that the arguments are given to, as its record shows them.
+HISTORY = 60.0
+
+
+def set_up(place: Place) -> tuple[AnyQueue, Reservation[Any]]:
+    """A queue with messages that are ready, one that is held, and its dead-letter queue and a target with records."""
+    name = place.name()
+    queue = place.client.queue(name, history=HISTORY)
+    past = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
+    until = past + timedelta(hours=1)
+    options = Options(dead_letter=f"{name}.dead", history=HISTORY).shown()
+    documents: list[dict[str, Any]] = [
+        {"_id": f"~queue:{each}", "q": each, "when": past, "record": True, "kind": "standard", "v": 1}
+        for each in (name, f"{name}.dead", f"{name}-to")
+    ]
+    documents[0]["options"] = options
+    message = {"q": name, "when": past, "due": past, "tries": 0, "pushed": past}
+    documents += [{"_id": ObjectId(), **message, "payload": payload} for payload in ("ready", {"a": 1})]
+    held = {"_id": ObjectId(), **message, "when": until, "tries": 1, "token": "t", "owner": "o", "payload": {"a": 1}}
+    place.raw.delete_many({"q": {"$nin": ["bystander"]}})
+    place.raw.insert_many([*documents, held])
+    return queue, message_of(held, held["payload"], past, lease=3600)  # type: ignore[return-value]  # a lease makes it one
+
+
+def pass_it(place: Place, argument: str, value: Any) -> None:
+    words, call = ARGUMENTS[argument]
+    queue, held = set_up(place)
+    touched = {queue.name, f"{queue.name}.dead", f"{queue.name}-to"}
+    before = place.bytes()
+    error = refusal(lambda: call(queue, held, value))
+    after = place.bytes()
+    if error is not None:
+        refused(error, words, (ConfigurationError, InvalidMessage, InvalidName))
+        assert after == before
+    elif argument == "move to":
+        touched.add(value)
+    if error is None:
+        assert [each for each in after if bson.decode(each)["q"] not in touched] == [
+            each for each in before if bson.decode(each)["q"] not in touched
+        ]
+
+
+@pytest.fixture
+def bystander(place: Place) -> Place:
+    """Messages of a queue that nobody speaks of."""
+    place.client.queue("bystander").push_many([1, {"a": 2}], keys=["a", None], headers={"a": "b"})
+    return place
+
+
+@bounded
+@given(st.sampled_from(sorted(ARGUMENTS)), anything())
+def test_anything_as_any_argument(bystander: Place, argument: str, given: Given) -> None:
+    pass_it(bystander, argument, given.value)
+
+
+@pytest.mark.slow
+@long
+@given(st.sampled_from(sorted(ARGUMENTS)), anything())
+def test_anything_as_any_argument_at_length(bystander: Place, argument: str, given: Given) -> None:
+    pass_it(bystander, argument, given.value)
+
+
+@pytest.mark.parametrize("value", INJECTED[:3], ids=repr)
+def test_operators_are_values_everywhere(bystander: Place, value: Any) -> None:
+    """An operator where a value belongs is refused, or is stored as the value that it is."""
+    for argument in ARGUMENTS:
+        pass_it(bystander, argument, value)
+
+
+# ---- payloads
+
+
+def as_stored(value: Any) -> Any:
+    """What BSON makes of a value; raises what bson raises."""
+    return bson.decode(bson.encode({"a": value}, codec_options=OPTIONS), OPTIONS)["a"]
+
+
+def same(one: Any, other: Any) -> bool:
+    return bson.encode({"a": one}, codec_options=OPTIONS) == bson.encode({"a": other}, codec_options=OPTIONS)
+
+
+def push_it(place: Place, value: Any) -> None:
+    queue = place.client.queue(place.name())
+    error = refusal(lambda: queue.push(value))
+    if error is not None:
+        refused(error, "payload", (InvalidMessage,))
+        assert place.raw.count_documents({"q": queue.name, "record": {"$exists": False}}) == 0
+        with pytest.raises(InvalidMessage):
+            queue.push_many([1, value])
+        assert place.raw.count_documents({"q": queue.name, "record": {"$exists": False}}) == 0
+        return
+    try:
+        expected = as_stored(value)
+    except BSONError:  # bson writes what it does not read: buried, with the reason
+        assert queue.reserve(0) is None
+        dead = place.raw.find_one({"q": f"{queue.name}.dead", "dead": {"$exists": True}}, {"payload": 0})
+        assert dead is not None
+        assert dead["dead"]["reason"] == "invalid"
+        return
+    [held] = queue.reserve_many(1, timeout=0)
+    assert same(held.payload, expected)
+    queue.commit(held)
+    assert queue.counts().total == 0
+
+
+@bounded
+@given(st.one_of(anything(), bson_values().map(Given)))
+def test_a_payload_comes_out_as_it_went_in_or_is_refused(place: Place, given: Given) -> None:
+    push_it(place, given.value)
+
+
+@pytest.mark.slow
+@long
+@given(st.one_of(anything(), bson_values().map(Given)))
+def test_a_payload_comes_out_as_it_went_in_or_is_refused_at_length(place: Place, given: Given) -> None:
+    push_it(place, given.value)
+
+
+# ---- names, options, clients
+
+
+OPTIONS_OF_A_QUEUE = ("lease", "max_tries", "dead_letter", "history", "backoff", "poll")
+
+
+@settings(bounded, max_examples=60)
+@given(st.sampled_from(OPTIONS_OF_A_QUEUE), anything())
+def test_options_of_queues(place: Place, option: str, given: Given) -> None:
+    value = given.value
+    before = place.bytes()
+    name = place.name()
+    error = refusal(lambda: place.client.queue(name, **{option: value}))
+    if error is not None:
+        refused(error, f"{option}|name", (ConfigurationError, InvalidName))
+        assert place.bytes() == before
+        return
+    queue: AnyQueue = place.client.queue(name, **{option: value})
+    queue.push(1)
+    held = queue.reserve(0)
+    assert held is not None
+    queue.rollback(held)
+
+
+@bounded
+@given(
+    st.sampled_from(["base", "factor", "maximum", "jitter"]),
+    st.one_of(anything(), st.floats(0, 10).map(Given), st.floats(min_value=0).map(Given)),
+    st.integers(1, 10_000),
+)
+def test_every_backoff_is_refused_or_waits(field: str, given: Given, tries: int) -> None:
+    client = Client("memory:")
+    backoff = Backoff(**{field: given.value})
+    error = refusal(lambda: client.queue("a", backoff=backoff))
+    if error is not None:
+        assert str(error).startswith(f"backoff.{field}: ")
+    else:
+        assert 0 <= backoff.delay(tries) <= 2 * 100 * 365 * 86400
+
+
+@settings(bounded, max_examples=50)
+@given(anything())
+def test_names_of_queues(place: Place, given: Given) -> None:
+    value = given.value
+    before = place.bytes()
+    error = refusal(lambda: place.client.queue(value))
+    if error is not None:
+        refused(error, "name", (InvalidName,))
+        assert place.bytes() == before
+    else:
+        queue: AnyQueue = place.client.queue(value)
+        assert queue.push(1) is not None
+        assert queue.pop(0) is not None
+
+
+@settings(bounded, max_examples=25)
+@given(
+    st.one_of(
+        anything(),
+        st.from_regex(r"[A-Za-z_][\w.\-]{0,9}", fullmatch=True, alphabet=st.characters(codec="ascii")).map(Given),
+    )
+)
+@example(Given("a."))
+@example(Given("a..b"))
+@example(Given("system.a"))
+@example(Given("a\n"))
+def test_namespaces(place: Place, given: Given) -> None:
+    value = given.value
+    database = place.raw.database
+    before = place.bytes()
+    error = refusal(lambda: Client(database, namespace=value))
+    if error is not None:
+        refused(error, "namespace", (InvalidName,))
+        with pytest.raises(InvalidName):
+            AsyncClient("memory:", namespace=value)
+        return
+    assume(value != "pyqueue")
+    with Client(database, namespace=value, signals="none:") as client:
+        client.queue("a").push(1)
+        assert database[value].count_documents({"q": "a"}) == 2
+        assert place.bytes() == before
+        database.drop_collection(value)
+
+
+@bounded
+@given(st.sampled_from(["durability", "command_timeout"]), anything())
+def test_options_of_clients(option: str, given: Given) -> None:
+    for kind in (Client, AsyncClient):
+        options: dict[str, Any] = {option: given.value}
+        error = refusal(partial(kind, "memory:", **options))
+        if error is not None:
+            refused(error, option, (ConfigurationError,))
+
+
+# ---- updates
+
+
+FIELDS = st.one_of(
+    st.sampled_from(
+        ["a", "a.b", "l.0", "$", "l.$", "l.$[]", "l.$[x]", "..", ".", "_id", "q", "a\0b", "\ud800", "__proto__"]
+    ),
+    st.text(min_size=1, max_size=4),
+)
+
+
+OPERATORS = ["$set", "$unset", "$inc", "$mul", "$min", "$max", "$push", "$pull", "$addToSet"]
+EDITS = st.lists(
+    st.tuples(st.sampled_from(OPERATORS), FIELDS, st.sampled_from([*ODD.values(), *INJECTED, 1])), max_size=2
+)
+
+
+@settings(bounded, max_examples=60)
+@given(EDITS)
+def test_an_update_reaches_the_payload_and_nothing_else(bystander: Place, edits: list[tuple[str, str, Any]]) -> None:
+    update: dict[str, Any] = {}
+    for operator, field, value in edits:
+        update.setdefault(operator, {})[field] = value
+    queue, target = bystander.client.queue(bystander.name()), bystander.client.queue(bystander.name())
+    queue.push({"a": {"b": 1}, "l": [1, 2]}, key="k", headers={"h": 1})
+    target.push("there")
+    held = queue.reserve(0)
+    assert held is not None
+    before = bystander.bytes()
+    others = bystander.bytes(queue.name, target.name)
+    error = refusal(lambda: queue.move(held, to=target, update=update))
+    if error is not None:
+        refused(error, "payload|update", (InvalidMessage, ConfigurationError))
+        assert bystander.bytes() == before
+    else:
+        moved = bystander.raw.find_one({"_id": held.id}, {"payload": 0})
+        assert moved is not None
+        names = {"_id", "q", "when", "due", "tries", "pushed", "headers", "last_key", "trail"}
+        assert (set(moved), moved["q"], moved["tries"], moved["headers"]) == (names, target.name, 0, {"h": 1})
+        assert bystander.bytes(queue.name, target.name) == others
+    bystander.raw.delete_many({"q": {"$in": [queue.name, target.name]}})

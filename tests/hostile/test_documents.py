@@ -1,0 +1,494 @@
+"""Documents that others wrote into the collection, whatever is in them.
+
+A receive delivers the neighbours and buries what is no message, with the reason; no look and no consumer fails on it. What no
+receive can find, since its ``when`` is no instant, stays where it is: ``pyqueue doctor`` names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import bson
+import pytest
+from bson import MaxKey, MinKey, ObjectId, Regex, Timestamp
+from bson.datetime_ms import DatetimeMS
+from bson.raw_bson import RawBSONDocument
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, model_validator
+from pymongo.errors import PyMongoError
+from typer.testing import CliRunner
+
+from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, Message, Worker
+from pyqueue.cli import app, doctor, trace
+from pyqueue.cli.common import as_json_text
+from pyqueue.payloads import OPTIONS
+from tests.contract.world import AnyQueue
+from tests.hostile.conftest import Place
+from tests.hostile.values import ODD, Given, odd
+
+bounded = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(max_examples=5_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+#: The fields that a message may have.
+FIELDS = (
+    *(
+        "q",
+        "when",
+        "due",
+        "tries",
+        "headers",
+        "key",
+        "last_key",
+        "token",
+        "owner",
+        "reserved",
+        "claim",
+        "pushed",
+        "error",
+    ),
+    *("progress", "checkpoint", "trail", "dead", "processed", "outcome", "expires", "type", "payload", "record", "_id"),
+)
+#: How one receives; and the values that are tried with it: what takes messages one by one takes long for all of them.
+VERBS = {
+    "reserve": ["null", "NaN", "operator", "array of instants", "before year 1", "year 8500"],
+    "reserve_many": list(ODD),
+    "pop": ["bool", "64 bits", "text", "array of instants", "after year 9999"],
+    "pop_many": list(ODD),
+}
+
+
+def message(queue: str, **fields: Any) -> dict[str, Any]:
+    """A message as a push stores it, ready since a moment ago; with what else is given."""
+    past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
+    return {
+        "_id": ObjectId(),
+        "q": queue,
+        "when": past,
+        "due": past,
+        "tries": 0,
+        "pushed": past,
+        "payload": "poison",
+    } | fields
+
+
+def poisoned(queue: str, field: str, value: Any) -> dict[str, Any]:
+    """A message with an odd field; an odd queue name stands beside the right one, or nobody would ever meet it."""
+    return message(queue, **{field: [queue, value] if field == "q" else value})
+
+
+def put(place: Place, documents: list[dict[str, Any]]) -> int:
+    """Insert what the server takes, which is not every _id; how many that was."""
+    done = 0
+    for document in documents:
+        try:
+            place.raw.insert_one(document)
+        except PyMongoError:
+            continue
+        done += 1
+    return done
+
+
+def receive(queue: AnyQueue, verb: str) -> list[Message[Any]]:
+    if verb.endswith("many"):
+        return list(getattr(queue, verb)(10, timeout=0))
+    found = getattr(queue, verb)(0)
+    return [] if found is None else [found]
+
+
+def drain(queue: AnyQueue, verb: str, most: int) -> list[Message[Any]]:
+    """Receive and settle until nothing is ready: soon, though perhaps not before the next sweep. What never ends spins."""
+    received: list[Message[Any]] = []
+    end = time.monotonic() + 20
+    while queue.counts().ready:
+        found = receive(queue, verb)
+        received += found
+        if found and verb.startswith("reserve"):
+            queue.commit(*found)
+        assert len(received) <= most
+        assert time.monotonic() < end, f"it does not end: {received[-3:]}"
+    return received
+
+
+def look(queue: AnyQueue) -> None:
+    """All that may be asked of a queue, whatever is in it."""
+    queue.peek(1000)
+    queue.counts()
+    queue.next_when()
+    queue.history()
+    for name in ("poison", "0" * 24):
+        queue.get(name)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_odd_value_in_every_field(place: Place, verb: str) -> None:
+    name = place.name()
+    queue, dead = place.client.queue(name), place.client.queue(f"{name}.dead")
+    documents = []
+    for field in FIELDS:
+        documents += [poisoned(name, field, ODD[kind]) for kind in VERBS[verb]] + [message(name, payload="good")]
+    inserted = put(place, documents)
+    assert inserted >= len(documents) - 12  # ids that the server refuses
+    look(queue)
+    received = drain(queue, verb, len(documents))
+    assert sum(each.payload == "good" for each in received) == len(FIELDS)
+    for each in received:
+        check_sound(each, name)
+    look(dead)
+    buried = list(place.raw.find({"q": dead.name, "record": {"$exists": False}}, {"dead": 1, "error": 1}))
+    for each in buried:
+        assert each["dead"]["reason"] == "invalid"
+        assert each["dead"]["from"] == name
+        assert each["error"]["message"].startswith("the stored document ")
+    hidden = list(place.raw.find({"q": name, "record": {"$exists": False}}, {"when": 1, "_id": 1}))
+    assert [each for each in hidden if isinstance(each.get("when"), datetime) and each["when"].year < 8000] == []
+    assert len(received) + len(buried) + len(hidden) == inserted
+    assert len(buried) > inserted / 3
+    # What is dead can be sent home, and is a message by now, unless its id is none or it has no payload.
+    assert dead.redrive() == len(buried)
+    assert queue.counts().ready == len(buried)
+    assert len(drain(queue, "reserve_many", len(documents))) >= len(buried) - len(VERBS[verb])
+    place.raw.delete_many({})
+
+
+def check_sound(each: Message[Any], name: str) -> None:
+    """What a consumer gets is of the types that it is said to be."""
+    assert each.queue == name
+    assert isinstance(each.id, (ObjectId, str))
+    assert isinstance(each.when, datetime)
+    assert isinstance(each.pushed, datetime)
+    assert type(each.tries) is int
+    assert isinstance(each.headers, dict)
+    assert all(isinstance(value, (str, int, float)) for value in each.headers.values())
+    assert all(isinstance(stop["q"], str) and isinstance(stop["at"], datetime) for stop in each.trail)
+    for text in (each.key,):
+        assert text is None or isinstance(text, str)
+    for part in (each.error, each.progress, each.dead):
+        assert part is None or isinstance(part, dict)
+
+
+def documents() -> st.SearchStrategy[Given]:
+    """A message with some odd fields and some missing ones."""
+    changes = st.dictionaries(st.sampled_from(FIELDS), odd(), max_size=4)
+    missing = st.sets(st.sampled_from(FIELDS), max_size=3)
+    return st.builds(lambda change, gone: Given((change, gone)), changes, missing)
+
+
+class Strict(BaseModel):
+    a: int
+
+
+def consume(place: Place, change: dict[str, Any], missing: set[str], verb: str, typed: bool) -> None:
+    name = place.name()
+    queue: AnyQueue = place.client.queue(name, Strict if typed else None, history=60 if "many" in verb else None)
+    place.client.queue(name).push({"a": 1})
+    document = {field: value for field, value in message(name, **change).items() if field not in missing}
+    if "q" in change:
+        document["q"] = [name, change["q"]]
+    try:
+        place.raw.insert_one(document)
+    except PyMongoError:
+        assume(False)
+    place.client.queue(name).push({"a": 2})
+    look(queue)
+    received = drain(queue, verb, 10)
+    mine = [each.payload for each in received if each.id != document["_id"]]
+    assert mine == ([Strict(a=1), Strict(a=2)] if typed else [{"a": 1}, {"a": 2}])
+    look(queue)
+    dead = place.client.queue(f"{name}.dead")
+    look(dead)
+    drain(dead, verb, 10)
+    place.client.queues()
+    with Client(place.raw.database, signals="none:") as client:
+        assert doctor._documents(client).level in ("ok", "advice")
+
+
+@bounded
+@given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
+def test_any_document_between_messages(place: Place, given: Given, verb: str, typed: bool) -> None:
+    consume(place, *given.value, verb, typed)
+    place.raw.delete_many({})
+
+
+@pytest.mark.slow
+@long
+@given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
+def test_any_document_between_messages_at_length(place: Place, given: Given, verb: str, typed: bool) -> None:
+    consume(place, *given.value, verb, typed)
+    place.raw.delete_many({})
+
+
+# ---- what cannot be claimed or read
+
+
+def unreadable(queue: str) -> list[RawBSONDocument]:
+    """Messages that no Python can read: text that is no UTF-8, and a UUID of five bytes."""
+    text = bson.encode(message(queue, payload="POISON")).replace(b"POISON", b"POISO\xff")
+    name = bson.encode(message(queue, payload={"POISON": 1})).replace(b"POISON", b"POISO\xff")
+    uuid = bson.encode(message(queue, payload=bson.Binary(b"five!", 5))).replace(b"\x05five!", b"\x04five!")
+    return [RawBSONDocument(each) for each in (text, name, uuid)]
+
+
+@pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop_many"])
+def test_what_cannot_be_read_is_buried(place: Place, verb: str) -> None:
+    name = place.name()
+    queue = place.client.queue(name)
+    queue.push("first")
+    place.raw.insert_many(unreadable(name))
+    queue.push("last")
+    assert [each.payload for each in drain(queue, verb, 2)] == ["first", "last"]
+    buried = list(place.raw.find({"q": f"{name}.dead", "dead": {"$exists": True}}, {"payload": 0}))
+    assert len(buried) == 3
+    for each in buried:
+        assert each["dead"]["reason"] == "invalid"
+        assert "decode" in each["error"]["message"]
+
+
+def test_a_pop_of_what_cannot_be_read_says_so_and_the_next_goes_on(place: Place) -> None:
+    name = place.name()
+    queue = place.client.queue(name)
+    place.raw.insert_many(unreadable(name)[:1])
+    queue.push("next")
+    with pytest.raises(InvalidMessage, match="what was popped cannot be read, and is gone"):
+        queue.pop(0)
+    popped = queue.pop(0)
+    assert popped is not None
+    assert popped.payload == "next"
+
+
+def test_what_is_too_large_to_be_claimed_is_put_out_of_the_way(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes neither a lease nor a burial; and then doctor tells of it."""
+    name = place.name()
+    queue = place.client.queue(name)
+    whole = message(name, payload=b"")
+    whole["payload"] = b"x" * (16 * 1024 * 1024 - len(bson.encode(whole)))
+    place.raw.insert_one(whole)
+    queue.push("next")
+    caplog.set_level(logging.ERROR, "pyqueue")
+    received = drain(queue, "reserve_many", 1)
+    assert [each.payload for each in received] == ["next"]
+    [record] = caplog.records
+    assert "cannot be buried, it is hidden" in record.getMessage()
+    assert str(whole["_id"]) in record.getMessage()
+    assert queue.counts().total == 0
+    with Client(place.raw.database, signals="none:") as client:
+        found = doctor._documents(client)
+    assert found.level == "advice"
+    assert str(whole["_id"]) in found.text
+    place.raw.delete_many({})
+
+
+def test_what_was_claimed_before_the_server_refused_is_not_held_in_vain(place: Place) -> None:
+    """A batch that is refused half way: what comes before and after is delivered, with one try counted."""
+    name = place.name()
+    queue = place.client.queue(name)
+    for payload in range(6):
+        queue.push(payload)
+        place.raw.insert_one(message(name, tries="many", when=datetime.now(UTC) - timedelta(seconds=1 - payload / 10)))
+    received = queue.reserve_many(4, timeout=0)
+    received += queue.reserve_many(100, timeout=0)
+    assert sorted(each.payload for each in received) == list(range(6))
+    assert {each.tries for each in received} == {1}
+    assert queue.counts().total == 6
+    assert place.client.queue(f"{name}.dead").counts().ready == 6
+
+
+@pytest.mark.parametrize("error", [KeyError("b"), ZeroDivisionError(), RecursionError("deep")])
+def test_a_model_that_raises_what_it_likes(place: Place, error: Exception) -> None:
+    class Raising(BaseModel):
+        a: int
+
+        @model_validator(mode="before")
+        @classmethod
+        def check(cls, value: Any) -> Any:
+            if value == {"a": "poison"}:
+                raise error
+            return value
+
+    name = place.name()
+    place.client.queue(name).push_many([{"a": "poison"}, {"a": 1}])
+    queue: AnyQueue = place.client.queue(name, Raising)
+    assert queue.peek()[0].error["type"] == type(error).__name__
+    assert [each.payload for each in drain(queue, "reserve", 2)] == [Raising(a=1)]
+    [dead] = place.client.queue(f"{name}.dead").peek()
+    assert dead.error is not None
+    assert dead.error["type"] == type(error).__name__
+
+
+# ---- records
+
+
+RECORDS = {
+    "options": ["null", "bool", "text", "operator", "array"],
+    "paused": ["null", "bool", "NaN", "text", "empty array", "least"],
+    "when": ["null", "text", "array of instants", "before year 1", "year 8500", "most"],
+    "kind": ["null", "bool", "text", "operator"],
+    "v": ["null", "float", "text", "64 bits", "array", "negative"],
+    "key": ["text", "operator"],
+    "token": ["null", "text", "operator"],
+    "payload": ["text"],
+    "processed": ["now"],
+}
+
+
+@pytest.mark.parametrize("field", RECORDS)
+def test_records_whatever_is_in_them(place: Place, field: str) -> None:
+    """A record that is none of ours is a ConfigurationError, and stays as it is; else all works."""
+    for kind in RECORDS[field]:
+        name = place.name()
+        record = {
+            "_id": f"~queue:{name}",
+            "q": name,
+            "when": datetime.now(UTC),
+            "record": True,
+            "kind": "standard",
+            "v": 1,
+        }
+        record[field] = ODD[kind]
+        place.raw.insert_one(record)
+        queue = place.client.queue(name)
+        if field in ("kind", "v") and kind != "negative":
+            before = place.bytes()
+            for call in (lambda: queue.push(1), lambda: queue.reserve(0), lambda: queue.pop_many(2, timeout=0)):  # noqa: B023
+                with pytest.raises(ConfigurationError, match=name):
+                    call()
+            assert place.bytes() == before
+            continue
+        assert queue.push(1, key="k") is not None
+        assert queue.paused() is bool(ODD[kind]) or field != "paused"
+        queue.resume()
+        look(queue)
+        assert [each.payload for each in queue.peek()] == [1]
+        received = queue.reserve(0) if field != "paused" else queue.reserve(10)
+        assert received is not None
+        assert (received.payload, received.key) == (1, "k")
+        queue.commit(received)
+        assert queue.counts().total == 0
+        queue.push(2)
+        assert queue.purge() == 1
+        assert place.raw.count_documents({"_id": f"~queue:{name}"}) == 1
+
+
+# ---- those who work
+
+
+def poison(name: str) -> list[dict[str, Any]]:
+    return [
+        message(name, tries="x"),
+        message(name, trail="x"),
+        message(name, headers=["x"]),
+        message(name, due=None),
+        message(name, _id={"a": 1}),
+        message(name, _id=7),
+        message(name, error="x"),
+        message(name, processed=datetime(2026, 1, 1, tzinfo=UTC)),
+        {key: value for key, value in message(name).items() if key != "payload"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_worker_outlives_all_of_it(url: str, kind: str) -> None:
+    """It hands the good ones to their handler, buries the others, and ends when nothing is left."""
+    seen: list[Any] = []
+
+    def handle(payload: Any) -> None:
+        seen.append(payload)
+
+    with Client(url) as client:
+        jobs = client.queue("jobs")
+        for place, bad in enumerate(poison("jobs")):
+            client.database["pyqueue"].insert_one(bad)
+            jobs.push(place)
+        if kind == "blocking":
+            Worker(client).on("jobs", handle).run(until_empty=True)
+        else:
+
+            async def main() -> None:
+                async with AsyncClient(url) as other:
+                    await Worker(other).on("jobs", handle).run(until_empty=True)
+
+            asyncio.run(main())
+        assert sorted(seen) == list(range(len(poison("jobs"))))
+        dead = client.queue("jobs.dead")
+        assert dead.counts().ready == len(poison("jobs"))
+        # The dead-letter queue can be worked on, too.
+        Worker(client).on("jobs.dead", seen.append).run(until_empty=True)
+        assert seen[len(poison("jobs")) :].count("poison") == len(poison("jobs")) - 1
+
+
+# ---- the command line
+
+
+def test_trace_shows_whatever_there_is(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    now = datetime.now(UTC)
+    fields = [field for field in FIELDS if field != "_id"]  # by which it was found
+    for field in fields:
+        for value in ODD.values():
+            stored = bson.decode(bson.encode(message("a", **{field: value}), codec_options=OPTIONS), OPTIONS)
+            told = trace._told(stored, now, 20)
+            trace._show(told)
+            assert as_json_text(told)
+        trace._show(trace._told({key: value for key, value in message("a").items() if key != field}, now, None))
+    assert capsys.readouterr().out.count("message    ") == len(fields) * (len(ODD) + 1)
+
+
+def test_trace_names_the_field(url: str) -> None:
+    with Client(url) as client:
+        client.queue("a").push(1)
+        client.database["pyqueue"].insert_one(message("a", _id="bad", trail="x", when="tomorrow"))
+    result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["trace", "bad"])
+    assert 'wrong      trail is "x"' in result.stdout
+    assert 'wrong      when is "tomorrow"' in result.stdout
+
+
+def test_doctor_tells_of_what_no_receive_finds(url: str) -> None:
+    with Client(url) as client:
+        assert doctor._documents(client).level == "ok"
+        client.queue("a").push_many(range(5))
+        client.queue("a").push("later", delay=1000)
+        client.queue("a", history=60).pop(0)
+        held = client.queue("a").reserve(0)
+        assert held is not None
+        with client.queue("a").claim("group", limit=1):  # leaves a document of its own
+            pass
+        assert doctor._documents(client).level == "ok"
+        collection = client.database["pyqueue"]
+        far = [datetime(8500, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC), DatetimeMS(1 << 60)]
+        whens = [None, "tomorrow", 5, {"$date": 5}, True, [], MinKey(), Timestamp(1, 1), Regex("."), MaxKey(), *far]
+        for place, when in enumerate(whens):
+            collection.insert_one(message("a", _id=f"odd-{place}", when=when))
+            found = doctor._documents(client)
+            assert found.level == "advice"
+            assert f"of queue 'a': odd-{place}" in found.text
+            collection.delete_one({"_id": f"odd-{place}"})
+        names: list[Any] = [None, 5, {"a": 1}, b"a", MaxKey()]
+        for place, name in enumerate(names):
+            collection.insert_one(message("a", _id=f"odd-{place}") | {"q": name})
+            found = doctor._documents(client)
+            assert f"of no queue: odd-{place}" in found.text
+            collection.delete_one({"_id": f"odd-{place}"})
+        collection.insert_many([message("b", _id=f"odd-{place}", when="x") for place in range(5)])
+        assert "of queue 'b': odd-0, odd-1, odd-2 and more" in doctor._documents(client).text
+        client.queue("a").commit(held)
+
+
+def test_options_in_a_record_that_are_none_are_passed_over(url: str) -> None:
+    with Client(url) as client:
+        client.queue("a").push(1)
+        for options in (
+            {"lease": "x"},
+            {"max_tries": -1},
+            {"dead_letter": "no name"},
+            {"history": [1]},
+            [1],
+            "x",
+            None,
+        ):
+            client.database["pyqueue"].update_one({"_id": "~queue:a"}, {"$set": {"options": options}})
+            result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["redrive", "a"])
+            assert (result.exit_code, result.stdout) == (0, "0\n")
+            assert ("are passed over" in result.stderr) == isinstance(options, dict)

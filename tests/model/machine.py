@@ -1,0 +1,546 @@
+"""The machine: whatever the API allows, in any order, on several clients, beside the reference model.
+
+Each rule does one thing to the package and the same to the model, and compares the answers, errors included. After each, all that is
+stored is compared with the model. Every reservation is kept, so that former holders go on trying to settle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, Finished, LeaseLost, Message, Reservation
+from tests.model.places import Cluster
+from tests.model.reference import Clash, Held, Item, Lost, Model, Rules
+from tests.plans.runner import NOW
+
+__all__ = ["Machine"]
+
+#: The queues, their options, and where they bury.
+RULES = {
+    "a": Rules("a.dead", lease=10_000, max_tries=2),
+    "b": Rules("a.dead", lease=10_000, max_tries=3, history=True),
+    "c": Rules("c.dead", lease=10_000),
+    "a.dead": Rules("a.dead.dead", lease=10_000, max_tries=1, history=True),
+    "c.dead": Rules("c.dead.dead", lease=10_000),
+    "a.dead.dead": Rules("c", lease=10_000),
+    "c.dead.dead": Rules("c", lease=10_000),
+}
+
+clients = st.integers(0, 2)
+queues = st.sampled_from(["a", "b", "c", "a", "b", "a.dead", "c.dead"])
+keys = st.sampled_from([None, None, "k1", "k2"])
+#: Among the last that there are, counted from the newest.
+places = st.integers(0, 5)
+many = st.lists(places, min_size=1, max_size=4)
+leases = st.sampled_from([None, None, 1, 30, 0.25])
+delays = st.sampled_from([None, 0, 0.001, 5, 12])
+labels = st.sampled_from([None, {"h": 1}, {"h": 2, "i": "x"}])
+#: In seconds; the lease of most is 10.
+steps = st.sampled_from([0.001, 0.25, 1, 4.5, 5, 10, 10, 12, 31, 100])
+duplicates = st.sampled_from(["ignore", "replace", "error"])
+
+
+@dataclass
+class Handle:
+    """A reservation, and who it is for the model."""
+
+    reservation: Reservation[Any]
+    held: Held
+
+
+def millis(value: Any) -> Any:
+    """A value with its instants as virtual milliseconds."""
+    if isinstance(value, datetime):
+        return (value - NOW) // timedelta(milliseconds=1)
+    if isinstance(value, dict):
+        return {name: millis(each) for name, each in value.items()}
+    return [millis(each) for each in value] if isinstance(value, list) else value
+
+
+#: What a message and an item both have.
+FIELDS = ("id", "queue", "payload", "headers", "pushed", "tries", "error", "progress", "checkpoint", "dead", "trail")
+
+
+def told(message: Message[Any]) -> dict[str, Any]:
+    """All that a message says."""
+    fields = {name: millis(getattr(message, name)) for name in FIELDS}
+    fields |= {"key": message.key, "due": millis(message.when)}
+    if isinstance(message, Finished):
+        fields |= {"outcome": message.outcome, "processed": millis(message.processed)}
+    return fields
+
+
+def expected(item: Item) -> dict[str, Any]:
+    """What it should say."""
+    fields = {name: getattr(item, name) for name in FIELDS} | {"key": item.shown, "due": item.due}
+    if item.processed is not None:
+        fields |= {"outcome": item.outcome, "processed": item.processed}
+    return fields
+
+
+class Machine(RuleBasedStateMachine):
+    """Clients of one database, and the model of what they should see."""
+
+    #: Makes the database empty, with clients of it.
+    make: Callable[[], Cluster]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = type(self).make()
+        self.model = Model(RULES)
+        self.handles: list[Handle] = []
+        self.ids: list[Any] = ["m0"]
+        self.count = 0
+
+    def teardown(self) -> None:
+        self.cluster.close()
+
+    def queue(self, client: int, name: str) -> Any:
+        """A queue of a client, with the options of the model."""
+        rules = RULES[name]
+        return self.cluster.clients[client].queue(
+            name,
+            lease=rules.lease / 1000,
+            max_tries=rules.max_tries,
+            dead_letter=rules.grave,
+            history=timedelta(days=18_000) if rules.history else None,
+            backoff=Backoff(jitter=0),
+        )
+
+    def payload(self) -> dict[str, Any]:
+        """One that no other message has."""
+        self.count += 1
+        return {"n": self.count}
+
+    def some(self, which: list[int], elsewhere: bool) -> list[Handle]:
+        """Some of the last reservations, of one queue; perhaps as another process has them."""
+        last = [self.handles[-1 - place] for place in dict.fromkeys(which) if place < len(self.handles)]
+        last = [each for each in last if each.reservation.queue == last[0].reservation.queue]
+        if elsewhere:
+            return [Handle(pickle.loads(pickle.dumps(each.reservation)), each.held) for each in last]
+        return last
+
+    def id(self, place: int) -> Any:
+        """Some id that was used lately."""
+        return self.ids[-1 - place % len(self.ids)]
+
+    # ---- time
+
+    @rule(seconds=steps, client=clients, wall=st.sampled_from([0, 0, 0, 0.5, 40, -3_000]))
+    def advance(self, seconds: float, client: int, wall: float) -> None:
+        """Time passes; and perhaps somebody sets the wall clock of a client's machine."""
+        self.cluster.advance(round(seconds * 1000))
+        self.cluster.set_wall(client, wall)
+        self.model.now = self.cluster.now
+
+    @initialize(queue=queues, key=keys, count=st.integers(2, 4))
+    def begin(self, queue: str, key: str | None, count: int) -> None:
+        self.push_many(0, queue, [(key if n == 0 else None, None) for n in range(count)], None, "ignore")
+
+    # ---- in
+
+    @rule(
+        client=clients,
+        queue=queues,
+        key=keys,
+        id=st.sampled_from([None, None, "fresh", "known"]),
+        known=places,
+        delay=delays,
+        at=st.booleans(),
+        headers=labels,
+        on_duplicate=duplicates,
+    )
+    def push(
+        self,
+        client: int,
+        queue: str,
+        key: str | None,
+        id: str | None,
+        known: int,
+        delay: float | None,
+        at: bool,
+        headers: dict[str, Any] | None,
+        on_duplicate: str,
+    ) -> None:
+        payload = self.payload()
+        chosen = {"fresh": f"m{payload['n']}", "known": self.id(known)}.get(str(id))
+        instant = NOW + timedelta(milliseconds=self.model.now + round((delay or -7) * 1000))
+        start = {"at": instant} if at else {"delay": delay}
+        made = self._push(
+            lambda: [
+                self.queue(client, queue).push(
+                    payload, key=key, id=chosen, headers=headers, on_duplicate=on_duplicate, **start
+                )
+            ],
+            queue,
+            [(payload, key, chosen)],
+            delay=round((delay or 0) * 1000),
+            headers=headers,
+            on_duplicate=on_duplicate,
+        )
+        self.ids += [id for id in made if id is not None]
+
+    @rule(
+        client=clients,
+        queue=queues,
+        entries=st.lists(
+            st.tuples(keys, st.sampled_from([None, None, "fresh", "known", "double"])), min_size=2, max_size=4
+        ),
+        headers=labels,
+        on_duplicate=duplicates,
+    )
+    def push_many(
+        self,
+        client: int,
+        queue: str,
+        entries: list[tuple[str | None, str | None]],
+        headers: dict[str, Any] | None,
+        on_duplicate: str,
+    ) -> None:
+        payloads = [self.payload() for _ in entries]
+        ids = [
+            {"fresh": f"m{payload['n']}", "known": self.id(payload["n"] % 5), "double": f"of {key}"}.get(str(id))
+            for payload, (key, id) in zip(payloads, entries, strict=True)
+        ]
+        made = self._push(
+            lambda: self.queue(client, queue).push_many(
+                payloads, keys=[key for key, _ in entries], ids=ids, headers=headers, on_duplicate=on_duplicate
+            ),
+            queue,
+            [(payload, key, id) for payload, (key, _), id in zip(payloads, entries, ids, strict=True)],
+            headers=headers,
+            on_duplicate=on_duplicate,
+        )
+        self.ids += [id for id in made if id is not None]
+
+    def _push(self, push: Callable[[], list[Any]], queue: str, given: list[Any], **options: Any) -> list[Any]:
+        error: DuplicateKey | None = None
+        try:
+            answers = push()
+        except DuplicateKey as clash:
+            error = clash
+        if error is None:
+            made = answers
+        else:  # an id that pyqueue made is told by the payload, or if that was replaced by the key; None: the model must not store it
+            stored = [message for message, _ in self.cluster.stored().values()]
+            ids = {each.payload["n"]: each.id for each in stored}
+            if options["on_duplicate"] == "replace":
+                ids |= {each.key: each.id for each in stored if each.queue == queue and each.key is not None}
+            made = [ids.get(payload["n"], ids.get(key)) for payload, key, _ in given]
+        given = [(*each[:2], id if each[2] is None else each[2]) for each, id in zip(given, made, strict=True)]
+        try:
+            expected = self.model.push(queue, given, **options)
+        except Clash as clash:
+            assert error is not None, f"not refused: {clash}"
+            assert (error.keys, error.ids) == (clash.keys, clash.ids), repr(error)
+            return []
+        assert error is None, repr(error)
+        assert answers == expected
+        return answers
+
+    # ---- out
+
+    @rule(client=clients, queue=queues, limit=st.integers(1, 4), lease=leases, single=st.booleans())
+    def reserve(self, client: int, queue: str, limit: int, lease: float | None, single: bool) -> None:
+        source = self.queue(client, queue)
+        if single:
+            limit, found = 1, [source.reserve(0, lease=lease)]
+        else:
+            found = source.reserve_many(limit, timeout=0, lease=lease)
+        items = self.model.reserve(queue, limit, None if lease is None else round(lease * 1000))
+        self._received([each for each in found if each is not None], items)
+        for each, item in zip(filter(None, found), items, strict=True):
+            assert isinstance(each, Reservation)
+            assert millis(each.until) == item.when
+            assert (each.state, each.owner) == ("reserved", "me")
+            self.handles.append(Handle(each, Held(each.id, item.claim)))
+
+    @rule(client=clients, queue=queues, limit=st.integers(1, 3), single=st.booleans())
+    def pop(self, client: int, queue: str, limit: int, single: bool) -> None:
+        source = self.queue(client, queue)
+        if single:
+            found = [each for each in [source.pop(0)] if each is not None]
+        else:
+            found = source.pop_many(limit, timeout=0)
+        self._received(found, self.model.pop(queue, 1 if single else limit))
+
+    def _received(self, found: list[Message[Any]], items: list[Item]) -> None:
+        assert [each.id for each in found] == [each.id for each in items], "not these, or not in this order"
+        assert [told(each) for each in found] == [expected(each) for each in items]
+
+    @rule(client=clients, queue=queues, ends=st.sampled_from(["commit", "raise", "release"]))
+    def reserved(self, client: int, queue: str, ends: str) -> None:
+        """A block. It is renewed in true time, for which no lease is long enough to matter here."""
+        source = self.queue(client, queue)
+        items = self.model.reserve(queue, 1, 3_600_000)
+        held = [Held(each.id, each.claim) for each in items]
+        try:
+            with source.reserved(0, lease=3600) as found:
+                self._received([] if found is None else [found], items)
+                if ends == "release" and found is not None:
+                    source.release(found)
+                elif ends == "raise":
+                    raise KeyError("x")
+        except KeyError:
+            self.model.rollback(*held, error={"type": "KeyError", "message": "'x'", "at": self.model.now})
+        else:
+            (self.model.release if ends == "release" else self.model.commit)(*held)
+
+    # ---- settled by who holds it, or once did
+
+    def _settle(self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]) -> list[Handle]:
+        """Answers those that were settled."""
+        rules, batch = RULES[given[0].reservation.queue], len(given) > 1
+        lost: list[Held] = []
+        clash: Clash | None = None
+        try:
+            model()
+        except Lost as error:
+            lost = error.held
+        except Clash as error:
+            clash = error
+        try:
+            package()
+        except LeaseLost as error:
+            of = {id(each.reservation): each.held for each in given}
+            surely, unknown = ([of[id(each)] for each in members] for members in (error.lost, error.unknown))
+            assert set(surely) <= set(lost) <= {*surely, *unknown}
+            if unknown:
+                assert batch, "only of a batch is not all known"
+                assert not rules.history
+                assert not {each.id for each in unknown} & set(self.model.items), "they are still there"
+            assert lost, "nothing is lost"
+        except DuplicateKey as error:
+            assert clash is not None
+            assert error.keys == clash.keys
+        else:
+            assert not lost, "it was held no longer"
+            assert clash is None, "the key is taken"
+        return [] if clash else [each for each in given if each.held not in lost]
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        client=clients,
+        which=many,
+        elsewhere=st.booleans(),
+        how=st.sampled_from(["commit", "commit", "commit payload", "rollback", "rollback", "release", "extend", "bury"]),
+        lease=leases,
+        delay=delays,
+        error=st.sampled_from([None, "why"]),
+    )
+    def settle(
+        self,
+        client: int,
+        which: list[int],
+        elsewhere: bool,
+        how: str,
+        lease: float | None,
+        delay: float | None,
+        error: str | None,
+    ) -> None:
+        if not (given := self.some(which, elsewhere)):
+            return
+        reservations = [each.reservation for each in given]
+        held = [each.held for each in given]
+        queue = self.queue(client, reservations[0].queue)
+        model, why = self.model, error and {"type": "error", "message": error, "at": self.model.now}
+        wait = None if delay is None else round(delay * 1000)
+        length = lease or reservations[0].lease
+        payload = self.payload()
+        acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "commit": (lambda: queue.commit(*reservations), lambda: model.commit(*held)),
+            "commit payload": (
+                lambda: queue.commit(*reservations, payload=payload),
+                lambda: model.commit(*held, payload=payload),
+            ),
+            "rollback": (
+                lambda: queue.rollback(*reservations, delay=delay, error=error),
+                lambda: model.rollback(*held, delay=wait, error=why),
+            ),
+            "release": (lambda: queue.release(*reservations), lambda: model.release(*held)),
+            "extend": (
+                lambda: queue.extend(*reservations, lease=length),
+                lambda: model.extend(*held, lease=round(length * 1000)),
+            ),
+            "bury": (lambda: queue.bury(*reservations, error=error), lambda: model.bury(*held, error=why)),
+        }
+        if how == "bury" and any(each.dead for each in reservations):
+            with pytest.raises(ConfigurationError, match="dead-letter"):
+                queue.bury(*reservations)
+            return
+        done = self._settle(given, *acts[how])
+        for each in done if how == "extend" else ():
+            assert millis(each.reservation.until) == self.model.items[each.held.id].when
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        client=clients,
+        which=many,
+        elsewhere=st.booleans(),
+        to=queues,
+        named=st.booleans(),
+        how=st.sampled_from(["as it is", "as it is", "payload", "update", "each its own"]),
+        key=keys,
+        delay=delays,
+        headers=labels,
+    )
+    def move(
+        self,
+        client: int,
+        which: list[int],
+        elsewhere: bool,
+        to: str,
+        named: bool,
+        how: str,
+        key: str | None,
+        delay: float | None,
+        headers: dict[str, Any] | None,
+    ) -> None:
+        if not (given := self.some(which[:1] if key else which, elsewhere)):
+            return
+        reservations, held = [each.reservation for each in given], [each.held for each in given]
+        queue = self.queue(client, reservations[0].queue)
+        options: dict[str, Any] = {
+            "to": to if named else self.queue(client, to),
+            "key": key,
+            "delay": delay,
+            "headers": headers,
+        }
+        payloads: list[Any] = [...] * len(given)
+        if how == "payload":
+            payloads = [self.payload()] * len(given)
+            options["payload"] = payloads[0]
+        elif how == "each its own":
+            payloads = [self.payload() if place % 2 == 0 else ... for place in range(len(given))]
+        elif how == "update":
+            payloads = [
+                self.model.items[each.id].payload | {"via": to} if each.id in self.model.items else ... for each in held
+            ]
+            options["update"] = {"$set": {"via": to}}
+
+        def package() -> None:
+            if how == "each its own":
+                pairs = [
+                    (each, UNCHANGED if payload is ... else payload)
+                    for each, payload in zip(reservations, payloads, strict=True)
+                ]
+                queue.move_many(pairs, **options)
+            else:
+                queue.move(*reservations, **options)
+
+        pairs = list(zip(held, payloads, strict=True))
+        wait = round((delay or 0) * 1000)
+        self._settle(given, package, lambda: self.model.move(pairs, to=to, headers=headers, delay=wait, key=key))
+
+    @precondition(lambda self: self.handles)
+    @rule(client=clients, place=places, name=st.sampled_from(["progress", "checkpoint"]))
+    def note(self, client: int, place: int, name: str) -> None:
+        for each in self.some([place], False):
+            queue = self.queue(client, each.reservation.queue)
+            if name == "progress":
+                value: Any = {"fraction": 0.5, "note": "half", "at": self.model.now}
+                call = lambda: queue.progress(each.reservation, 0.5, "half")  # noqa: E731, B023
+            else:
+                value = self.payload()
+                call = lambda: queue.checkpoint(each.reservation, value)  # noqa: E731, B023
+            self._settle([each], call, lambda: self.model.note(each.held, name, value))  # noqa: B023
+
+    # ---- by anyone
+
+    @rule(
+        client=clients,
+        queue=queues,
+        how=st.sampled_from(["redrive", "redrive", "remove", "replay", "replay", "purge"]),
+        which=many,
+        limit=st.sampled_from([None, None, 1]),
+    )
+    def tidy(self, client: int, queue: str, how: str, which: list[int], limit: int | None) -> None:
+        source, model = self.queue(client, queue), self.model
+        if how == "redrive":
+            assert source.redrive(limit) == model.redrive(queue, limit)
+        elif how == "remove":
+            id = self.id(which[0])
+            assert source.remove(id) == model.remove(queue, id)
+        elif how == "purge":
+            assert source.purge() == model.purge(queue)
+        else:
+            done = model.history(queue)
+            # Of several with one key any may get it; so one of each.
+            ids = list({done[place].shown or place: done[place].id for place in which if place < len(done)}.values())
+            assert source.replay(*ids, *ids, "never pushed") == model.replay(queue, *ids)
+
+    @rule(client=clients, queue=queues, value=st.sampled_from([True, False, False]))
+    def pause(self, client: int, queue: str, value: bool) -> None:
+        if value:
+            self.queue(client, queue).pause()
+            self.model.paused.add(queue)
+        else:
+            self.queue(client, queue).resume()
+            self.model.paused.discard(queue)
+        assert self.queue(client, queue).paused() is value
+
+    # ---- looks
+
+    @rule(client=clients, queue=queues, place=places, limit=st.integers(1, 5))
+    def look(self, client: int, queue: str, place: int, limit: int) -> None:
+        source, model = self.queue(client, queue), self.model
+        assert [told(each) for each in source.peek(limit)] == [expected(each) for each in model.ready(queue)[:limit]]
+        assert [told(each) for each in source.history(limit)] == [
+            expected(each) for each in model.history(queue)[:limit]
+        ]
+        since = model.now - 5_000
+        assert [each.id for each in source.history(since=NOW + timedelta(milliseconds=since))] == [
+            each.id for each in model.history(queue) if (each.processed or 0) >= since
+        ]
+        self._counted(source.counts(), queue)
+        assert millis(source.next_when()) == model.next_when(queue)
+        found, item = source.get(self.id(place)), model.items.get(self.id(place))
+        if item is None or item.queue != queue:
+            assert found is None
+        else:
+            assert (told(found), found.state) == (expected(item), model.state(item))
+        listed = {each.name: each for each in self.cluster.clients[client].queues()}
+        assert {each.queue for each in model.items.values()} <= set(listed) <= set(RULES)
+        for name, each in listed.items():
+            self._counted(each.counts, name)
+            assert each.paused == (name in model.paused)
+
+    def _counted(self, counts: Any, queue: str) -> None:
+        assert (counts.ready, counts.scheduled, counts.reserved, counts.history) == self.model.counts(queue)
+        assert counts.total == len(self.model.live(queue))
+
+    # ---- what holds after every step
+
+    @invariant()
+    def check(self) -> None:
+        """What is stored is what the model says."""
+        stored = self.cluster.stored()
+        assert set(stored) == set(self.model.items), "lost, or there again"
+        holders = {each.held: each.reservation.token for each in self.handles}
+        for id, (message, token) in stored.items():
+            item = self.model.items[id]
+            assert told(message) == expected(item)
+            assert message.state == self.model.state(item)
+            if item.claim:
+                assert item.processed is not None or token == holders.get(Held(id, item.claim), token)
+            else:
+                assert token is None or item.processed is not None, "somebody holds it"
+
+        # Nothing is held twice, and a key has one live message in its queue.
+        keyed = [(each.queue, each.key) for each in self.model.items.values() if each.key is not None]
+        assert len(keyed) == len(set(keyed))
+        assert all(each.processed is None for each in self.model.items.values() if each.key is not None)
+        holds = [each.held.id for each in self.handles if self.model.holds(each.held)]
+        assert len(holds) == len(set(holds))
+
+
+assert ObjectId  # ids of both types

@@ -1,0 +1,457 @@
+"""Named claims: numbered, taken over, fenced; runners that die at any point beside others and a thief. No database.
+
+What holds whatever happens: a message that a runner acknowledges is one that it has read under the token it acknowledges by. So what is
+gone was worked on, and what was not worked on is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from pyqueue.backends import claims as module
+from pyqueue.backends.claims import Claims, divided
+from pyqueue.backends.standard import Options, Standard
+from pyqueue.errors import Fenced, QueueError
+from pyqueue.messages import Backoff, Id
+from pyqueue.requests import Delete, Find, Plan, Update, UpdateEach
+from tests.plans.runner import NOW, Runner, standard
+from tests.plans.store import Pause, Process, Task, World, instant
+
+LEASE = 30.0
+
+
+class Bench:
+    """A world with messages, and processes that carry plans out in it, one after the other."""
+
+    def __init__(self, count: int = 0, **options: Any) -> None:
+        self.world = World(seed=1)
+        self.process = Process(self.world, "a")
+        options = {"max_tries": None, "backoff": Backoff(base=0)} | options
+        self.backend = Standard("a", Options(dead_letter="a.dead", **options))
+        self.push(*(f"m{number:04}" for number in range(count)))
+
+    def push(self, *ids: Id, **fields: Any) -> None:
+        for id in ids:
+            now = instant(int(self.world.time))
+            self.world.store.documents[id] = {"_id": id, "q": "a", "when": now, "due": now, "tries": 0} | fields
+            self.world.store.written[id] = self.world.time
+
+    def claims(self, group: str = "g") -> Claims:
+        return Claims(self.backend, group)
+
+    def run(self, plan: Plan[Any]) -> Any:
+        """Carry a plan out to its end."""
+        answer: list[Any] = []
+
+        def task() -> Task:
+            try:
+                answer.append((yield from self.process.run(plan)))
+            except QueueError as error:
+                answer.append(error)
+
+        self.world.spawn(task(), self.world.time)
+        self.world.run(self.world.time + 1000)
+        if isinstance(answer[0], QueueError):
+            raise answer[0]
+        return answer[0]
+
+    def stored(self, id: Id) -> dict[str, Any]:
+        return self.world.store.documents[id]
+
+    def state(self, group: str = "g") -> dict[str, Any]:
+        return self.stored(f"~claim:a~{group}")
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [each for each in self.world.store.documents.values() if "record" not in each]
+
+
+# ---- numbers
+
+
+def test_claims_are_numbered() -> None:
+    bench = Bench(5)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    assert bench.run(claims.claim(token, 2, LEASE)) == 1
+    assert bench.run(claims.claim(token, 2, LEASE)) == 2
+    assert bench.run(claims.claim(token, 2, LEASE)) == 3
+    assert bench.run(claims.claim(token, 2, LEASE)) is None
+    assert Counter(each["claim"]["n"] for each in bench.messages) == {1: 2, 2: 2, 3: 1}
+    assert {each["claim"]["g"] for each in bench.messages} == {"a~g"}
+    assert {each["token"] for each in bench.messages} == {token}
+    standing = bench.run(claims.standing(token))
+    assert (standing.acknowledged, standing.claimed) == (0, 3)
+    assert bench.run(claims.acknowledge(token, 2)) == 4
+    assert (bench.state()["n"], bench.state()["claimed"]) == (2, 3)
+    assert bench.run(claims.acknowledge(token, 1)) == 0  # numbers never go back
+    assert bench.state()["n"] == 2
+    assert bench.run(claims.acknowledge(token, 9)) == 1  # as a checkpoint may say of a state that was lost
+    assert (bench.state()["n"], bench.state()["claimed"]) == (9, 9)
+
+
+def test_a_large_claim_is_marked_some_at_a_time_under_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STAMP", 3)
+    bench = Bench(10)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    assert bench.run(claims.claim(token, 100, LEASE)) == 1
+    stamps = [
+        each for each in bench.process.commands if isinstance(each, Update) and "_id" in each.filter and each.many
+    ]
+    assert [len(each.filter["_id"]["$in"]) for each in stamps] == [3, 3, 3, 1]
+    assert {(each["claim"]["n"], each["token"]) for each in bench.messages} == {(1, token)}
+
+
+def test_no_claim_is_larger_than_one_command_can_acknowledge() -> None:
+    runner = Runner([{"n": 0, "claimed": 0, "token": "t"}], [], [])
+    assert runner.run(Claims(standard(), "g").claim("t", 10**9, LEASE)) is None
+    look = runner.commands[-1]
+    assert isinstance(look, Find)
+    assert look.limit == module.MOST
+
+
+def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:
+    """What a restart must find may not be rolled back by a fail-over."""
+    bench = Bench(3)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 5, LEASE))
+    bench.run(claims.renew(token, LEASE))
+    bench.run(claims.adopt(LEASE))
+    assert not [each for each in bench.process.commands if each.quick]
+
+
+def test_what_came_in_later_is_left() -> None:
+    bench = Bench(2)
+    since = instant(int(bench.world.time))
+    bench.world.time += 5
+    bench.push("later")
+    bench.world.time += 5
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    assert bench.run(claims.claim(token, 10, LEASE, since=since)) == 1
+    assert "claim" not in bench.stored("later")
+    assert bench.run(claims.claim(token, 10, LEASE, since=since)) is None
+    assert bench.run(claims.claim(token, 10, LEASE)) == 2
+
+
+def test_a_claim_of_which_others_were_faster_on_all_looks_again() -> None:
+    state = {"n": 4, "claimed": 4, "token": "t"}
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, Find):
+            if request.filter.get("_id") == "~claim:a~g":
+                return [dict(state)]
+            if "token" in request.filter:  # what it holds
+                return [{"_id": "m2"}] if "m2" in stamped else []
+            if request.filter.get("_id") == "~queue:a":
+                return []
+            return [{"_id": "m2"}] if state["n"] == 5 else [{"_id": "m1"}]
+        update = request.update
+        if request.many:
+            stamped.extend(request.filter["_id"]["$in"])
+        else:
+            for fields in update.values():
+                state.update(fields)
+        return Update.read(request, type("Raw", (), {"matched_count": 1, "upserted_id": None}))
+
+    stamped: list[str] = []
+    runner = Runner(*[answer] * 40)
+    assert runner.run(Claims(standard(max_tries=None), "g").claim("t", 1, LEASE)) == 6
+    assert stamped == ["m1", "m2"]
+    assert state == {"n": 5, "claimed": 6, "token": "t"}  # nobody waits for the empty one
+
+
+# ---- who runs the group
+
+
+def test_a_takeover_holds_at_once_what_was_left() -> None:
+    bench = Bench(3)
+    claims = bench.claims()
+    first = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(first, 2, LEASE))
+    second = bench.run(claims.adopt(LEASE))
+    assert second != first
+    token, upto, ids = bench.run(claims.begin(5, LEASE))
+    assert token not in (first, second)
+    assert upto == 1
+    assert sorted(ids) == ["m0000", "m0001"]
+    assert [bench.stored(id)["tries"] for id in ids] == [3, 3]
+    assert {bench.stored(id)["token"] for id in ids} == {token}
+    assert bench.state()["former"] == []
+
+
+@pytest.mark.parametrize("plan", ["claim", "acknowledge", "renew", "read", "rollback", "standing"])
+def test_the_former_runner_is_fenced(plan: str) -> None:
+    bench = Bench(4)
+    claims = bench.claims()
+    first = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(first, 2, LEASE))
+    (span,) = bench.run(claims.spans(first, 0, 1, 1))
+    bench.run(claims.adopt(LEASE))
+    before = {id: dict(each) for id, each in bench.world.store.documents.items()}
+    plans: dict[str, Plan[Any]] = {
+        "claim": claims.claim(first, 2, LEASE),
+        "acknowledge": claims.acknowledge(first, 1),
+        "renew": claims.renew(first, LEASE),
+        "read": claims.read(span),
+        "rollback": claims.rollback(first, 1),
+        "standing": claims.standing(first),
+    }
+    with pytest.raises(Fenced, match=r"group 'g' of queue 'a'"):
+        bench.run(plans[plan])
+    assert bench.world.store.documents == before
+
+
+def interrupted(bench: Bench, plan: Plan[Any], meanwhile: Callable[[], object], before: type[Any]) -> Any:
+    """Carry a plan out; have something happen just before its first command of a type that concerns several messages."""
+    happened = False
+    try:
+        request = next(plan)
+        while True:
+            if isinstance(request, before) and getattr(request, "many", True) and not happened:
+                happened = True
+                meanwhile()
+            request = plan.send(bench.run(one(request)))
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        assert happened
+
+
+def one(request: Any) -> Plan[Any]:
+    """A plan of one request."""
+    return (yield request)
+
+
+def test_a_takeover_in_the_middle_of_a_claim_gives_back_what_is_marked_later() -> None:
+    """What the former runner marks after the takeover is nobody's, so it gives it back, the try not counted."""
+    bench = Bench(2)
+    claims = bench.claims()
+    first = bench.run(claims.adopt(LEASE))
+    with pytest.raises(Fenced):
+        interrupted(bench, claims.claim(first, 5, LEASE), lambda: bench.run(claims.adopt(LEASE)), Update)
+    assert [(each["tries"], "token" in each, "claim" in each) for each in bench.messages] == [(0, False, False)] * 2
+
+
+def test_a_takeover_that_was_cut_short_is_finished_by_the_next() -> None:
+    """At each of its commands."""
+    for steps in range(1, 8):
+        bench = Bench(3)
+        claims = bench.claims()
+        first = bench.run(claims.adopt(LEASE))
+        bench.run(claims.claim(first, 3, LEASE))
+        dying = claims.adopt(LEASE)
+        bench.world.spawn(cut(bench.process.run(dying), steps), bench.world.time)
+        bench.world.run(bench.world.time + 1000)
+        token, _, ids = bench.run(claims.begin(5, LEASE))
+        assert len(ids) == 3
+        assert {each["token"] for each in bench.messages} == {token}
+
+
+def cut(task: Generator[Pause, None, Any], steps: int) -> Task:
+    """A process that ends after so many steps."""
+    yield from islice(task, steps)
+
+
+def test_a_claim_that_ran_out_is_not_taken_over_from_who_holds_it() -> None:
+    bench = Bench(2)
+    claims = bench.claims()
+    first = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(first, 2, LEASE))
+    other = bench.claims("h")
+    bench.world.time += LEASE * 1000
+    thief = bench.run(other.adopt(LEASE))
+    assert bench.run(other.claim(thief, 1, LEASE)) == 1
+    _, _, ids = bench.run(claims.begin(5, LEASE))
+    assert ids == ["m0001"]
+    assert bench.stored("m0000")["token"] == thief
+    assert bench.stored("m0000")["claim"] == {"g": "a~h", "n": 1}
+
+
+def test_groups_whose_names_begin_alike() -> None:
+    """ "a" of queue "b>c" is not "c~a" of anything: neither name has a "~"."""
+    assert Claims(standard("a>b"), "c").tag != Claims(standard("a"), "b>c").tag
+    bench = Bench(2)
+    one, two = bench.claims("g"), bench.claims("gg")
+    token = bench.run(one.adopt(LEASE))
+    bench.run(one.claim(token, 1, LEASE))
+    assert bench.run(two.begin(5, LEASE))[2] == ["m0001"]
+    assert bench.run(one.acknowledge(token, 99)) == 1
+    assert [each["_id"] for each in bench.messages] == ["m0001"]
+
+
+# ---- settling
+
+
+def test_an_acknowledgement_is_one_delete_by_the_token() -> None:
+    bench = Bench(3)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 3, LEASE))
+    bench.process.commands.clear()
+    assert bench.run(claims.acknowledge(token, 1)) == 3
+    (delete,) = (each for each in bench.process.commands if isinstance(each, Delete))
+    assert delete.many
+    assert delete.filter == {"claim.g": "a~g", "claim.n": {"$lte": 1}, "token": token}
+
+
+def taken_away(bench: Bench, id: str) -> Callable[[], None]:
+    """Another takes a message, as "replace" does."""
+    return lambda: bench.stored(id).update(token="thief", claim=None)
+
+
+def test_a_rollback_gives_back_what_is_still_held_though_some_is_taken_meanwhile() -> None:
+    bench = Bench(3)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 3, LEASE))
+    interrupted(bench, claims.rollback(token, 1), taken_away(bench, "m0001"), Update)
+    assert bench.state()["n"] == 1
+    assert [("token" in each, each["tries"]) for each in bench.messages] == [(False, 1), (True, 1), (False, 1)]
+
+
+def test_a_claim_buries_what_is_still_held_though_some_is_taken_meanwhile() -> None:
+    bench = Bench(3, max_tries=2)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    for id in ("m0000", "m0001"):
+        bench.stored(id)["tries"] = 2
+    assert interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), UpdateEach) == 1
+    assert bench.run(claims.ids(token, 0, 1)) == ["m0002"]
+    assert (bench.stored("m0000")["q"], bench.stored("m0001")["q"]) == ("a.dead", "a")
+
+
+# ---- divisions
+
+
+@pytest.mark.parametrize("kind", ["str", "ObjectId", "both"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 200])
+def test_a_division_is_disjoint_and_complete(kind: str, count: int, parts: int) -> None:
+    rng = random.Random(count)
+    ids: list[Id] = []
+    for number in range(count):
+        text = kind == "str" or (kind == "both" and rng.random() < 0.5)
+        ids.append(f"{rng.random()}-{number}" if text else ObjectId())
+    ranges = divided(ids, parts)
+    assert len(ranges) == min(parts, count)
+    held = [
+        [id for id in ids if any(type(id) is type(least) and least <= id <= most for least, most in part)]
+        for part in ranges
+    ]
+    assert sorted(map(str, (id for part in held for id in part))) == sorted(map(str, ids))
+    sizes = [len(part) for part in held]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+# ---- everything at once
+
+
+@dataclass
+class Audit:
+    """Watches what is read and what is finished."""
+
+    #: What was read under which token.
+    read: set[tuple[Id, str]] = field(default_factory=set)
+    finished: list[Id] = field(default_factory=list)
+    #: Numbers of claims, as they were made.
+    claimed: list[int] = field(default_factory=list)
+    fenced: int = 0
+
+    def changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
+        """Take in a change."""
+        if before["_id"] == "~claim:a~g" and after is not None and after["claimed"] != before["claimed"]:
+            assert after["claimed"] > before["claimed"]
+            self.claimed.append(after["claimed"])
+        if after is None:
+            assert (before["_id"], before["token"]) in self.read, f"{before} was finished unread"
+            self.finished.append(before["_id"])
+
+
+def runner(process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float) -> Task:
+    """Works on one batch after the other until nothing is left or it is fenced; renews now and then, fails now and then."""
+    claims, world = Claims(backend, "g"), process.world
+    try:
+        while True:
+            token, upto, ids = yield from process.run(claims.begin(rng.randint(1, 8), lease))
+            if not ids:
+                return
+            for span in (yield from process.run(claims.spans(token, 0, upto, rng.randint(1, 3)))):
+                for document in (yield from process.run(claims.read(span))):
+                    audit.read.add((document["_id"], token))
+            for _ in range(rng.randint(0, 2)):
+                yield world.sleep(rng.uniform(0, 1000 * lease))
+                yield from process.run(claims.renew(token, lease))
+            if rng.random() < 0.2:
+                yield from process.run(claims.rollback(token, upto, "by chance"))
+            else:
+                yield from process.run(claims.acknowledge(token, upto))
+    except Fenced:
+        audit.fenced += 1
+
+
+def thief(process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float) -> Task:
+    """Takes what has run out, as any other group does, and gives some of it back."""
+    claims, world = Claims(backend, "thief"), process.world
+    for _ in range(10):
+        yield world.sleep(rng.uniform(0, 2000 * lease))
+        token, upto, ids = yield from process.run(claims.begin(rng.randint(1, 3), lease))
+        if rng.random() < 0.5:
+            yield from process.run(claims.rollback(token, upto))
+        else:
+            audit.read |= {(id, token) for id in ids}
+            yield from process.run(claims.acknowledge(token, upto))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_dies_nothing_is_lost_or_done_unread(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(seed)
+    backend = Standard("a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05)))
+    ids = [f"m{number:02}" for number in range(25)]
+    lease = rng.choice([0.02, 0.1, 5.0])
+    audit = Audit()
+    world.store.on_change = audit.changed
+    for id in ids:
+        world.store.documents[id] = {"_id": id, "q": "a", "when": NOW, "due": NOW, "tries": 0}
+        world.store.written[id] = 0
+    for number in range(6):
+        process = Process(world, "a")
+        task: Generator[Pause, None, Any] = runner(process, backend, audit, rng, lease)
+        if number < 5:  # the last one lives
+            task = cut(task, rng.randint(1, 60))
+        world.spawn(task, rng.uniform(0, 300) if number < 5 else 400)
+    world.spawn(cut(thief(Process(world, "a"), backend, audit, rng, lease), rng.randint(1, 100)))
+    world.run(60_000)
+    last = Process(world, "a")
+    world.spawn(runner(last, backend, audit, random.Random(seed), lease), 60_000)
+    world.run(300_000)
+    assert sorted(audit.finished) == ids
+    assert [id for id in world.store.documents if not str(id).startswith("~")] == []
+    assert audit.claimed == sorted({*audit.claimed})  # no number twice, none goes back
+
+
+def test_the_simulation_meets_what_it_is_about() -> None:
+    """Runners are fenced, and die with messages in their hands: else it would show nothing."""
+    fenced = 0
+    for seed in range(20):
+        rng, world, audit = random.Random(seed), World(seed), Audit()
+        backend = Standard("a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0)))
+        for number in range(25):
+            world.store.documents[f"m{number}"] = {"_id": f"m{number}", "q": "a", "when": NOW, "due": NOW, "tries": 0}
+            world.store.written[f"m{number}"] = 0
+        for _ in range(3):
+            world.spawn(runner(Process(world, "a"), backend, audit, rng, 0.1), rng.uniform(0, 50))
+        world.run(60_000)
+        fenced += audit.fenced
+    assert fenced > 10

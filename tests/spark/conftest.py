@@ -1,0 +1,69 @@
+"""One Spark session for all tests here. They run in one worker: the session is the dear thing.
+
+Tests that need no session do not ask for it, so they start none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pymongo
+import pytest
+
+from pyqueue import Client
+from pyqueue.embedded import EmbeddedServer
+from pyqueue.spark import spark_session
+from tests.spark.fakes import Flow, faked
+
+__all__ = ["faked"]
+
+HERE = Path(__file__).parent
+
+#: What a session is started with, here and in other processes.
+CONFIG = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def place(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+    """The URL of a database that these tests share; each has queues of its own."""
+    name = f"t{uuid4().hex[:16]}"
+    base, _, query = mongod.url.partition("?")
+    yield f"{base.rstrip('/')}/{name}?{query}"
+    mongo.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def shared(place: str) -> Iterator[Client]:
+    """A client of it, which has reached the server before."""
+    with Client(place, signals="none:") as client:
+        client.queues()
+        yield client
+
+
+@pytest.fixture
+def flow(shared: Client) -> Flow:
+    """Two queues, and what goes between them."""
+    return Flow(shared)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session. A task that fails is tried once more."""
+    session = spark_session("tests", master="local[2,2]", config=CONFIG)
+    session.sparkContext.setLogLevel("WARN")  # tasks fail here on purpose
+    yield session
+    session.stop()

@@ -1,0 +1,166 @@
+"""Stages without Spark, and commands at which things happen.
+
+``Frame`` is what a transform is given where no session is needed: rows of a DataFrame, and no more. ``meddled`` counts a client's commands,
+so that a test can have something happen at each of them in turn: the process dies, or another takes a message away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from pymongo.client_session import ClientSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyqueue import Backoff, Client, Message, Queue
+from pyqueue.spark import batches as module
+from pyqueue.spark import frames
+from pyqueue.spark.batches import Batches, Report
+
+__all__ = ["Crash", "Flow", "Frame", "Meddler", "faked", "meddled", "nothing"]
+
+
+class Crash(BaseException):
+    """The process ends here: nothing handles it."""
+
+
+class Frame:
+    """Rows of a DataFrame."""
+
+    def __init__(self, table: pa.Table, schema: StructType) -> None:
+        self.table = table
+        self.schema = schema
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        """As a DataFrame's."""
+        return self.table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows."""
+        return list(self.table.to_pylist())
+
+    def made_of(self, rows: Sequence[dict[str, Any]], *names: str) -> Frame:
+        """A frame with other rows, of these columns or else of all."""
+        schema = StructType([self.schema[name] for name in names]) if names else self.schema
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        return Frame(pa.Table.from_pylist([{name: row[name] for name in arrow.names} for row in rows], arrow), schema)
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages give their transforms Frames."""
+
+    def frame(spark: Any, documents: Any, model: Any) -> Frame:
+        payload = frames.payload_type(model)
+        return Frame(pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload))
+
+    monkeypatch.setattr(module, "frame", frame)
+
+
+def nothing() -> None:
+    """No session."""
+
+
+class Flow:
+    """Two queues of its own in a database that tests share, and a stage between them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        name = uuid4().hex[:12]
+        self.source, self.target = f"{name}-raw", f"{name}-clean"
+        self.raw: Queue[Any] = client.queue(self.source, lease=600, backoff=Backoff(base=0))
+        self.clean: Queue[Any] = client.queue(self.target)
+
+    def stage(self, transform: Any = None, *, output: str = "move", most: int = 5000, **options: Any) -> Batches:
+        """What a SparkStage is made of. Messages that are rolled back come back at once, if it is not said otherwise."""
+        defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
+        queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
+        return Batches(self.client, queue._backend, self.target, "g", transform, output, most)
+
+    def work(self, transform: Any = None, **options: Any) -> list[Report]:
+        """Run a stage until nothing is ready."""
+        stage = self.stage(transform, **options)
+        reports: list[Report] = []
+        for _ in range(50):
+            report = stage.run_once(nothing)
+            if not report.claimed:
+                return reports
+            reports.append(report)
+        raise AssertionError("there is no end to it")
+
+    def stored(self, queue: str, **match: Any) -> list[dict[str, Any]]:
+        """The messages of a queue, whatever state they are in."""
+        return list(self.client.database["pyqueue"].find({"q": queue, "record": {"$exists": False}, **match}))
+
+    def left(self) -> list[Any]:
+        """The payloads in the source."""
+        return sorted(each["payload"] for each in self.stored(self.source))
+
+    def written(self) -> list[Any]:
+        """The payloads in the target."""
+        return sorted(each["payload"] for each in self.stored(self.target))
+
+    def buried(self) -> dict[Any, Message[Any]]:
+        """What was buried, by its payload."""
+        return {each.payload: each for each in self.client.queue(f"{self.source}.dead").peek(1000)}
+
+    def held(self) -> bool:
+        """Whether a message has a token or a claim."""
+        marks = {"$or": [{"token": {"$exists": True}}, {"claim": {"$exists": True}}]}
+        return bool(self.stored(self.source, **marks) or self.stored(self.target, **marks))
+
+
+class Meddler:
+    """Counts commands, and has something happen before one of them. (Before the next is after this one: no more is to be tried.)"""
+
+    def __init__(self, at: int, what: Callable[[], object]) -> None:
+        self.count = 0
+        self._at, self._what = at, what
+        self._dead = False
+
+    @property
+    def happened(self) -> bool:
+        """Whether there were so many commands."""
+        return self.count >= self._at
+
+    def die(self) -> NoReturn:
+        """The process ends here."""
+        self._dead = True
+        raise Crash
+
+    def step(self) -> None:
+        """There is a command."""
+        if self._dead:
+            raise Crash
+        self.count += 1
+        if self.count == self._at:
+            self._what()
+
+
+@contextmanager
+def meddled(client: Client, at: int = 0, what: Callable[[], object] | None = None) -> Iterator[Meddler]:
+    """Have something happen just before the n-th command of a client; None: its process dies there."""
+    meddler = Meddler(at, what or (lambda: meddler.die()))
+    driver: Any = client._open()
+    send, commit = driver._send, ClientSession.commit_transaction
+
+    def counted(request: Any) -> Any:
+        meddler.step()
+        return send(request)
+
+    def committed(session: ClientSession) -> None:
+        meddler.step()
+        commit(session)
+
+    driver._send = counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientSession, "commit_transaction", committed)
+        try:
+            yield meddler
+        finally:
+            del driver._send

@@ -1,0 +1,233 @@
+"""Queues as tables: what a batch read shows, and what a batch write leaves."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pymongo
+import pytest
+
+from pyqueue import Client
+from pyqueue.backends.bulk import Fresh, Staging
+from tests.spark.fakes import Flow
+
+Read = Callable[..., Any]
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def read(spark: Any, place: str) -> Read:
+    """Read a queue."""
+    return lambda queue, **options: spark.read.format("pyqueue").options(uri=place, queue=queue, **options).load()
+
+
+@pytest.fixture
+def write(place: str) -> Write:
+    """Write a DataFrame to a queue."""
+
+    def write(df: Any, queue: str, **options: Any) -> None:
+        df.write.format("pyqueue").mode("append").options(uri=place, queue=queue, **options).save()
+
+    return write
+
+
+def staged(flow: Flow) -> int:
+    """How many messages are out of sight."""
+    count: int = flow.client.database["pyqueue"].count_documents({"q": {"$regex": f"^~staged:{flow.target}:"}})
+    return count
+
+
+# ---- reads
+
+
+def test_a_read_shows_what_is_ready_and_consumes_nothing(flow: Flow, read: Read) -> None:
+    ids = flow.raw.push_many(range(10), headers={"text": "a", "number": 5})
+    ids.append(flow.raw.push({"a": [1, "é"]}, key="k", id="mine"))
+    flow.raw.push("later", delay=600)
+    held = flow.raw.reserve(0)
+    assert held is not None
+    before = flow.stored(flow.source)
+    df = read(flow.source, numPartitions="3")
+    assert df.count() == df.count() == 10
+    assert df.columns == ["id", "queue", "payload", "headers", "key", "when", "pushed", "tries"]
+    rows = {row.id: row for row in df.collect()}
+    assert sorted(rows) == sorted(str(id) for id in ids if id != held.id)
+    row, stored = rows["mine"], flow.raw.get("mine")
+    assert stored is not None
+    assert (row.queue, row.payload, row.headers, row.key, row.tries) == (flow.source, '{"a": [1, "é"]}', {}, "k", 0)
+    assert row.when.astimezone(UTC) == stored.when
+    assert row.pushed.astimezone(UTC) == stored.pushed
+    assert rows[str(ids[5])].headers == {"text": "a", "number": "5"}
+    assert df.where("key = 'k'").select("id").collect()[0].id == "mine"
+    assert flow.stored(flow.source) == before
+
+
+def test_an_empty_queue(flow: Flow, read: Read) -> None:
+    assert read(flow.source).collect() == []
+
+
+# ---- writes
+
+
+def test_a_write(spark: Any, flow: Flow, write: Write) -> None:
+    df = spark.createDataFrame(
+        [('{"a": 1}', {"h": "x"}, "k1"), ("2", None, None), (None, {}, "k2"), ("4", None, "k1")],
+        "payload string, headers map<string, string>, key string",
+    )
+    write(df.coalesce(1), flow.target)
+    messages = flow.clean.peek(10)
+    assert [(each.payload, each.headers, each.key) for each in messages] == [
+        ({"a": 1}, {"h": "x"}, "k1"),
+        (2, {}, None),
+        (None, {}, "k2"),
+    ]  # the last one's key is taken
+    assert all(each.tries == 0 and each.trail == [] for each in messages)
+    document = flow.stored(flow.target)[0]
+    assert not {"staged", "expires", "processed"} & {*document}
+    assert staged(flow) == 0
+
+
+def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, place: str) -> None:
+    got: list[Any] = []
+    with Client(place) as client:
+        queue = client.queue(flow.target, poll=600)
+        consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
+        consumer.start()
+        write(spark.createDataFrame([("1",)], "payload string"), flow.target)
+        began = time.monotonic()
+        consumer.join()
+    assert got[0] is not None
+    assert time.monotonic() - began < 10
+
+
+def test_ids_of_a_column_are_the_ids_and_a_write_that_is_repeated_writes_nothing_twice(
+    spark: Any, flow: Flow, write: Write
+) -> None:
+    df = spark.createDataFrame([(f"{flow.target}-{n}", str(n)) for n in range(20)], "order_id string, payload string")
+    write(df, flow.target, idColumn="order_id")
+    taken = flow.clean.reserve(0)
+    assert taken is not None
+    write(df, flow.target, idColumn="order_id")
+    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(row.order_id for row in df.collect())
+    flow.clean.commit(taken)
+    assert flow.clean.counts().total == 19
+
+
+def test_ids_of_another_queues_messages_fail_the_write(spark: Any, flow: Flow, write: Write) -> None:
+    id = flow.raw.push("other", id=f"{flow.target}-3")
+    df = spark.createDataFrame([(f"{flow.target}-{n}", str(n)) for n in range(6)], "order_id string, payload string")
+    with pytest.raises(Exception, match=f"never in queue '{flow.target}'"):
+        write(df.repartition(3), flow.target, idColumn="order_id")
+    assert flow.written() == []
+    assert staged(flow) == 0
+    message = flow.raw.get(id or "")
+    assert message is not None
+    assert message.payload == "other"
+
+
+def test_one_id_in_several_rows_fails_the_write(spark: Any, flow: Flow, write: Write) -> None:
+    ids = [f"{flow.target}-{n}" for n in (1, 2, 3, 2)]
+    df = spark.createDataFrame([(id, "1") for id in ids], "order_id string, payload string")
+    for parts in (1, 4):
+        with pytest.raises(Exception, match="several rows"):
+            write(df.repartition(parts) if parts > 1 else df.coalesce(1), flow.target, idColumn="order_id")
+        assert flow.written() == []
+        assert staged(flow) == 0
+
+
+def test_overwriting_is_refused(spark: Any, flow: Flow, place: str) -> None:
+    flow.clean.push("there")
+    df = spark.createDataFrame([("1",)], "payload string")
+    with pytest.raises(Exception, match="mode: a queue is appended to"):
+        df.write.format("pyqueue").mode("overwrite").options(uri=place, queue=flow.target).save()
+    assert flow.written() == ["there"]
+
+
+def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -> None:
+    """Some of its tasks were through."""
+    flow.clean.push("there")
+
+    def fails(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            if 7 in batch.column("n").to_pylist():
+                raise ArithmeticError("the seventh")
+            yield pa.RecordBatch.from_pydict({"payload": [str(n) for n in batch.column("n").to_pylist()]})
+
+    df = (
+        spark.createDataFrame([(n,) for n in range(8)], "n int").repartition(4, "n").mapInArrow(fails, "payload string")
+    )
+    with pytest.raises(Exception, match="the seventh"):
+        write(df, flow.target)
+    assert flow.written() == ["there"]
+    assert staged(flow) == 0
+
+
+def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
+    """The TTL index takes it away: its dates are dates."""
+    flow.client.run(Staging(flow.clean._backend, "job").write("a", [Fresh(f"{flow.target}-1", 1), Fresh(None, 2)]))
+    collection = flow.client.database["pyqueue"]
+    index = collection.index_information()["expires"]
+    assert index["expireAfterSeconds"] == 0
+    found = list(collection.find({"q": f"~staged:{flow.target}:job:a", **index["partialFilterExpression"]}))
+    assert len(found) == 2
+    for each in found:
+        assert isinstance(each["expires"], datetime)
+        assert timedelta(days=6.9) < each["expires"] - datetime.now(UTC) < timedelta(days=7.1)
+    assert flow.clean.counts().total == 0
+    assert flow.clean.pop(0) is None
+    assert [each.name for each in flow.client.queues() if flow.target in each.name] == []
+
+
+# ---- a task that fails once
+
+ROWS = 12_000
+
+
+def failing_once(marker: Path, url: str, queue: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Gives its rows in order, and fails when some are written; then, on the retry, gives them the other way round."""
+
+    def written() -> int:
+        with pymongo.MongoClient[dict[str, Any]](url) as client:
+            collection = client.get_default_database()["pyqueue"]
+            return collection.count_documents({"q": {"$regex": f"^(~staged:)?{queue}"}, "record": {"$exists": False}})
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table = pa.Table.from_batches(list(batches))
+        if marker.exists():
+            yield from table.take(list(range(table.num_rows - 1, -1, -1))).to_batches()
+            return
+        yield from table.slice(0, ROWS * 11 // 12).to_batches(max_chunksize=1000)
+        end = time.monotonic() + 30
+        while not written():
+            if time.monotonic() > end:
+                raise AssertionError("nothing was written")
+            time.sleep(0.01)
+        marker.touch()
+        raise ArithmeticError("once")
+
+    return rows
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["idColumn", "no ids"])
+def test_a_task_that_is_repeated_with_its_rows_in_another_order(
+    spark: Any, flow: Flow, write: Write, place: str, tmp_path: Path, ids: bool
+) -> None:
+    marker = tmp_path / "failed"
+    df = (
+        spark.range(ROWS)
+        .selectExpr(f"concat('{flow.target}-', id) AS name", "cast(id AS string) AS payload")
+        .coalesce(1)
+        .mapInArrow(failing_once(marker, place, flow.target), "name string, payload string")
+    )
+    write(df, flow.target, **({"idColumn": "name"} if ids else {}))
+    assert marker.exists()
+    assert Counter(flow.written()) == Counter(range(ROWS))
+    assert staged(flow) == 0
+    flow.clean.purge()

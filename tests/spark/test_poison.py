@@ -1,0 +1,283 @@
+"""Messages that make a batch fail, or its process die, and what becomes of their neighbours. No Spark: its part is a function here."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from pyqueue import Backoff, ConfigurationError
+from pyqueue.spark import batches as module
+from pyqueue.spark.batches import Report
+from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
+
+pytestmark = pytest.mark.usefixtures("faked")
+
+OUTPUTS = ("move", "transaction")
+
+
+def numbers(frame: Frame) -> list[Any]:
+    return [json.loads(row["payload"]) for row in frame.rows()]
+
+
+def failing(*poison: int) -> Callable[[Frame], Frame]:
+    """A transform that fails on these."""
+
+    def transform(frame: Frame) -> Frame:
+        found = {*poison} & {*numbers(frame)}
+        if found:
+            raise ArithmeticError(f"cannot work on {sorted(found)}")
+        return frame.made_of(frame.rows(), "id", "payload")
+
+    return transform
+
+
+def total(reports: list[Report], name: str) -> int:
+    return sum(getattr(each, name) for each in reports)
+
+
+# ---- failing
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("poison", [(0,), (19,), (7, 8), (0, 5, 19)])
+def test_neighbours_go_on_and_it_is_buried_on_its_last_try(flow: Flow, output: str, poison: tuple[int, ...]) -> None:
+    flow.raw.push_many(range(20))
+    reports = flow.work(failing(*poison), output=output, max_tries=3)
+    others = sorted({*range(20)} - {*poison})
+    assert flow.written() == others
+    assert (reports[0].written, reports[0].failed) == (len(others), len(poison))
+    assert total(reports, "written") == len(others)
+    assert total(reports, "failed") == 3 * len(poison)
+    assert total(reports, "lost") == total(reports, "dropped") == 0
+    graves = flow.buried()
+    assert sorted(graves) == sorted(poison)
+    for number, grave in graves.items():
+        assert grave.dead is not None
+        assert (grave.dead["reason"], grave.dead["tries"], grave.dead["from"]) == ("tries", 3, flow.source)
+        assert grave.error is not None
+        assert grave.error["type"] == "ArithmeticError"
+        assert str(number) in grave.error["message"]
+    assert flow.left() == []
+
+
+def test_it_waits_for_its_next_try(flow: Flow) -> None:
+    flow.raw.push_many(range(4))
+    report = flow.stage(failing(2), backoff=Backoff(base=600, jitter=0)).run_once(nothing)
+    assert (report.claimed, report.written, report.failed) == (4, 3, 1)
+    counts = flow.raw.counts()
+    assert (counts.scheduled, counts.total) == (1, 1)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_transform_that_fails_on_everything_raises(flow: Flow, output: str) -> None:
+    flow.raw.push_many(range(20))
+    with pytest.raises(ArithmeticError, match="cannot work on"):
+        flow.stage(failing(*range(20)), output=output).run_once(nothing)
+    assert flow.written() == []
+    messages = flow.raw.peek(100)
+    assert len(messages) == 20
+    for each in messages:
+        assert each.state == "ready"
+        assert each.tries == 1
+        assert each.error is not None
+        assert each.error["type"] == "ArithmeticError"
+
+
+def test_one_message_alone_that_fails_is_no_error(flow: Flow) -> None:
+    flow.raw.push_many([1])
+    report = flow.stage(failing(1), max_tries=1).run_once(nothing)
+    assert (report.claimed, report.failed) == (1, 1)
+    assert [*flow.buried()] == [1]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_so_many_that_not_all_are_found_at_once(flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    """Those that were not tried by themselves have not failed: their tries do not count, and they are not buried."""
+    monkeypatch.setattr(module, "FAILURES", 5)
+    poison = [*range(0, 60, 4)]
+    flow.raw.push_many(range(60))
+    stage_ = flow.stage(failing(*poison), output=output, max_tries=2)
+    claimed = 1
+    while claimed:
+        with suppress(ArithmeticError):  # as it may, where only they are left
+            claimed = stage_.run_once(nothing).claimed
+    assert sorted(flow.buried()) == poison
+    assert flow.written() == sorted({*range(60)} - {*poison})
+    assert all(grave.error and "cannot work on" in grave.error["message"] for grave in flow.buried().values())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ConfigurationError("a mistake")])
+def test_what_is_no_failure_of_a_message_counts_no_try(flow: Flow, error: Any) -> None:
+    flow.raw.push_many(range(3))
+
+    def transform(frame: Frame) -> Frame:
+        raise error
+
+    with pytest.raises((KeyboardInterrupt, ConfigurationError)):
+        flow.stage(transform).run_once(nothing)
+    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
+    assert flow.written() == []
+
+
+# ---- keys and headers
+
+
+def keyed(key: Callable[[Any], str | None]) -> Callable[[Frame], Frame]:
+    """A transform that gives keys."""
+
+    def transform(frame: Frame) -> Frame:
+        rows = frame.rows()
+        for row in rows:
+            row["key"] = key(json.loads(row["payload"]))
+        return frame.made_of(rows, "id", "payload", "key")
+
+    return transform
+
+
+def test_keys_of_a_move(flow: Flow) -> None:
+    flow.raw.push_many(range(3), keys=["a", None, "c"])
+    flow.stage(keyed(lambda number: f"k{number}" if number else None)).run_once(nothing)
+    assert {each.payload: each.key for each in flow.clean.peek()} == {0: None, 1: "k1", 2: "k2"}
+
+
+def test_a_key_that_is_taken_fails_its_message_only(flow: Flow) -> None:
+    flow.clean.push("there", key="k3")
+    flow.raw.push_many(range(8))
+    reports = flow.work(keyed(lambda number: f"k{number}"), max_tries=2)
+    assert (reports[0].claimed, reports[0].written, reports[0].failed, reports[0].lost) == (8, 7, 1, 0)
+    assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
+        "0",
+        "1",
+        "2",
+        "4",
+        "5",
+        "6",
+        "7",
+        "there",
+    ]
+    grave = flow.buried()[3]
+    assert grave.error is not None
+    assert "key" in grave.error["message"]
+
+
+def test_a_transaction_leaves_out_what_has_a_key_that_is_taken(flow: Flow) -> None:
+    """As a push does: the message that has the key stands for it."""
+    flow.clean.push("there", key="k3")
+    flow.raw.push_many(range(8))
+    flow.stage(keyed(lambda number: f"k{number}"), output="transaction").run_once(nothing)
+    assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
+        "0",
+        "1",
+        "2",
+        "4",
+        "5",
+        "6",
+        "7",
+        "there",
+    ]
+    assert flow.left() == []
+
+
+def test_headers_and_payloads_that_pass_through_stay_as_they_are(flow: Flow) -> None:
+    headers = {"text": "a", "whole": 5, "part": 0.5, "true": True, "quoted": '"a"'}
+    payload = {"whole": 1, "part": 1.0, "none": None, "list": [1, [2, "3"]], "text": '{"$oid": "no"}'}
+    flow.raw.push(payload, headers=headers, key="k")
+    flow.stage(None).run_once(nothing)
+    (message,) = flow.clean.peek()
+    assert message.headers == headers
+    assert {name: type(each) for name, each in message.headers.items()} == {n: type(v) for n, v in headers.items()}
+    assert message.payload == payload
+    assert type(message.payload["part"]) is float
+    assert message.key == "k"
+
+
+# ---- killing
+
+
+def killing(meddler: Any, *killers: int) -> Callable[[Frame], Frame]:
+    """A transform that ends its process on these."""
+
+    def transform(frame: Frame) -> Frame:
+        if {*killers} & {*numbers(frame)}:
+            meddler.die()
+        return frame.made_of(frame.rows(), "id", "payload")
+
+    return transform
+
+
+def restarted(flow: Flow, killers: tuple[int, ...], most: int = 60, **options: Any) -> int:
+    """Run a stage in one process after the other, until one lives to the end. Answers how many died."""
+    for deaths in range(most):
+        with meddled(flow.client) as meddler, suppress(Crash):
+            flow.work(killing(meddler, *killers), **options)
+            return deaths
+    raise AssertionError("it goes on dying")
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize(
+    ("killer", "count"), [(0, 1), (0, 2), (1, 2), (0, 7), (3, 7), (6, 7), (0, 100), (37, 100), (99, 100)]
+)
+def test_what_kills_its_process_each_time_ends_alone_and_is_buried(
+    flow: Flow, output: str, killer: int, count: int
+) -> None:
+    """And nothing else is."""
+    flow.raw.push_many(range(count))
+    deaths = restarted(flow, (killer,), output=output, max_tries=3)
+    assert sorted(flow.buried()) == [killer]
+    assert flow.written() == sorted({*range(count)} - {killer})
+    assert flow.left() == []
+    assert 3 <= deaths <= 8
+    grave = flow.buried()[killer]
+    assert grave.dead is not None
+    assert grave.dead["reason"] == "tries"
+    assert grave.error is not None
+    assert "process" in grave.error["message"]
+
+
+def test_several_that_kill(flow: Flow) -> None:
+    flow.raw.push_many(range(50))
+    deaths = restarted(flow, (0, 20, 21, 49), max_tries=2)
+    assert sorted(flow.buried()) == [0, 20, 21, 49]
+    assert len(flow.written()) == 46
+    assert deaths <= 40
+
+
+def test_what_kills_and_is_never_to_be_buried_keeps_nobody_waiting(flow: Flow) -> None:
+    flow.raw.push_many(range(20))
+    for _ in range(8):
+        with meddled(flow.client) as meddler, suppress(Crash):
+            flow.work(killing(meddler, 5), max_tries=None)
+    assert flow.written() == sorted({*range(20)} - {5})
+    assert flow.left() == [5]
+    assert flow.buried() == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_processes_that_die_by_chance_bury_nothing(flow: Flow, seed: int) -> None:
+    """As when machines are taken away, or a new version is brought out: so often as a message is tried, and then once more."""
+    rng = random.Random(seed)
+    flow.raw.push_many(range(30))
+    for _ in range(6):
+        with meddled(flow.client, rng.randint(1, 25)) as meddler, suppress(Crash):
+            flow.work(killing(meddler), max_tries=5)
+    flow.work(None, max_tries=5)
+    assert Counter(flow.written()) == Counter(range(30))
+    assert flow.buried() == {}
+
+
+def test_one_that_fails_beside_one_that_kills(flow: Flow) -> None:
+    flow.raw.push_many(range(20))
+    for _ in range(60):
+        with meddled(flow.client) as meddler, suppress(Crash):
+            kill, fail = killing(meddler, 12), failing(3)
+            flow.work(lambda frame, kill=kill, fail=fail: fail(kill(frame)), max_tries=3)
+            break
+    assert sorted(flow.buried()) == [3, 12]
+    assert flow.written() == sorted({*range(20)} - {3, 12})

@@ -1,0 +1,436 @@
+"""The data source, called as Spark calls it: streams that die between any two steps, limits, parts, fences. No session."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from bson import ObjectId
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from pyqueue import Client, Fenced
+from pyqueue.backends.bulk import glimpses, page
+from pyqueue.backends.claims import Claims
+from pyqueue.messages import Id
+from pyqueue.spark.offsets import Offset
+from pyqueue.spark.places import Place, client_of
+from tests.integration.eventually import until
+from tests.spark.engine import Checkpoint, Engine, to_queue
+from tests.spark.fakes import Crash, Flow, meddled
+
+
+def source(flow: Flow, place: str, **options: str) -> dict[str, str]:
+    """The options of a stream out of a flow's source."""
+    given = {"uri": place, "queue": flow.source, "group": "g", "maxMessagesPerBatch": "2", "numPartitions": "2"}
+    return given | options
+
+
+def target(flow: Flow, place: str, **options: str) -> dict[str, str]:
+    """The options of a stream into a flow's target."""
+    return {"uri": place, "queue": flow.target, "stage": "s"} | options
+
+
+def seen(rows: Counter[Any]) -> Callable[[int, list[pa.RecordBatch]], None]:
+    """A sink that counts payloads."""
+
+    def count(number: int, batches: list[pa.RecordBatch]) -> None:
+        rows.update(json.loads(each) for batch in batches for each in batch.column("payload").to_pylist())
+
+    return count
+
+
+def nothing(step: str) -> None:
+    pass
+
+
+class Deaths:
+    """Has the process die before its n-th step."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.steps: list[str] = []
+
+    def __call__(self, step: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+        if self.left > 0:
+            self.steps.append(step)
+
+    @property
+    def died(self) -> bool:
+        return self.left <= 0
+
+
+# ---- dying
+
+
+def run_through(flow: Flow, place: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool) -> None:
+    """A stream from the source to the target, until nothing is left."""
+    if stage:
+        sink = to_queue(target(flow, place), step)
+    else:  # what foreachBatch does that writes without ids
+
+        def sink(number: int, batches: list[pa.RecordBatch]) -> None:
+            for batch in batches:
+                step("write")
+                flow.clean.push_many([json.loads(each) for each in batch.column("payload").to_pylist()])
+            step("sink commit")
+
+    Engine(source(flow, place), sink, checkpoint, step).run()
+
+
+def test_a_stream_that_dies_between_any_two_steps(shared: Client, place: str) -> None:
+    dying: set[str] = set()
+    for at in range(1, 100):
+        flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
+        flow.raw.push_many(range(5))
+        with suppress(Crash):
+            run_through(flow, place, checkpoint, death, stage=True)
+        run_through(flow, place, checkpoint, nothing, stage=True)
+        assert flow.written() == [*range(5)], f"died after {death.steps}"
+        assert flow.left() == []
+        dying.update(death.steps)
+        if not death.died:
+            break
+    assert dying >= {
+        "initialOffset",
+        "latestOffset",
+        "offset log",
+        "commit",
+        "partitions",
+        "tasks",
+        "write",
+        "sink commit",
+        "commit log",
+    }
+    assert at > 20
+
+
+def test_a_stream_that_dies_at_any_command(shared: Client, place: str) -> None:
+    client = client_of(Place.of(place, None, "pyqueue"))
+    client.queues()
+    for at in range(1, 200):
+        flow, checkpoint = Flow(shared), Checkpoint()
+        flow.raw.push_many(range(3))
+        with meddled(client, at) as meddler, suppress(Crash):
+            run_through(flow, place, checkpoint, nothing, stage=True)
+        run_through(flow, place, checkpoint, nothing, stage=True)
+        assert flow.written() == [*range(3)], f"died at command {at}"
+        assert flow.left() == []
+        if not meddler.happened:
+            break
+    assert at > 20
+
+
+def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, place: str) -> None:
+    """So the tests above can fail."""
+    doubled = []
+    for at in range(1, 100):
+        flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
+        flow.raw.push_many(range(5))
+        with suppress(Crash):
+            run_through(flow, place, checkpoint, death, stage=False)
+        run_through(flow, place, checkpoint, nothing, stage=False)
+        assert {*flow.written()} == {*range(5)}
+        doubled.append(len(flow.written()) > 5)
+        if not death.died:
+            break
+    assert any(doubled)
+
+
+def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(shared: Client, place: str) -> None:
+    """Whatever step it died at: nothing is lost, and the ids keep it from being written twice."""
+    for at in range(1, 100):
+        flow, death = Flow(shared), Deaths(at)
+        flow.raw.push_many(range(5))
+        with suppress(Crash):
+            run_through(flow, place, Checkpoint(), death, stage=True)
+        run_through(flow, place, Checkpoint(), nothing, stage=True)
+        assert flow.written() == [*range(5)], f"died after {death.steps}"
+        assert flow.left() == []
+        if not death.died:
+            break
+    assert at > 20
+
+
+def test_a_restart_waits_for_no_lease(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(2))
+    checkpoint = Checkpoint()
+    with pytest.raises(Crash):
+        Engine(source(flow, place, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)).run()
+    assert flow.raw.counts().reserved == 2
+    rows: Counter[Any] = Counter()
+    engine = Engine(source(flow, place, leaseSeconds="600"), seen(rows), checkpoint)
+    assert engine.batch()
+    assert rows == Counter(range(2))
+    assert not engine.batch()
+    assert flow.left() == []
+    engine.reader.stop()
+
+
+# ---- acknowledging
+
+
+def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(5))
+    left: list[int] = []
+    engine = Engine(source(flow, place), lambda *_: left.append(len(flow.left())))
+    while engine.batch():
+        pass
+    assert left == [5, 3, 1]
+    assert flow.left() == []  # by asking for the next, which there was none
+    engine.reader.stop()
+
+
+def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(5))
+    engine = Engine(source(flow, place), seen(Counter()))
+    engine.batch()
+    assert len(flow.left()) == 5
+    engine.listened()
+    assert len(flow.left()) == 3
+    assert not flow.held()
+    engine.listened()  # hearing of it twice is nothing
+    engine.reader.stop()
+
+
+def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(6))
+    checkpoint = Checkpoint()
+    engine = Engine(source(flow, place), seen(Counter()), checkpoint)
+    engine.batch()
+    late = Offset.parse(checkpoint.offsets[0])
+    other = Engine(source(flow, place), seen(Counter()))
+    other.batch()
+    before = flow.stored(flow.source)
+    with pytest.raises(Fenced):
+        late.acknowledge()
+    assert flow.stored(flow.source) == before
+    engine.reader.stop()
+    other.reader.stop()
+
+
+# ---- limits
+
+
+def test_limits_are_kept(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(5))
+    sizes: list[int] = []
+    Engine(source(flow, place), lambda _, batches: sizes.append(sum(each.num_rows for each in batches))).run()
+    assert sizes == [2, 2, 1]
+
+
+def test_what_spark_asks_for_is_the_limit(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(5))
+    engine = Engine(source(flow, place), seen(Counter()))
+    assert engine.reader.getDefaultReadLimit() == ReadMaxRows(2)
+    start = engine.reader.initialOffset()
+    engine.reader.latestOffset(start, ReadMaxRows(3))
+    assert flow.raw.counts().reserved == 3
+    engine.reader.stop()
+
+
+def test_available_now_leaves_what_came_in_since(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(4))
+    rows: Counter[Any] = Counter()
+
+    def sink(number: int, batches: list[pa.RecordBatch]) -> None:
+        seen(rows)(number, batches)
+        flow.raw.push(100 + number)
+
+    engine = Engine(source(flow, place), sink, now=True)
+    flow.raw.push(50)  # in the millisecond after, at the earliest
+    until(lambda: flow.raw.counts().ready == 5)
+    assert engine.run() >= 2
+    assert sorted(rows) in ([*range(4)], [*range(4), 50])
+    assert {100, 101} <= {*flow.left()}
+    assert {*rows} | {*flow.left()} >= {50}
+    assert not flow.held()
+
+
+def test_a_paused_queue(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(2))
+    flow.raw.pause()
+    rows: Counter[Any] = Counter()
+    engine = Engine(source(flow, place), seen(rows))
+    assert not engine.batch()
+    flow.raw.resume()
+    assert engine.batch()
+    assert len(rows) == 2
+    engine.reader.stop()
+
+
+def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(flow: Flow, place: str) -> None:
+    ids = flow.raw.push_many(range(2))
+    engine = Engine(source(flow, place), seen(Counter()))
+    engine.batch()
+    flow.client.database["pyqueue"].update_one({"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}})
+    engine.listened()
+    assert flow.left() == [1]
+    engine.reader.stop()
+
+
+# ---- two runners
+
+
+class Second:
+    """Another runner, which begins before the n-th step of the first one."""
+
+    def __init__(self, at: int, engine: Callable[[], Engine]) -> None:
+        self.left = at
+        self.engine: Engine | None = None
+        self._make = engine
+
+    def __call__(self, step: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.engine = self._make()
+            self.engine.batch()
+
+
+def test_of_two_runners_one_goes_on_and_the_other_is_fenced(shared: Client, place: str) -> None:
+    """Wherever the second one comes in."""
+    for at in range(1, 100):
+        flow = Flow(shared)
+        flow.raw.push_many(range(5))
+        sink = to_queue(target(flow, place))
+        second = Second(at, partial(Engine, source(flow, place), sink))
+        fenced = [_fenced(Engine(source(flow, place), to_queue(target(flow, place), second), step=second))]
+        if second.engine is None:
+            break
+        fenced.append(_fenced(second.engine))
+        assert sorted(fenced) == [False, True], f"it came in at step {at}"
+        assert flow.written() == [*range(5)]
+        assert flow.left() == []
+    assert at > 10
+
+
+def _fenced(engine: Engine) -> bool:
+    try:
+        engine.run()
+    except Fenced:
+        return True
+    finally:
+        engine.reader.stop()
+    return False
+
+
+def test_a_runner_that_was_fenced_stays_so(flow: Flow, place: str) -> None:
+    flow.raw.push_many(range(5))
+    rows: Counter[Any] = Counter()
+    former = Engine(source(flow, place), seen(rows))
+    former.batch()
+    present = Engine(source(flow, place), seen(Counter()))
+    present.batch()
+    before = flow.stored(flow.source)
+    for _ in range(3):
+        with pytest.raises(Fenced, match="'g'"):
+            former.batch()
+    assert sum(rows.values()) == 2
+    assert flow.stored(flow.source) == before
+    former.reader.stop()
+    present.reader.stop()
+
+
+# ---- leases
+
+
+def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, place: str) -> None:
+    flow.raw.push_many([1])
+    looks = 0
+
+    def slow(number: int, batches: list[pa.RecordBatch]) -> None:
+        first = flow.stored(flow.source)[0]["when"]
+
+        def renewed() -> bool:
+            nonlocal looks
+            looks += 1
+            assert flow.raw.reserve(0) is None
+            return bool(flow.stored(flow.source)[0]["when"] > first + timedelta(seconds=1.2))
+
+        until(renewed)
+
+    Engine(source(flow, place, leaseSeconds="0.6"), slow).run()
+    assert looks > 1
+    assert flow.left() == []
+
+
+def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(Place.of(place, None, "pyqueue"))
+    monkeypatch.setattr(client.renewer, "add", lambda *_: None)
+    flow.raw.push_many(range(3))
+    stolen: list[Any] = []
+
+    def slow(number: int, batches: list[pa.RecordBatch]) -> None:
+        def taken() -> bool:
+            stolen.extend(flow.raw.reserve_many(1, timeout=0))
+            return bool(stolen)
+
+        until(taken)
+
+    engine = Engine(source(flow, place, leaseSeconds="0.3", maxMessagesPerBatch="9"), slow)
+    engine.batch()
+    engine.listened()
+    assert flow.left() == [stolen[0].payload]
+    flow.raw.extend(stolen[0])
+    flow.raw.commit(stolen[0])
+    engine.reader.stop()
+
+
+# ---- parts
+
+KINDS = ["str", "ObjectId", "both"]
+COUNTS = [0, 1, 2, 1000]
+
+
+def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
+    """Messages whose ids are of a kind, mixed."""
+    ids: list[Any] = [
+        f"{flow.source}-{number * 7919 % 1000}" if kind == "str" or (kind == "both" and number % 2) else ObjectId()
+        for number in range(count)
+    ]
+    flow.raw.push_many(range(count), ids=ids)
+    return ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+    pushed(flow, kind, count)
+    run = flow.client.run
+    claims = Claims(flow.raw._backend, "g")
+    token = run(claims.adopt(600))
+    for _ in range(3):  # several claims at once, as after a death
+        run(claims.claim(token, max(1, count // 3 + 1), 600))
+    for parts in (1, 2, 3, 7):
+        spans = run(claims.spans(token, 0, 3, parts))
+        read = [[each["payload"] for each in run(claims.read(span))] for span in spans]
+        assert len(spans) == min(parts, count)
+        assert Counter(each for part in read for each in part) == Counter(range(count))
+        sizes = [len(part) for part in read]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_parts_of_a_look_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+    """Most of them became eligible in one and the same millisecond."""
+    pushed(flow, kind, count)
+    backend, run = flow.raw._backend, flow.client.run
+    until(lambda: flow.raw.counts().ready == count)
+    for parts in (1, 2, 3, 7):
+        for limit in (1, 64, 10_000) if count < 1000 else (64, 10_000):
+            read: list[int] = []
+            for part in run(glimpses(backend, parts)):
+                while found := run(page(backend, part, limit)):
+                    read += [each["payload"] for each in found]
+                    part = type(part)(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
+            assert Counter(read) == Counter(range(count))
