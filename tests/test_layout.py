@@ -85,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"client", "delivery", "errors", "messages", "pipeline", "queues", "worker"},
     "spark.frames": {"backends", "errors", "payloads"},
     "spark.session": {"errors"},
-    "spark.batches": {"arguments", "backends", "errors", "messages", "requests", "spark.frames"},
+    "spark.batches": {"arguments", "backends", "drivers", "errors", "messages", "requests", "spark.frames"},
     "spark.places": {"arguments", "client", "errors"},
     "spark.offsets": {"backends", "spark.places"},
     "spark.listener": {"errors", "spark.offsets"},
@@ -135,7 +135,18 @@ THIRD_PARTY: dict[str, set[str]] = {
         "pipeline.engine",
         "spark.frames",
     },
-    "pymongo": {"cli", "client", "demo", "drivers", "embedded", "faults", "memory", "pipeline.engine", "requests"},
+    "pymongo": {
+        "cli",
+        "client",
+        "demo",
+        "drivers",
+        "embedded",
+        "faults",
+        "memory",
+        "pipeline.engine",
+        "requests",
+        "spark.batches",
+    },
     "pydantic": {"demo", "payloads", "pipeline.engine", "pipeline.recipes", "spark.frames"},
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},
@@ -219,7 +230,11 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
 
 @pytest.mark.parametrize(
     ("module", "taken"),
-    [("requests", "from pymongo import UpdateOne"), ("pipeline/engine", "from pymongo.errors import PyMongoError")],
+    [
+        ("requests", "from pymongo import UpdateOne"),
+        ("pipeline/engine", "from pymongo.errors import PyMongoError"),
+        ("spark/batches", "from pymongo.errors import PyMongoError"),
+    ],
 )
 def test_of_pymongo_some_take_a_value_only(module: str, taken: str) -> None:
     text = (ROOT / "pyqueue" / f"{module}.py").read_text()

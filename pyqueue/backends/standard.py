@@ -727,23 +727,37 @@ class Standard:
                 one = {"_id": each["_id"], "q": self.queue, "when": {"$lte": now}}
                 try:
                     yield Update(one, update, quick=True)
-                except InvalidMessage as error:
-                    yield from self._put_away(one, error, now)
+                except InvalidMessage as refusal:
+                    fault = yield from self._fault(one)
+                    if fault is not None:
+                        yield from self._put_away(one, fault, now)
+                    elif (yield Find(one, {"_id": 1}, limit=1)):
+                        raise refusal  # else another was faster
             held = yield Find(self._stamped(update), {"_id": 1}, hint=HOT)
         taken: list[dict[str, Any]] = []
         for each in held:
             one = {"_id": each["_id"], "token": update["$set"]["token"]}
             try:
                 taken += yield Find(one, limit=1)
-            except (InvalidMessage, BSONError) as error:
-                yield from self._put_away(one, error, now)
+            except (InvalidMessage, BSONError) as fault:
+                yield from self._put_away(one, fault, now)
         return taken
 
-    def _put_away(self, match: Mapping[str, Any], error: Exception, now: datetime) -> Plan[None]:
+    def _fault(self, match: Mapping[str, Any]) -> Plan[Exception | None]:
+        """What is wrong with a document that the server did not claim; None: nothing, so it had another reason."""
+        try:
+            for document in (yield Find(match, limit=1)):
+                if wrong := faults(document):
+                    return _told(document, wrong)
+                encode(document)
+        except (InvalidMessage, BSONError) as error:  # too large, or not to be read
+            return error
+        return None
+
+    def _put_away(self, match: Mapping[str, Any], fault: Exception, now: datetime) -> Plan[None]:
         """Bury what cannot be claimed, whatever it is; or, if it takes no burial either, let no look find it."""
         grave = yield from self._grave()
-        misfit = InvalidMessage(f"the stored document cannot be received: {error}")
-        update = self._burying(now, grave, "invalid", 0, self._failure(misfit, now), keyed=False)
+        update = self._burying(now, grave, "invalid", 0, self._failure(fault, now), keyed=False)
         try:
             yield Update(match, _without(update, LABELS))
         except InvalidMessage as refusal:

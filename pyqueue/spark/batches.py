@@ -13,10 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pymongo.errors import PyMongoError
+
 from pyqueue import arguments
 from pyqueue.backends.bulk import Fresh, append, pass_on
 from pyqueue.backends.claims import MOST, Claims
 from pyqueue.backends.standard import Standard
+from pyqueue.drivers import translated
 from pyqueue.errors import ConfigurationError, Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
@@ -227,7 +230,10 @@ class Batches:
             self._run(append(self._target, fresh, session=session))
             self._run(self._source.commit(tuple(held.values()), session=session))
 
-        self._client.run_transaction(work)
+        try:
+            self._client.run_transaction(work)
+        except PyMongoError as error:
+            raise translated(error) from error
 
 
 def _changed(held: Reservation[Any], row: Fresh) -> Fresh:

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -49,13 +50,16 @@ from pyqueue.payloads import OPTIONS
 __all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
-    tz_aware=True, tzinfo=dt.UTC, uuid_representation=OPTIONS.uuid_representation
+    tz_aware=True,
+    tzinfo=dt.UTC,
+    uuid_representation=OPTIONS.uuid_representation,
+    datetime_conversion=OPTIONS.datetime_conversion,
 )
 
 Convert = Callable[[Any], Any]
 
 #: What Arrow and conversions raise for a value that is not of the type.
-_MISFITS: Final = (pa.ArrowException, InvalidMessage, AttributeError, TypeError, ValueError, OverflowError)
+_MISFITS: Final = (pa.ArrowException, InvalidMessage, AttributeError, TypeError, ValueError, ArithmeticError)
 
 # ---- types
 
@@ -122,34 +126,23 @@ def _type_of(name: str, annotation: Any) -> DataType:
     )
 
 
-def payload_type(given: Any) -> DataType | None:
-    """The Spark type of a payload column.
+def payload_type(model: Any) -> DataType | None:
+    """The Spark type of the payloads of a queue with this model.
 
     Args:
-        given: "json" (also None), "variant", a Spark type or its DDL ("struct<a: bigint>"), or a pydantic model.
+        model: a pydantic model, or None.
 
     Returns:
         The type; None means JSON in a string.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: it is neither, or a field is of a type that Spark lacks.
     """
-    if given is None or given == "json":
+    if model is None:
         return None
-    if given == "variant":
-        return VariantType()
-    if isinstance(given, DataType):
-        return given
-    if isinstance(given, type) and issubclass(given, BaseModel):
-        return struct_of(given)
-    if isinstance(given, str):
-        try:
-            return DataType.fromDDL(given)
-        except Exception as error:
-            raise ConfigurationError(
-                f'payloadType: {given!r} is not allowed: give "json", "variant" or a Spark type, e.g. "struct<a: bigint>"'
-            ) from error
-    raise ConfigurationError(f"model: {given!r} is no pydantic model; only those become a struct")
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return struct_of(model)
+    raise ConfigurationError(f"model: {model!r} is no pydantic model; only those become a struct")
 
 
 def columns(payload: DataType | None) -> StructType:
@@ -176,7 +169,7 @@ def as_json(value: Any) -> str:
     try:
         return json.dumps(value, default=_extended, allow_nan=False, ensure_ascii=False)
     except ValueError:  # NaN and its like, which plain JSON lacks
-        return json_util.dumps(value, JSON, ensure_ascii=False)
+        return json_util.dumps(value, json_options=JSON, ensure_ascii=False)
 
 
 def _extended(value: Any) -> Any:
@@ -194,6 +187,23 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    return _refused(value) if isinstance(value, bool) else value
+
+
+def _instant(value: Any) -> Any:
+    return value if isinstance(value, dt.datetime) else _refused(value)
+
+
+def _bytes(value: Any) -> Any:
+    return value if isinstance(value, bytes) else _refused(value)
+
+
+def _refused(value: Any) -> NoReturn:
+    """Arrow would take it, and make something else of it."""
+    raise InvalidMessage(f"{value!r} is of type {type(value).__name__}")
+
+
 def _text(value: Any) -> Any:
     return str(value) if isinstance(value, (ObjectId, UUID)) else value
 
@@ -208,6 +218,12 @@ def _taking(type: DataType) -> Convert | None:
         return _as_variant
     if isinstance(type, (IntegerType, LongType)):
         return _whole
+    if isinstance(type, (DoubleType, FloatType)):
+        return _number
+    if isinstance(type, (TimestampType, TimestampNTZType)):
+        return _instant
+    if isinstance(type, BinaryType):
+        return _bytes
     if isinstance(type, StringType):
         return _text
     if isinstance(type, DecimalType):
@@ -319,7 +335,7 @@ def from_json(text: str) -> Any:
         return json_util.loads(text, json_options=JSON) if '"$' in text else json.loads(text)
     except Exception as error:  # what Extended JSON holds may be anything
         raise InvalidMessage(
-            f"payload: {text[:80]!r} is no JSON ({error}): give a struct or a variant, or make JSON by to_json(...) or to_variant_object(...)"
+            f"{text[:80]!r} is no JSON ({error}): give a struct or a variant, or make JSON by to_json(...) or to_variant_object(...)"
         ) from error
 
 
@@ -371,6 +387,10 @@ class Reader:
                 f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: cast them to string"
             )
         self._key = "key" in names
+        if self._key and not isinstance(schema["key"].dataType, StringType):
+            raise ConfigurationError(
+                f"key: the column is of type {schema['key'].dataType.simpleString()}: cast it to string"
+            )
         self._headers = "headers" in names
         labels = schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
         if not isinstance(labels, MapType):
@@ -385,14 +405,28 @@ class Reader:
             ConfigurationError: an id is null.
         """
         none: list[None] = [None] * batch.num_rows
-        ids = none if self._id is None else batch.column(self._id).to_pylist()
-        payloads: list[Any] = batch.column("payload").to_pylist()
-        if self._convert is not None:
-            convert = self._convert
-            payloads = [None if value is None else convert(value) for value in payloads]
+        ids: list[Any] = none if self._id is None else batch.column(self._id).to_pylist()
+        payloads = self._payloads(batch.column("payload"), ids)
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
         for id, payload, labels, key in zip(ids, payloads, headers, keys, strict=True):
             yield Fresh(id, payload, _maybe(self._labels, labels) or None, key)
+
+    def _payloads(self, column: Any, ids: Sequence[Any]) -> list[Any]:
+        convert = self._convert or (lambda value: value)
+
+        def made(some: Any) -> list[Any]:
+            return [None if value is None else convert(value) for value in some.to_pylist()]
+
+        try:
+            return made(column)
+        except _MISFITS:
+            for place, id in enumerate(ids):  # whose fault is it?
+                try:
+                    made(column.slice(place, 1))
+                except _MISFITS as error:
+                    where = f"row {place}" if id is None else f"the row with id {id}"
+                    raise InvalidMessage(f"payload: in {where}: {str(error)[:500] or type(error).__name__}") from error
+            raise

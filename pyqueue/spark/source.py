@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,7 +22,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StringType, StructType
 
 from pyqueue import arguments
 from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page
@@ -29,7 +30,7 @@ from pyqueue.backends.claims import MOST, Claims, Span
 from pyqueue.backends.standard import Standard
 from pyqueue.errors import ConfigurationError
 from pyqueue.requests import Enter, Now, Plan
-from pyqueue.spark.frames import Reader, batch, columns, payload_type
+from pyqueue.spark.frames import Reader, batch, columns
 from pyqueue.spark.offsets import Offset
 from pyqueue.spark.places import Place, client_of
 
@@ -98,6 +99,11 @@ _NAMES: Final = {
         *("stage", "idColumn"),
     )
 }
+#: What a payload may be: JSON in a string, or a type, which only Spark itself can read.
+_TYPE: Final = re.compile(
+    r"(?i)json$|(variant|struct|array|map|string|boolean|byte|tinyint|short|smallint|int|integer|long|bigint|float|real|double|dec|"
+    r"decimal|numeric|binary|timestamp|timestamp_ntz|timestamp_ltz|date)\b"
+)
 _SPARKS: Final = {"checkpointlocation", "path", "querytimeout"}
 
 
@@ -120,7 +126,10 @@ def _options(given: Mapping[str, str]) -> Options:
     if queue is None:
         raise ConfigurationError('queue: name one: .option("queue", "...")')
     payload = option("payloadType", "json") or "json"
-    payload_type(payload)
+    if not _TYPE.match(payload):
+        raise ConfigurationError(
+            f'payloadType: {payload!r} is not allowed: give "json", "variant" or a Spark type, e.g. "struct<a: bigint>"'
+        )
     return Options(
         Place.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
         arguments.queue_name(queue),
@@ -147,6 +156,20 @@ def _seconds(given: str | None) -> Any:
         return given
 
 
+def _payload(options: Options, schema: StructType) -> DataType | None:
+    """The type of the payload column, as Spark has read it; None: JSON.
+
+    Raises:
+        ConfigurationError: the caller gave a schema of another kind.
+    """
+    json = options.payload == "json"
+    if schema.names != columns(None).names or (json and not isinstance(schema["payload"].dataType, StringType)):
+        raise ConfigurationError(
+            f"schema: a queue has the columns {', '.join(columns(None).names)}: give no schema, but the payload's type by payloadType"
+        )
+    return None if json else schema["payload"].dataType
+
+
 class QueueDataSource(DataSource):
     """The data source "pyqueue": reads and writes the messages of a queue.
 
@@ -167,17 +190,26 @@ class QueueDataSource(DataSource):
         """As in ``format("pyqueue")``."""
         return "pyqueue"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """The columns of a read."""
-        return columns(payload_type(_options(self.options).payload))
+        payload, fields = _options(self.options).payload, columns(None).fields
+        if payload == "json":
+            return columns(None)
+        types = [payload if field.name == "payload" else field.dataType.simpleString() for field in fields]
+        return ", ".join(
+            f"`{field.name}` {type}{'' if field.nullable else ' NOT NULL'}"
+            for field, type in zip(fields, types, strict=True)
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        return _BatchReader(_options(self.options))
+        options = _options(self.options)
+        return _BatchReader(options, _payload(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        return _StreamReader(_options(self.options))
+        options = _options(self.options)
+        return _StreamReader(options, _payload(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
@@ -214,17 +246,18 @@ class _Looked(InputPartition):
 
 
 class _BatchReader(DataSourceReader):
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, payload: DataType | None) -> None:
         self._options = options
+        self._payload = payload
 
     def partitions(self) -> Sequence[InputPartition]:
         return [_Looked(part) for part in self._options.run(glimpses(self._options.backend(), self._options.parts))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Looked)
-        part, payload = partition.part, payload_type(self._options.payload)
+        part = partition.part
         while found := self._options.run(page(self._options.backend(), part, CHUNK)):
-            yield batch(found, payload)
+            yield batch(found, self._payload)
             part = replace(part, above=(found[-1]["when"], found[-1]["_id"]))
 
 
@@ -239,9 +272,10 @@ class _Claimed(InputPartition):
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The offset is the number of a claim. The planning process runs the group, and renews what is outstanding; executors read spans."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, payload: DataType | None) -> None:
         options.claims()
         self._options = options
+        self._payload = payload
         self._token: str | None = None
         self._since: datetime | None = None
 
@@ -296,9 +330,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Claimed)
         found = self._options.run(self._options.claims().read(partition.span))
-        payload = payload_type(self._options.payload)
         for start in range(0, len(found), CHUNK):
-            yield batch(found[start : start + CHUNK], payload)
+            yield batch(found[start : start + CHUNK], self._payload)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._options.run(self._options.claims().acknowledge(self._running(), end["n"]))

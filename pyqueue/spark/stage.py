@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pyqueue import arguments
+from pyqueue.client import Client
 from pyqueue.queues import Duration
 from pyqueue.spark.batches import Batches, Report, Transform
 from pyqueue.spark.places import Place, client_of
@@ -59,15 +60,21 @@ class SparkStage:
         max_tries: int | None = 5,
     ) -> None:
         self._place = Place.of(uri, uri_env, namespace)
-        self._source, self._options = source, {"model": model, "lease": lease, "max_tries": max_tries}
+        self._source = source
+        self._options: dict[str, Any] = {"model": model, "lease": lease, "max_tries": max_tries}
         self._rest = (arguments.queue_name(to), group, transform, output, max_messages)
         self._made: Batches | None = None
+        self._of(
+            Client("memory:")
+        )  # which asks nothing of anybody: what is not allowed is refused here, and not at the first batch
+
+    def _of(self, client: Client) -> Batches:
+        return Batches(client, client.queue(self._source, **self._options)._backend, *self._rest)
 
     @property
     def _batches(self) -> Batches:
         if self._made is None:
-            client = client_of(self._place, waking=True)
-            self._made = Batches(client, client.queue(self._source, **self._options)._backend, *self._rest)
+            self._made = self._of(client_of(self._place, waking=True))
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from anyio.from_thread import start_blocking_portal
 from bson.raw_bson import RawBSONDocument
 from hypothesis import settings
 
-from pyqueue import AsyncClient, Client
-from pyqueue.embedded import EmbeddedServer
+from pyqueue import AsyncClient, Client, ConfigurationError
+from pyqueue.embedded import EmbeddedServer, find_mongod
 from pyqueue.payloads import OPTIONS
+from tests.conftest import missing
 from tests.contract.portal import PortalClient
+from tests.hostile.servers import Secure, secure
 
 settings.register_profile("pyqueue", deadline=None, derandomize=True, database=None)
 settings.load_profile("pyqueue")
@@ -30,6 +32,8 @@ _numbers = count(1)
 class Place:
     """A client, an async one behind the blocking names or a blocking one, and its collection."""
 
+    #: "blocking" or "async".
+    kind: str
     client: Client
     raw: pymongo.collection.Collection[dict[str, Any]]
 
@@ -61,4 +65,25 @@ def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Pl
             client = PortalClient(portal, AsyncClient(url, signals="none:"))
         stack.callback(client.close)
         client.queues()  # so that the indexes are there before anything else is
-        yield Place(client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS))
+        yield Place(request.param, client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS))
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    """A mongod that asks for passwords and speaks TLS only."""
+    try:
+        find_mongod()
+    except ConfigurationError as error:
+        missing(str(error))
+    with secure(tmp_path_factory.mktemp("secure")) as server:
+        yield server
+
+
+@pytest.fixture
+def database(secured: Secure) -> Iterator[str]:
+    """The name of a database of the test's own there; its users and roles go with it."""
+    name = f"t{uuid4().hex[:16]}"
+    yield name
+    secured.admin[name].command("dropAllUsersFromDatabase")
+    secured.admin[name].command("dropAllRolesFromDatabase")
+    secured.admin.drop_database(name)

@@ -126,11 +126,12 @@ class Explorer:
 
     # ---- exploring
 
-    def explore(self, depth: int | None = None) -> None:
-        """Visit every state; ``depth``: at most so many steps from the beginning."""
+    def explore(self, depth: int | None = None, *opening: str) -> None:
+        """Visit every state; ``depth``: at most so many steps from the beginning, or from where these steps led."""
+        start = self.replay(*opening)[-1]
         with self._determined():
-            way: dict[Any, tuple[Any, str] | None] = {self._mark(self._begin): None}
-            front = [(self._mark(self._begin), self._begin)]
+            way: dict[Any, tuple[Any, str] | None] = {self._mark(start): None}
+            front = [(self._mark(start), start)]
             for left in itertools.count() if depth is None else reversed(range(depth)):
                 further = []
                 for mark, state in front:
@@ -143,18 +144,20 @@ class Explorer:
                                 way[reached] = (mark, label)
                                 further.append((reached, after))
                     except Broken as broken:
-                        raise Broken(f"{broken.args[0]}\n{self._told(way, mark, broken.args[1])}") from None
+                        told = self._told(opening, way, mark, broken.args[1])
+                        raise Broken(f"{broken.args[0]}\n{told}") from None
                 self.states = len(way)
                 front = further
                 if not front:
                     return
 
-    def _told(self, way: dict[Any, Any], mark: Any, last: str) -> str:
+    @staticmethod
+    def _told(opening: Sequence[str], way: dict[Any, Any], mark: Any, last: str) -> str:
         labels = [last]
         while (step := way[mark]) is not None:
             mark, label = step
             labels.append(label)
-        return "replay(" + ",\n  ".join(repr(each) for each in reversed(labels)) + ")"
+        return "replay(" + ",\n  ".join(repr(each) for each in (*opening, *reversed(labels))) + ")"
 
     def replay(self, *labels: str) -> list[State]:
         """Go a way again; answers the states on it."""
@@ -255,7 +258,10 @@ class Explorer:
                 if (after.get("token") not in made) or after["q"] != before["q"]:
                     raise Broken(f"{id} is not claimed but changed", label)
                 return
-            if token not in made if act.name == "pop" else (id, token) not in held:
+            if act.name == "pop":
+                if token not in made and (act.limit > 1 or before["when"] > state.now):
+                    raise Broken(f"{id} is held by {token}, and popped by another", label)
+            elif (id, token) not in held:
                 raise Broken(f"{id} is held by {token}, and settled by another", label)
             done.append((id, str(token)))
             if act.name in ("commit", "pop"):

@@ -6,16 +6,16 @@ are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyqueue.spark import frames
+from pyqueue.spark import QueueDataSource
+from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset as Told
-from pyqueue.spark.source import _options, _StreamReader, _StreamWriter
 
 __all__ = ["Checkpoint", "Engine", "Sink", "to_queue"]
 
@@ -47,7 +47,7 @@ class Engine:
         now: bool = False,
     ) -> None:
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
-        self.reader = _StreamReader(_options(options))
+        self.reader = cast(Any, QueueDataSource({**options}).streamReader(columns(None)))
         self._sink = sink
         self._step = step
         if now:
@@ -102,17 +102,12 @@ class Engine:
 
 def to_queue(options: Mapping[str, str], step: Callable[[str], object] = lambda name: None) -> Sink:
     """The sink that is a queue."""
-    given = _options(options)
-    schema = frames.columns(frames.payload_type(given.payload))
+    source = QueueDataSource({**options})
 
     def write(number: int, batches: list[pa.RecordBatch]) -> None:
-        messages = []
-        for some in batches or [None]:
-            writer = _StreamWriter(given, schema)  # each task has its own
+        for some in batches:
             step("write")
-            rows: Iterator[pa.RecordBatch] = iter([] if some is None else [some])
-            messages.append(writer.write(rows))
-        step("sink commit")
-        _StreamWriter(given, schema).commit([*messages], number)
+            source.streamWriter(columns(None), False).write(iter([some]))  # each task has its own
+        step("sink commit")  # it only wakes consumers
 
     return write

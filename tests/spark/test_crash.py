@@ -12,7 +12,7 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 
-from pyqueue import Client
+from pyqueue import Client, Unavailable
 from pyqueue.backends.bulk import Fresh, Staging
 from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
 
@@ -184,3 +184,23 @@ def test_the_audit_can_fail(shared: Client) -> None:
     crashes(run)
     assert any(twice)
     assert not all(twice)
+
+
+def test_a_server_that_goes_away_in_a_transaction_fails_no_message(
+    shared: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Flow(shared)
+    flow.raw.push_many(range(5))
+    stage = flow.stage(tripled, output="transaction")
+
+    def gone(work: object) -> None:
+        raise pymongo.errors.AutoReconnect("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "run_transaction", gone)
+        with pytest.raises(Unavailable):
+            stage.run_once(nothing)
+    assert flow.raw.counts().reserved == 5  # they stay claimed, for the next run to go on with
+    flow.work(tripled, output="transaction")
+    assert flow.written() == sorted([*range(5)] * 3)
+    assert flow.left() == []

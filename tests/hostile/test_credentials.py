@@ -1,0 +1,370 @@
+"""Credentials appear nowhere: not in logs, errors, tracebacks, reprs, pickles, in what commands print, or in what the server shows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from bson import json_util
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import signals
+from pyqueue import AsyncClient, Client, Pipeline, QueueError, Worker
+from pyqueue.cli import app
+from tests.hostile.servers import Secure
+from tests.integration.eventually import until, waiters
+from tests.signals.servers import RedisServer
+
+#: Nowhere else in any text.
+USER, PASSWORD, REDIS = "u5erQx", "mong0Qx/secret@:%", "redi5Qx#secret?"
+TOKENS = ("u5erQx", "mong0Qx", "redi5Qx")
+NOBODY = f"mongodb://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:1/shop"
+
+
+def clean(*texts: str) -> None:
+    """None of these tells any."""
+    for text in texts:
+        for token in TOKENS:
+            assert token not in text, text[max(0, text.index(token) - 200) : text.index(token) + 100]
+
+
+def told(error: BaseException) -> list[str]:
+    """All that an error says, and those behind it."""
+    texts = ["".join(traceback.format_exception(error))]
+    chain: BaseException | None = error
+    while chain is not None:
+        texts += [str(chain), repr(chain), repr(vars(chain))]
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    return texts
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What is logged meanwhile, by anybody and at any level, tells none."""
+    caplog.set_level(logging.DEBUG)
+    for name in ("pyqueue", "signals", "pymongo", "pymongo.command", "pymongo.connection", "asyncio", "redis"):
+        caplog.set_level(logging.DEBUG, logger=name)
+    yield
+    assert caplog.records
+    clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
+
+
+@pytest.fixture(scope="module")
+def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"), "--requirepass", REDIS)
+    yield server.port
+    server.kill()
+
+
+@pytest.fixture
+def url(secured: Secure, database: str) -> str:
+    """A server where the credentials are right."""
+    secured.user(database, USER, PASSWORD, "readWrite")
+    return secured.url(USER, PASSWORD, database)
+
+
+def redis_url(port: int, password: str = REDIS) -> str:
+    return f"redis://{USER}:{quote(password, safe='')}@127.0.0.1:{port}/0"
+
+
+# ---- while it works, and while it does not
+
+
+async def _use(client: AsyncClient) -> list[str]:
+    async with client:
+        queue = client.queue("a")
+        await queue.push(1)
+        held = await queue.reserve(5)
+        assert held is not None
+        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(queue._backend))]
+        shown += [repr(client._driver.bus), str(client._driver.bus), repr(client.stats)]  # type: ignore[union-attr]
+        await queue.commit(held)
+        worker = Worker(client)
+        pipeline = Pipeline(client).link("a", print, to="b")
+        return [*shown, repr(client), str(client), repr(queue), repr(worker), repr(pipeline), pipeline.show()]
+
+
+def use(client: Client) -> list[str]:
+    with client:
+        queue = client.queue("a")
+        queue.push(1)
+        held = queue.reserve(5)
+        assert held is not None
+        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(queue._backend))]
+        shown += [repr(client._driver.bus), str(client._driver.bus), repr(client.stats)]  # type: ignore[union-attr]
+        queue.commit(held)
+        worker = Worker(client)
+        pipeline = Pipeline(client).link("a", print, to="b")
+        return [*shown, repr(client), str(client), repr(queue), repr(worker), repr(pipeline), pipeline.show()]
+
+
+@pytest.mark.usefixtures("logged")
+@pytest.mark.parametrize("bus", ["capped:", "redis"])
+def test_what_works(url: str, redis_port: int, bus: str) -> None:
+    options: dict[str, Any] = {
+        "signals": f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0" if bus == "redis" else bus
+    }
+    clean(*use(Client(url, **options)))
+    clean(*asyncio.run(_use(AsyncClient(url, **options))))
+    for value in (Client(url), AsyncClient(url), Client(url).queue("a")):
+        with pytest.raises(TypeError) as caught:
+            pickle.dumps(value)  # its connection is this process's
+        clean(*told(caught.value))
+
+
+def failing(url: str, redis_port: int, secured: Secure, database: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Targets that fail, each with the options of the client."""
+    stranger = str(secured.stranger.ca)
+    return {
+        "nobody there": (NOBODY, {}),
+        "wrong password": (secured.url(USER, PASSWORD + "x", database), {}),
+        "unknown user": (secured.url(USER + "x", PASSWORD, database), {}),
+        "wrong authority": (secured.url(USER, PASSWORD, database, tlsCAFile=stranger), {}),
+        "not permitted": (secured.url(USER, PASSWORD, f"{database}y", authSource=database), {}),
+        "wrong replica set": (secured.url(USER, PASSWORD, database, replicaSet="another"), {}),
+        "no Redis": (url, {"signals": redis_url(1)}),
+        "wrong password of Redis": (url, {"signals": redis_url(redis_port, REDIS + "x")}),
+        "no bus": (url, {"signals": f"rabbit://{USER}:{REDIS}@127.0.0.1/"}),
+        "no URL of Redis": (url, {"signals": f"redis://{USER}:{REDIS}/@x[127.0.0.1:port/"}),
+    }
+
+
+KINDS = (
+    [*failing("", 0, Secure(0, None, None, None), "")]
+    if False
+    else [  # type: ignore[arg-type]
+        "nobody there",
+        "wrong password",
+        "unknown user",
+        "wrong authority",
+        "not permitted",
+        "wrong replica set",
+        "no Redis",
+        "wrong password of Redis",
+        "no bus",
+        "no URL of Redis",
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fails(
+    url: str, redis_port: int, secured: Secure, database: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    target, options = failing(url, redis_port, secured, database)[kind]
+    with pytest.raises(QueueError) as caught, Client(target, command_timeout=0.3, **options) as client:
+        client.queue("a").push(1)
+
+    async def main() -> None:
+        async with AsyncClient(target, command_timeout=0.3, **options) as client:
+            await client.queue("a").push(1)
+
+    with pytest.raises(QueueError) as other:
+        asyncio.run(main())
+    clean(*told(caught.value), *told(other.value))
+    clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
+
+
+def test_a_bus_that_breaks_logs_no_password(redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The buses by themselves: nobody checks them, and they complain to the log."""
+    caplog.set_level(logging.DEBUG)
+    for given in (redis_url(1), redis_url(redis_port, REDIS + "x"), redis_url(redis_port).replace("redis:", "rediss:")):
+        with signals.open(given) as bus:
+            with bus.listen("a") as listener:
+                bus.emit("a", None)
+                listener.wait(0.1)
+            with pytest.raises(signals.BusError) as caught:
+                bus.check()
+            with pytest.raises(signals.BusError):
+                pickle.dumps(bus)
+            clean(*told(caught.value), repr(bus), str(bus), repr(bus.stats), repr(listener))
+
+        async def main(given: str = given) -> None:
+            async with signals.open_async(given) as bus:
+                async with bus.listen("a") as listener:
+                    bus.emit("a", None)
+                    await listener.wait(0.1)
+                with pytest.raises(signals.BusError) as caught:
+                    await bus.check()
+                clean(*told(caught.value), repr(bus), str(bus), repr(listener))
+
+        asyncio.run(main())
+    assert any(record.name == "signals" for record in caplog.records)
+    clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
+
+
+# ---- URLs that are none
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(
+        ["mongodb://", "mongodb:/", "mongodb:", "MongoDB://", "mongo://", "http://", "embedded://", "//", ""]
+    ),
+    st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
+    st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
+    st.sampled_from(["127.0.0.1:1", "127.0.0.1:x", "[::1", "", "127.0.0.1:1,127.0.0.1:99999", "/nowhere.sock"]),
+    st.sampled_from(["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]),
+)
+def test_a_url_that_nobody_understands_is_not_shown(scheme: str, before: str, after: str, host: str, rest: str) -> None:
+    """Forgotten quoting may put any part of a password where a host, a port or an option belongs."""
+    url = f"{scheme}{USER}:{before}mong0Qx{after}@{host}{rest}"
+    for kind in (Client, AsyncClient):
+        try:
+            client = kind(url)
+            clean(repr(client))
+            client._open()  # parses it
+        except QueueError as error:
+            clean(*told(error))
+        except UserWarning as warning:  # PyMongo's, of an option that it does not know; an error here
+            clean(str(warning))
+        else:
+            closing: Any = client.close()
+            if closing is not None:
+                asyncio.run(closing)
+
+
+@pytest.mark.xfail(strict=True, reason="repr shows the options of the URL")
+def test_a_secret_among_the_options_is_not_shown() -> None:
+    for option in ("tlsCertificateKeyFilePassword=mong0Qx", "authMechanismProperties=AWS_SESSION_TOKEN:mong0Qx"):
+        clean(repr(Client(f"mongodb://127.0.0.1:1/shop?{option}")))
+
+
+# ---- the command line
+
+
+COMMANDS = [
+    ["ls"],
+    ["push", "a", "1"],
+    ["push", "a", "--ndjson"],
+    ["pop", "a"],
+    ["peek", "a"],
+    ["move", "a", "b"],
+    ["redrive", "a.dead"],
+    ["purge", "a", "--yes"],
+    ["pause", "a"],
+    ["resume", "a"],
+    ["trace", "x"],
+    ["doctor"],
+]
+#: Which take no --signals.
+DEAF = {"ls", "peek", "purge", "trace"}
+
+
+def output(arguments: list[str], **env: str) -> tuple[int, str]:
+    result = CliRunner(env=env).invoke(app, arguments, input="1\n")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command))
+def test_commands(
+    url: str, secured: Secure, database: str, redis_port: int, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyqueue.cli.common.REACH", 0.2)
+    monkeypatch.setattr("pyqueue.cli.doctor.REACH", 0.2)
+    wrong = secured.url(USER, PASSWORD + "x", database)
+    for json_option in ([], ["--json"]):
+        status, text = output([*command, *json_option], PYQUEUE_URL=url)
+        assert status in (0, 1)
+        clean(text)
+        for target in (NOBODY, wrong):
+            status, text = output([*command, *json_option, "--url", target])
+            assert status == (1 if command == ["doctor"] else 2)
+            assert text.count("\n") == 1
+            clean(text)
+    if command[0] not in DEAF:
+        status, text = output(command, PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port, "redi5Qx-wrong"))
+        assert status == (1 if command == ["doctor"] else 2)
+        clean(text)
+    clean(output([*command, "--help"], PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port))[1])
+
+
+def test_commands_that_run_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYQUEUE_URL", "")  # what the command sets goes with the test
+    monkeypatch.setenv("PYQUEUE_NAMESPACE", "pyqueue")
+    monkeypatch.setattr("pyqueue.cli.common.REACH", 0.2)
+    (tmp_path / "x.toml").write_text('[[stages]]\nqueue = "a"\nhandler = "builtins:print"\n')
+    for arguments in (
+        ["pipeline", "run", "x.toml", "--until-empty"],
+        ["pipeline", "show", "x.toml"],
+        ["pipeline", "show", "x.toml", "--json"],
+    ):
+        status, text = output([*arguments, "--url", url])
+        assert status == 0, text
+        clean(text)
+        status, text = output([*arguments, "--url", NOBODY])
+        assert status == 2
+        clean(text)
+    clean(output(["worker", f"no:{USER}:x"])[1].replace(USER, ""))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", NOBODY],
+        [NOBODY],
+        ["ls", "--namespace", NOBODY],
+        ["push", "a", "1", "--header", NOBODY],
+        ["push", NOBODY, "1"],
+        ["trace", NOBODY, "--url", "nowhere"],
+        ["pop", "a", "--limit", NOBODY],
+        ["pipeline", "show", NOBODY],
+        ["pipeline", "show", "x.toml", "--format", NOBODY],
+        ["worker", NOBODY],
+        ["move", "a", NOBODY, "--url", "nowhere"],
+        ["ls", "--url", "mongodb:/" + NOBODY],
+        ["ls", "--signals", NOBODY],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(NOBODY, "URL"),
+)
+def test_a_url_in_the_wrong_place_of_a_command(arguments: list[str]) -> None:
+    status, text = output(arguments, COLUMNS="2000")
+    assert status == 2
+    clean(text)
+
+
+# ---- what the server shows
+
+
+def test_the_server_shows_who_but_no_password(secured: Secure, url: str, database: str) -> None:
+    """Other users see each client by its application's name; operations, plans and the profile have no credentials."""
+    admin = secured.admin
+    admin[database].command("profile", 2)
+    with Client(url, signals="capped:") as client, ThreadPoolExecutor(1) as pool:
+        queue = client.queue("a", poll=600)
+        waiting = pool.submit(queue.reserve, 60)
+        until(lambda: waiters(client, "a") == 1)
+        shown = list(
+            admin.admin.aggregate([{"$currentOp": {"allUsers": True, "idleConnections": True, "idleSessions": True}}])
+        )
+        plan = client.database["pyqueue"].find({"q": "a"}).explain()
+        queue.push(1)
+        held = waiting.result(60)
+        assert held is not None
+        queue.commit(held)
+    profiled = list(admin[database]["system.profile"].find())
+    assert {each.get("appName") for each in shown if each.get("ns", "").startswith(f"{database}.")} == {"pyqueue"}
+    assert {each["command"].get("comment") for each in profiled} == {None}
+    assert len(profiled) > 5
+    for each in shown:
+        # Who it is, MongoDB shows to those who may see it; the name is no secret to them.
+        for key in ("effectiveUsers", "runBy", "userIds", "users"):
+            each.pop(key, None)
+    for each in profiled:
+        for key in ("user", "allUsers"):
+            each.pop(key, None)
+    clean(json_util.dumps(shown), json_util.dumps(plan, default=str), json_util.dumps(profiled))

@@ -1,0 +1,227 @@
+"""Mistakes: refused before anything is asked of a server or written, and the argument is named. No session."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName
+from pyqueue.spark import QueueDataSource, SparkStage
+from pyqueue.spark.frames import columns
+from tests.spark.fakes import Flow, Frame, nothing
+
+#: Nothing listens there.
+NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"
+
+READ = {"uri": NOWHERE, "queue": "raw"}
+STREAM = READ | {"group": "g"}
+
+
+def read(**options: Any) -> Any:
+    return QueueDataSource(options).reader(columns(None))
+
+
+def stream(**options: Any) -> Any:
+    return QueueDataSource(options).streamReader(columns(None))
+
+
+def write(schema: StructType | None = None, overwrite: bool = False, **options: Any) -> Any:
+    return QueueDataSource(options).writer(schema or columns(None), overwrite)
+
+
+def stream_to(schema: StructType | None = None, overwrite: bool = False, **options: Any) -> Any:
+    return QueueDataSource(options).streamWriter(schema or columns(None), overwrite)
+
+
+def table(**types: Any) -> StructType:
+    return StructType([StructField(name, type) for name, type in types.items()])
+
+
+WRONG: list[tuple[str, Callable[[], Any]]] = [
+    # a read
+    ("uri, uriEnv", lambda: read(queue="raw")),
+    ("uri, uriEnv", lambda: read(uri=NOWHERE, uriEnv="HOME", queue="raw")),
+    ("uri", lambda: read(uri="memory:", queue="raw")),
+    ("uri", lambda: read(uri="127.0.0.1:27017", queue="raw")),
+    ("uriEnv", lambda: stream(uriEnv="PYQUEUE_NO_SUCH_VARIABLE", queue="raw", group="g")),
+    ("queue", lambda: read(uri=NOWHERE)),
+    ("name", lambda: read(uri=NOWHERE, queue="no name")),
+    ("namespace", lambda: read(**READ, namespace="system.x")),
+    ("options: .*qeue", lambda: read(**READ, qeue="x")),
+    ("options: .*pollseconds", lambda: read(**READ, pollseconds="5")),
+    ("payloadType", lambda: read(**READ, payloadType="jsonn")),
+    ("payloadType", lambda: read(**READ, payloadType="RawFlight")),
+    ("numPartitions", lambda: read(**READ, numPartitions="0")),
+    ("numPartitions", lambda: read(**READ, numPartitions="four")),
+    ("schema", lambda: QueueDataSource(READ).reader(table(id=StringType(), payload=StringType()))),
+    # a stream
+    ("group", lambda: stream(**READ)),
+    ("group", lambda: stream(**READ, group="a~b")),
+    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="0")),
+    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="-5")),
+    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="100001")),
+    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="0")),
+    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="-1")),
+    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="nan")),
+    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="a minute")),
+    # writes
+    ("mode", lambda: write(overwrite=True, **READ)),
+    ("stage", lambda: write(**READ, stage="s")),
+    ("payload", lambda: write(table(id=StringType(), value=StringType()), **READ)),
+    ("order_id", lambda: write(**READ, idColumn="order_id")),
+    ("outputMode", lambda: stream_to(overwrite=True, **READ, stage="s")),
+    ("stage, idColumn", lambda: stream_to(**READ)),
+    ("stage, idColumn", lambda: stream_to(**READ, stage="s", idColumn="id")),
+    ("stage", lambda: stream_to(**READ, stage="a~b")),
+    ("payload", lambda: stream_to(table(id=StringType()), **READ, stage="s")),
+    ("id", lambda: stream_to(table(payload=StringType()), **READ, stage="s")),
+    ("id", lambda: stream_to(table(id=LongType(), payload=StringType()), **READ, stage="s")),
+]
+
+
+@pytest.mark.parametrize(("named", "call"), WRONG, ids=[f"{number}-{named}" for number, (named, _) in enumerate(WRONG)])
+def test_options(named: str, call: Callable[[], Any]) -> None:
+    with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}|'{named}'"):
+        call()
+
+
+class Model(BaseModel):
+    a: int
+
+
+STAGE: dict[str, Any] = {"uri": NOWHERE, "source": "raw", "to": "clean", "group": "g"}
+
+WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
+    ("uri, uriEnv", {"uri": None}),
+    ("uri, uriEnv", {"uri_env": "HOME"}),
+    ("uri", {"uri": "memory:"}),
+    ("namespace", {"namespace": "no name"}),
+    ("name", {"source": "no name"}),
+    ("name", {"to": ""}),
+    ("name", {"to": None}),
+    ("group", {"group": "a~b"}),
+    ("group", {"group": None}),
+    ("transform", {"transform": "SELECT 1"}),
+    ("output", {"output": "copy"}),
+    ("model", {"model": dict}),
+    ("model", {"model": "struct<a: bigint>"}),
+    ("max_messages", {"max_messages": 0}),
+    ("max_messages", {"max_messages": 2.5}),
+    ("max_messages", {"max_messages": 100_001}),
+    ("max_messages", {"max_messages": 10_001, "output": "transaction"}),
+    ("lease", {"lease": 0}),
+    ("lease", {"lease": "600"}),
+    ("max_tries", {"max_tries": 0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("named", "options"), WRONG_STAGES, ids=[f"{named}-{list(o.values())}" for named, o in WRONG_STAGES]
+)
+def test_arguments_of_a_stage(named: str, options: dict[str, Any]) -> None:
+    with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}"):
+        SparkStage(**(STAGE | options))
+
+
+def test_arguments_that_are_allowed() -> None:
+    SparkStage(**STAGE)
+    SparkStage(**STAGE, output="transaction", max_messages=10_000, model=Model, max_tries=None)
+    again = pickle.loads(pickle.dumps(SparkStage(**STAGE, max_messages=100_000, model=Model)))
+    assert repr(again) == "SparkStage('raw' -> 'clean', group='g')"
+
+
+# ---- what a transform answers
+
+
+def without_payload(frame: Frame) -> Any:
+    return frame.made_of(frame.rows(), "id")
+
+
+def without_id(frame: Frame) -> Any:
+    return frame.made_of(frame.rows(), "payload")
+
+
+def twice(frame: Frame) -> Any:
+    return frame.made_of([*frame.rows(), frame.rows()[0]])
+
+
+def strange(frame: Frame) -> Any:
+    return frame.made_of([*frame.rows()[1:], frame.rows()[0] | {"id": "another"}])
+
+
+def no_id(frame: Frame) -> Any:
+    return frame.made_of([*frame.rows()[1:], frame.rows()[0] | {"id": None}], "id", "payload")
+
+
+ANSWERS: list[tuple[str, Any, str]] = [
+    ("move", without_payload, "no column 'payload'"),
+    ("move", without_id, "no column 'id'"),
+    ("move", twice, "twice"),
+    ("move", strange, "the id 'another', which is not in the batch"),
+    ("move", no_id, "a null"),
+    ("move", lambda frame: None, "^transform: it answered NoneType"),
+    ("move", lambda frame: [1], "^transform: it answered list"),
+    ("transaction", without_payload, "no column 'payload'"),
+    ("transaction", lambda frame: None, "^transform: it answered NoneType"),
+]
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize(("output", "transform", "told"), ANSWERS, ids=[f"{o}-{told}" for o, _, told in ANSWERS])
+def test_an_answer_that_nothing_can_be_made_of(flow: Flow, output: str, transform: Any, told: str) -> None:
+    """Nothing is written, and the batch is given back as it was."""
+    flow.raw.push_many(range(3))
+    with pytest.raises(ConfigurationError, match=told):
+        flow.stage(transform, output=output).run_once(nothing)
+    assert flow.written() == []
+    assert not flow.held()
+    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
+
+
+# ---- rows
+
+
+def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict(given)])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"id": "~queue:raw"}, "^id: "),
+        ({"id": ""}, "^id: "),
+        ({"id": None}, "null"),
+        ({"id": "a"}, "several rows"),
+        ({"payload": "{"}, "no JSON"),
+        ({"key": ""}, "^key: "),
+        ({"key": "k" * 513}, "^key: "),
+    ],
+)
+def test_rows(flow: Flow, place: str, row: dict[str, Any], told: str, streaming: bool) -> None:
+    schema = table(id=StringType(), payload=StringType(), key=StringType())
+    source = QueueDataSource({"uri": place, "queue": flow.target, "idColumn": "id"})
+    writer: Any = source.streamWriter(schema, False) if streaming else source.writer(schema, False)
+    rows = [{"id": "a", "payload": "1", "key": None}, {"id": "b", "payload": "1", "key": None} | row]
+    with pytest.raises((ConfigurationError, ValueError), match=told):
+        writer.write(rows_of(**{name: [each[name] for each in rows] for name in rows[0]}))
+    assert flow.written() == []
+
+
+def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, place: str) -> None:
+    flow.raw.push(1, id=f"s~{flow.source}")
+    writer: Any = QueueDataSource({"uri": place, "queue": flow.target, "stage": "s"}).streamWriter(columns(None), False)
+    with pytest.raises(DuplicateKey, match="never in queue"):
+        writer.write(rows_of(id=[flow.source], payload=["1"], headers=[[]], key=[None]))
+    assert flow.written() == []
+
+
+def test_a_claim_has_bounds(shared: Client, flow: Flow) -> None:
+    with pytest.raises(ConfigurationError, match=r"^limit: "), flow.raw.claim("g", limit=100_001):
+        pytest.fail("it began")

@@ -1,0 +1,502 @@
+"""Payloads of every type, to Spark and back: they come back as they were, or fail clearly. No session.
+
+Also where the machine's time zone is not UTC: a naive datetime anywhere would show.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import bson
+import pyarrow as pa
+import pytest
+from bson import Binary, Int64, ObjectId, Regex
+from bson.datetime_ms import DatetimeMS
+from bson.decimal128 import Decimal128
+from pydantic import BaseModel, Field
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from pyqueue import ConfigurationError, InvalidMessage
+from pyqueue.payloads import OPTIONS, Codec, encode
+from pyqueue.spark import struct_of
+from pyqueue.spark.frames import Reader, batch, columns, payload_type
+
+NOON = datetime(2013, 7, 1, 12, 0, 0, 123000, tzinfo=UTC)
+ID = ObjectId("51d16f000000000000000001")
+
+
+@pytest.fixture(params=["UTC", "America/New_York"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The machine's time zone."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+zoned = pytest.mark.usefixtures("zone")
+
+
+def stored(payload: Any, id: Any = ID, **fields: Any) -> dict[str, Any]:
+    """A message as the server gives it."""
+    document = {"_id": id, "q": "a", "when": NOON, "due": NOON, "pushed": NOON, "tries": 0, "payload": payload} | fields
+    return bson.decode(bson.encode(document, codec_options=OPTIONS), OPTIONS)
+
+
+def through(payload: Any, type: DataType | None) -> Any:
+    """A payload that went to Spark, and came back into the database."""
+    reader = Reader(columns(type), "id")
+    (fresh,) = reader.rows(batch([stored(payload)], type))
+    assert fresh.id == str(ID)
+    return bson.decode(encode({"payload": fresh.payload}).raw, OPTIONS)["payload"]
+
+
+def shown(payload: Any, type: DataType | None) -> Any:
+    """A payload as a query sees it, by Arrow."""
+    return batch([stored(payload)], type).column("payload").to_pylist()[0]
+
+
+# ---- JSON
+
+VALUES: dict[str, Any] = {
+    "dict": {"a": {"b": {"c": 1}}, "": 0, "é": "ü", "with.dot": 1},
+    "empty": {},
+    "list": [1, [2, [], [[3]]], {"a": [None]}],
+    "none": None,
+    "text": 'a "quoted" \\ text\n\u2028 ☃ \U0001f600',
+    "json in a text": '{"$oid": "51d16f000000000000000001"}',
+    "true": True,
+    "false": False,
+    "zero": 0,
+    "int": -5,
+    "long": 2**62,
+    "int64": Int64(5),
+    "float": 0.1,
+    "whole float": 1.0,
+    "large float": 1e300,
+    "infinity": math.inf,
+    "infinities": [math.inf, -math.inf, {"a": math.inf}],
+    "ObjectId": ID,
+    "bytes": b"\x00\xff",
+    "binary": Binary(b"\x00", 128),
+    "decimal": Decimal128("1.10"),
+    "decimals": [Decimal128("NaN"), Decimal128("Infinity"), Decimal128("-0"), Decimal128("1E+6144")],
+    "uuid": UUID("12345678-1234-5678-1234-567812345678"),
+    "datetime": NOON,
+    "the last day": datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+    "the first day": datetime(1, 1, 1, tzinfo=UTC),
+    "before 1970": datetime(1969, 12, 31, 23, 59, 59, 1000, tzinfo=UTC),
+    "in another zone": NOON.astimezone(timezone(timedelta(hours=-5))),
+    "beyond": DatetimeMS(10**15),
+    "regex": Regex("^a", "i"),
+    "null in a text": "a\0b",
+}
+
+JSONS = {"json": None, "variant": VariantType()}
+forms = pytest.mark.parametrize("type", JSONS.values(), ids=JSONS.keys())
+
+
+@zoned
+@forms
+def test_what_goes_as_json_comes_back_as_it_was(type: DataType | None) -> None:
+    for name, value in VALUES.items():
+        for payload in (value, {"a": value}, [value, value]):
+            expected = stored(payload)["payload"]
+            back = through(payload, type)
+            assert back == expected, name
+            assert types_of(back) == types_of(expected), name
+
+
+def types_of(value: Any) -> Any:
+    """The types of a value and of what is in it; numbers of one type, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: types_of(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [types_of(each) for each in value]
+    return int if isinstance(value, Int64) else type(value)
+
+
+@forms
+def test_nan_comes_back(type: DataType | None) -> None:
+    back = through({"a": math.nan, "b": [math.nan]}, type)
+    assert math.isnan(back["a"])
+    assert math.isnan(back["b"][0])
+
+
+def test_how_json_looks() -> None:
+    assert shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None) == '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
+    assert shown({"at": NOON}, None) == '{"at": {"$date": "2013-07-01T12:00:00.123Z"}}'
+    assert shown({"id": ID}, None) == '{"id": {"$oid": "51d16f000000000000000001"}}'
+
+
+@pytest.mark.parametrize("text", ["", "abc", "{", "{'a': 1}", "nul", '{"$date": "yesterday"}', '{"$oid": 5}'])
+def test_what_is_no_json_is_refused_and_the_row_is_named(text: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"id": ["first", "second"], "payload": ["1", text]})
+    schema = StructType([StructField("id", StringType()), StructField("payload", StringType())])
+    with pytest.raises(InvalidMessage, match=r"^payload: in the row with id second: .* is no JSON"):
+        list(Reader(schema, "id").rows(rows))
+
+
+# ---- structs
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Inner(BaseModel):
+    at: datetime | None = None
+    tags: list[str] = []
+
+
+class Everything(BaseModel):
+    text: str
+    number: int
+    part: float
+    flag: bool
+    raw: bytes
+    price: Decimal
+    at: datetime
+    day: date
+    uuid: UUID
+    kind: Literal["a", "b"]
+    color: Color
+    level: Level
+    maybe: int | None
+    inner: Inner
+    inners: list[Inner]
+    counts: dict[str, int]
+    nested: list[list[int]]
+    unique: set[str]
+    pair: tuple[int, ...]
+    short: Annotated[str, Field(max_length=5)]
+
+
+MODEL: dict[str, Any] = {
+    "text": "é",
+    "number": 2**40,
+    "part": 0.5,
+    "flag": True,
+    "raw": b"\x00\xff",
+    "price": Decimal("12.50"),
+    "at": NOON,
+    "day": date(2013, 7, 1),
+    "uuid": UUID(int=5),
+    "kind": "a",
+    "color": Color.RED,
+    "level": Level.HIGH,
+    "maybe": None,
+    "inner": Inner(at=datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), tags=["a"]),
+    "inners": [Inner(), Inner(tags=["b", "c"])],
+    "counts": {"a": 1, "b.c": 2},
+    "nested": [[1], [], [2, 3]],
+    "unique": {"one"},
+    "pair": (1, 2),
+    "short": "abc",
+}
+
+
+@zoned
+def test_a_model_of_everything() -> None:
+    type = struct_of(Everything)
+    codec: Codec[Any] = Codec(Everything)
+    payload = codec.dump(Everything(**MODEL))
+    back = codec.load(through(payload, type))
+    assert back == Everything(**MODEL)
+    assert back.at == NOON
+    row = shown(payload, type)
+    assert (row["day"], row["uuid"]) == ("2013-07-01", str(UUID(int=5)))
+    assert row["at"].astimezone(UTC) == NOON
+
+
+def test_how_a_model_looks() -> None:
+    class Small(BaseModel):
+        a: int
+        b: list[str] | None
+        c: dict[str, float]
+
+    assert struct_of(Small).simpleString() == "struct<a:bigint,b:array<string>,c:map<string,double>>"
+
+
+class OfId(BaseModel):
+    model_config = {"arbitrary_types_allowed": True}
+
+    it: ObjectId
+
+
+def test_an_object_id_of_a_model_travels_in_hex() -> None:
+    assert shown({"it": ID}, struct_of(OfId)) == {"it": str(ID)}
+
+
+class OfAny(BaseModel):
+    it: Any
+
+
+class OfUnion(BaseModel):
+    it: int | str
+
+
+class OfLiterals(BaseModel):
+    it: Literal[1, "a"]
+
+
+class OfTuple(BaseModel):
+    it: tuple[int, str]
+
+
+class OfIntKeys(BaseModel):
+    it: dict[int, str]
+
+
+class OfDuration(BaseModel):
+    it: timedelta
+
+
+@pytest.mark.parametrize("model", [OfAny, OfUnion, OfLiterals, OfTuple, OfIntKeys, OfDuration])
+def test_a_model_that_spark_has_no_type_for(model: type[BaseModel]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^model: .*{model.__name__}\.it"):
+        struct_of(model)
+
+
+LONG, INT, DOUBLE, TEXT, INSTANT = LongType(), IntegerType(), DoubleType(), StringType(), TimestampType()
+
+
+def array(type: DataType) -> DataType:
+    return ArrayType(type)
+
+
+def mapping(type: DataType) -> DataType:
+    return MapType(StringType(), type)
+
+
+def struct(**fields: DataType) -> DataType:
+    return StructType([StructField(name, type) for name, type in fields.items()])
+
+
+ROUND: list[tuple[DataType, Any]] = [
+    (LONG, 2**62),
+    (LONG, 5.0),
+    (INT, -5),
+    (DOUBLE, 0.1),
+    (DOUBLE, 5),
+    (FloatType(), 0.5),
+    (BooleanType(), True),
+    (TEXT, "é"),
+    (BinaryType(), b"\x00"),
+    (INSTANT, NOON),
+    (INSTANT, datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+    (INSTANT, datetime(1, 1, 1, tzinfo=UTC)),
+    (DecimalType(10, 2), Decimal128("12.50")),
+    (DecimalType(38, 18), Decimal128("0.000000000000000001")),
+    (array(LONG), [1, None, 3]),
+    (array(array(TEXT)), [["a"], [], None]),
+    (mapping(array(DOUBLE)), {"a": [0.5], "": None}),
+    (mapping(INSTANT), {"a": NOON}),
+    (struct(a=LONG, b=struct(c=array(INSTANT))), {"a": None, "b": {"c": [NOON, None]}}),
+    (array(struct(d=DecimalType(4, 1))), [{"d": Decimal128("0.5")}, None]),
+    (struct(v=VariantType()), {"v": {"a": [1, "b", ID]}}),
+]
+
+
+@zoned
+def test_a_type_comes_back() -> None:
+    for type, value in ROUND:
+        name = f"{type.simpleString()} {value}"
+        # a string column is JSON when it is written
+        back = shown(value, type) if type == TEXT else through(value, type)
+        assert back == stored(value)["payload"], name
+        assert shown(None, type) is None, name
+
+
+def test_what_a_struct_lacks_is_null_and_what_it_has_not_is_left_out() -> None:
+    assert shown({"a": 1, "more": 2}, struct(a=LONG, b=TEXT)) == {"a": 1, "b": None}
+
+
+@zoned
+def test_an_instant_as_a_timestamp_without_zone_is_utc() -> None:
+    assert shown(NOON, TimestampNTZType()) == NOON.replace(tzinfo=None)
+
+
+MISFITS: list[tuple[DataType, Any]] = [
+    (LONG, 0.5),
+    (struct(a=LONG), {"a": 1.5}),
+    (array(INT), [1, 2.5]),
+    (mapping(LONG), {"a": 0.1}),
+    (struct(a=struct(b=array(LONG))), {"a": {"b": [1, 0.5]}}),
+    (LONG, math.inf),
+    (LONG, math.nan),
+    (INT, 2**40),
+    (LONG, 1e300),
+    (LONG, "5"),
+    (LONG, True),
+    (LONG, NOON),
+    (LONG, Decimal128("5")),
+    (DOUBLE, "0.5"),
+    (DOUBLE, True),
+    (DOUBLE, 2**62 + 1),
+    (BooleanType(), 1),
+    (BooleanType(), "true"),
+    (TEXT, 5),
+    (TEXT, True),
+    (TEXT, {"a": 1}),
+    (TEXT, [1]),
+    (TEXT, b"\xff"),
+    (TEXT, NOON),
+    (TEXT, Decimal128("1")),
+    (BinaryType(), "text"),
+    (INSTANT, "2013-07-01"),
+    (INSTANT, 5),
+    (INSTANT, DatetimeMS(10**15)),
+    (DecimalType(4, 1), Decimal128("0.55")),
+    (DecimalType(4, 1), Decimal128("12345")),
+    (DecimalType(4, 1), Decimal128("NaN")),
+    (DecimalType(4, 1), 0.5),
+    (array(LONG), 5),
+    (array(LONG), "12"),
+    (array(LONG), {"a": 1}),
+    (mapping(LONG), [["a", 1]]),
+    (struct(a=LONG), 5),
+    (struct(a=LONG), [1]),
+    (struct(a=LONG), [["a", 1]]),
+    (DateType(), "2013-07-01"),
+]
+
+
+@pytest.mark.parametrize(("type", "value"), MISFITS, ids=[f"{type.simpleString()}-{value}" for type, value in MISFITS])
+def test_what_does_not_fit_fails_and_the_message_is_named(type: DataType, value: Any) -> None:
+    documents = [stored(None, id="good"), stored(value, id="bad"), stored(None, id="other")]
+    with pytest.raises(InvalidMessage, match=r"^payload: message bad does not fit "):
+        batch(documents, type)
+
+
+NO_TYPES = [
+    DateType(),
+    TimestampNTZType(),
+    struct(a=DateType()),
+    array(TimestampNTZType()),
+    mapping(DateType()),
+    MapType(IntegerType(), StringType()),
+]
+
+
+@pytest.mark.parametrize("type", NO_TYPES, ids=[type.simpleString() for type in NO_TYPES])
+def test_a_column_that_cannot_be_stored_is_refused_before_anything_is_written(type: DataType) -> None:
+    with pytest.raises(ConfigurationError, match=r"^payload: .* cast"):
+        Reader(columns(type))
+
+
+def arrow(type: DataType, *values: Any) -> tuple[StructType, pa.RecordBatch]:
+    """Rows that a query made."""
+    schema = StructType([StructField("id", StringType()), StructField("payload", type)])
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    ids = [f"row{number}" for number in range(len(values))]
+    return schema, pa.RecordBatch.from_arrays(
+        [pa.array(ids), pa.array(values, arrow.field("payload").type)], schema=arrow
+    )
+
+
+UNSTORABLE: list[tuple[DataType, Any]] = [
+    (DecimalType(38, 18), Decimal("12345678901234567890.123456789012345678")),  # 38 digits; Decimal128 has 34
+    (INSTANT, 253402300800_000_000),  # in the year 10000
+]
+
+
+@pytest.mark.parametrize(("type", "value"), UNSTORABLE, ids=["decimal", "instant"])
+def test_a_value_that_cannot_be_stored_fails_and_the_row_is_named(type: DataType, value: Any) -> None:
+    schema, rows = arrow(type, None, value)
+    with pytest.raises(InvalidMessage, match=r"^payload: in the row with id row1: "):
+        list(Reader(schema, "id").rows(rows))
+
+
+@zoned
+def test_microseconds_are_cut_to_what_the_database_keeps() -> None:
+    schema, rows = arrow(INSTANT, NOON + timedelta(microseconds=456))
+    (fresh,) = Reader(schema, "id").rows(rows)
+    assert bson.decode(encode({"at": fresh.payload}).raw, OPTIONS)["at"] == NOON
+
+
+# ---- the other columns
+
+
+def test_the_other_columns() -> None:
+    document = stored(
+        1, id="mine", headers={"a": "x", "n": 5, "t": True}, key="k", tries=3, when=NOON + timedelta(days=1)
+    )
+    row: dict[str, Any] = batch([document], None).to_pylist()[0]
+    assert row.pop("headers") == [("a", "x"), ("n", "5"), ("t", "true")]
+    assert row.pop("when").astimezone(UTC) == NOON  # eligible since, not the end of a lease
+    assert row.pop("pushed").astimezone(UTC) == NOON
+    assert row == {"id": "mine", "queue": "a", "payload": "1", "key": "k", "tries": 3}
+
+
+def read(rows: Sequence[dict[str, Any]], types: dict[str, DataType], id: str | None = None) -> list[Any]:
+    schema = StructType([StructField(name, type) for name, type in types.items()])
+    return list(Reader(schema, id).rows(pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC"))))
+
+
+def test_headers_and_keys_of_rows() -> None:
+    rows: list[dict[str, Any]] = [{"payload": "1", "headers": [("a", 5)], "key": "k"}, {"payload": None}]
+    fresh = read(rows, {"payload": TEXT, "headers": mapping(INT), "key": TEXT})
+    assert [(each.id, each.payload, each.headers, each.key) for each in fresh] == [
+        (None, 1, {"a": 5}, "k"),
+        (None, None, None, None),
+    ]
+
+
+BAD_COLUMNS: list[tuple[dict[str, DataType], str]] = [
+    ({"id": TEXT, "value": TEXT}, r"no column 'payload'"),
+    ({"payload": TEXT}, r"no column 'id'"),
+    ({"id": LONG, "payload": TEXT}, r"'id'.* cast"),
+    ({"id": TEXT, "payload": TEXT, "headers": TEXT}, r"^headers: "),
+    ({"id": TEXT, "payload": TEXT, "headers": MapType(INT, TEXT)}, r"headers.* cast"),
+    ({"id": TEXT, "payload": TEXT, "key": LONG}, r"^key: .*cast"),
+]
+
+
+@pytest.mark.parametrize(("types", "named"), BAD_COLUMNS, ids=[named for _, named in BAD_COLUMNS])
+def test_columns_that_are_missing_or_of_another_type(types: dict[str, DataType], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        read([], types, "id")
+
+
+def test_a_null_among_the_ids() -> None:
+    rows: list[dict[str, Any]] = [{"name": "a", "payload": "1"}, {"name": None, "payload": "2"}]
+    with pytest.raises(ConfigurationError, match="'name' has a null"):
+        read(rows, {"name": TEXT, "payload": TEXT}, "name")
+
+
+@pytest.mark.parametrize("given", ["json", 5, int, dict, dict[str, int]])
+def test_models_that_spark_can_make_nothing_of(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^model: "):
+        payload_type(given)
