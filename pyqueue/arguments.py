@@ -51,11 +51,11 @@ def queue_name(value: Any) -> str:
     return value
 
 
-def group(value: Any) -> str:
+def group(value: Any, name: str = "group") -> str:
     """A claim group's name: as a queue's."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
-            f"group: {_shown(value)} is no group name: 1-110 characters of A-Z a-z 0-9 _ - . : > are allowed"
+            f"{name}: {_shown(value)} is no name: 1-110 characters of A-Z a-z 0-9 _ - . : > are allowed"
         )
     return value
 

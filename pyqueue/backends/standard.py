@@ -769,15 +769,16 @@ class Standard:
     def _put_back(self, document: Mapping[str, Any], now: datetime) -> Plan[dict[str, Any]]:
         """Hold what was taken out and should not be handed out."""
         held: dict[str, Any] = {**document, **self._claiming(now, self.hold, count=False)["$set"]}
-        yield from self._insert_again(held)
+        yield from self._insert_again([held])
         return held
 
-    def _insert_again(self, document: dict[str, Any]) -> Plan[None]:
-        """Insert what was taken out; without its key, if that was taken meanwhile."""
-        for fault in (yield Insert([document])):
-            if fault.field == "key":
+    def _insert_again(self, documents: list[dict[str, Any]]) -> Plan[None]:
+        """Insert what was taken out; without their keys, if those were taken meanwhile."""
+        clashing = [documents[fault.place] for fault in (yield Insert(documents)) if fault.field == "key"]
+        if clashing:
+            for document in clashing:
                 document["last_key"] = document.pop("key")
-                yield Insert([document])
+            yield Insert(clashing)
 
     def _message(self, document: Mapping[str, Any], now: datetime, lease: float | None = None) -> Message[Any]:
         """The message of a document. If that is no message, or does not fit the model, it shows what there is, and ``error`` says so."""
@@ -847,21 +848,30 @@ class Standard:
     def undo_reserve(self, taken: Taken) -> Plan[None]:
         """Give back what was reserved for a caller that is gone: the same place, the try not counted."""
         now = yield Now()
-        for document, _ in taken:
-            yield Update({"_id": document["_id"], "token": document["token"]}, self._releasing(_due(document), now))
+        yield UpdateEach(
+            [
+                ({"_id": document["_id"], "token": document["token"]}, self._releasing(_due(document), now))
+                for document, _ in taken
+            ]
+        )
         yield Signal(self.queue, min(_due(document) for document, _ in taken))
 
     def undo_pop(self, taken: Taken) -> Plan[None]:
         """Give back what was popped for a caller that is gone: the same id, place and tries; its key if that is free."""
-        for document, _ in taken:
-            due = _due(document)
-            if self.options.history is not None:
+        if self.options.history is None:
+            again = [
+                {name: value for name, value in document.items() if name not in HELD} | {"when": _due(document)}
+                for document, _ in taken
+            ]
+            yield from self._insert_again(again)
+        else:
+            for document, _ in taken:
                 match = {"_id": document["_id"], "token": document["token"], "processed": {"$exists": True}}
-                back = {"$set": {"when": due}, "$unset": unset(*HELD, "processed", "outcome", "expires")}
+                back = {
+                    "$set": {"when": _due(document)},
+                    "$unset": unset(*HELD, "processed", "outcome", "expires"),
+                }
                 yield from self._with_key(match, back, document.get("key"))
-                continue
-            fresh = {name: value for name, value in document.items() if name not in HELD} | {"when": due}
-            yield from self._insert_again(fresh)
         yield Signal(self.queue, min(_due(document) for document, _ in taken))
 
     def _with_key(

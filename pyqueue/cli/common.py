@@ -110,7 +110,7 @@ def fail(error: object) -> None:
 
 def _redacted(text: str) -> str:
     """A complaint without the credentials of a URL that was given where none belongs."""
-    return re.sub(r"(\w+://)\S*@", r"\1***@", text)
+    return re.sub(r"(\w+:/+)\S*@", r"\1***@", text)
 
 
 def note(text: str) -> None:

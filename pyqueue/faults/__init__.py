@@ -24,6 +24,7 @@ from pyqueue.faults import ledger
 from pyqueue.faults.audit import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
 from pyqueue.faults.kinds import OF_CLIENTS, OF_SERVERS, Fault, Kind, rounds
 from pyqueue.faults.plot import draw, per_second
+from pyqueue.faults.pops import Circumstances
 from pyqueue.faults.world import World
 
 __all__ = ["is_good", "run", "show"]
@@ -151,7 +152,13 @@ def run(
             drained = time.monotonic()
         events = sorted((event for lane in lanes for event in lane.events), key=lambda event: float(event["at"]))
         ledgers = Ledgers({path.stem: ledger.read(path) for path in world.crew.ledgers})
-        found = audit(ledgers, Witnessed(ledger.read(world.witnessed)), [str(each["_id"]) for each in stored])
+        troubles = [(event["at"], event["at"] + event["seconds"]) for event in lanes[0].events]
+        found = audit(
+            ledgers,
+            Witnessed(ledger.read(world.witnessed)),
+            [str(each["_id"]) for each in stored],
+            Circumstances(world.crew.killed, troubles),
+        )
         found["unfinished"] = world.unfinished(stored)
     return {
         "seed": seed,

@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
+
+from pyqueue.faults.pops import Circumstances, Popped, Unheard, judge
 
 __all__ = ["MUST_BE_ZERO", "Ledgers", "Times", "Witnessed", "audit"]
 
@@ -22,8 +24,6 @@ MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone")
 #: How a claim ends when an operation has its effect.
 _ENDS = {"commit": ("out",), "move": ("moved",), "rollback": ("back", "buried"), "release": ("back",)}
 _POPPED, _KEYED = "events", "states"
-#: How long, in seconds, after a pop was called its command may still be carried out: its time-out, a stalled network, a suspended primary.
-_LATE = 20.0
 
 Line = list[Any]
 #: When a call began, when it was answered, and how many messages it was about.
@@ -39,21 +39,13 @@ class Life:
     owner: str | None = None
 
 
-class Popped(NamedTuple):
-    """A message that was popped: when, and by which claim of whom, if it was one of several; a single one is not claimed before."""
-
-    at: float
-    token: str | None
-    owner: str | None
-
-
 class Witnessed:
     """What really happened, from the lines of the witness."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
         #: The messages that are stored in the end.
         self.stored: dict[str, Life] = {}
-        #: How often each came into being.
+        #: How often each came into being; what was popped and given back came only once.
         self.came: Counter[str] = Counter()
         #: The contents that a message had other than the one it is named after.
         self.contents: dict[str, set[str]] = defaultdict(set)
@@ -61,6 +53,8 @@ class Witnessed:
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
         #: What was popped, and not given back.
         self.popped: dict[str, list[Popped]] = defaultdict(list)
+        #: When those that are popped were pushed last.
+        self._pushed: dict[str, int] = {}
         #: What was deleted though nobody held it.
         self.vanished: set[str] = set()
         #: What was settled by (id, token) though that claim did not hold it.
@@ -73,11 +67,14 @@ class Witnessed:
             else:
                 self._changed(id, *rest)
 
-    def _came(self, id: str, queue: str, content: str | None) -> None:
-        if self.popped.get(id):
-            self.popped[id].pop()  # given back
+    def _came(self, id: str, queue: str, content: str | None, pushed: int) -> None:
         self.stored[id] = Life(queue)
+        if self.popped.get(id) and self._pushed[id] == pushed:
+            self.popped[id].pop()  # given back; another push has another time
+            return
         self.came[id] += 1
+        if queue == _POPPED:
+            self._pushed[id] = pushed
         if content not in (None, id):
             self.contents[id].add(content)
 
@@ -173,26 +170,6 @@ class Said:
     ended: float = 0.0
 
 
-@dataclass(slots=True)
-class Unheard:
-    """A pop of which nobody knows how many messages it took."""
-
-    began: float
-    who: str
-    #: How many it may have taken at most.
-    limit: int
-    #: Whether its process was killed; else it was told that nobody knows.
-    killed: bool
-
-    def may_have(self, popped: Popped, answered: bool) -> bool:
-        """Whether it may have taken a message; ``answered``: somebody got messages of the same claim."""
-        fits = self.limit > 0 and self.began - 2 <= popped.at <= self.began + _LATE
-        if popped.token is None:
-            return fits
-        # Callers of one process share a claim, and so its answer.
-        return fits and self.who == popped.owner and (self.killed or not answered)
-
-
 class Ledgers:
     """What the processes say, from the lines of their ledgers, by the names of the processes."""
 
@@ -203,9 +180,9 @@ class Ledgers:
         self.errors: Counter[str] = Counter()
         #: The pushes that were acknowledged: (id, content).
         self.acknowledged: list[tuple[str, str]] = []
-        #: What callers got by pops, and how often.
-        self.got: Counter[str] = Counter()
-        #: The pops of unknown outcome.
+        #: When callers got what they popped.
+        self.got: dict[str, list[float]] = defaultdict(list)
+        #: The pops of which nobody heard what they took.
         self.unheard: list[Unheard] = []
         #: The claims that were received: {token: ids}.
         self.received: dict[str, set[str]] = defaultdict(set)
@@ -246,10 +223,13 @@ class Ledgers:
                 self.times.pushes.append((said.began, said.ended, len(said.about)))
         elif said.op == "pop":
             if good:
-                self.got.update(said.items)
+                for id in said.items:
+                    self.got[id].append(said.ended)
                 self.figures["received"] += len(said.items)
-            elif said.outcome != "cancelled":
-                self.unheard.append(Unheard(said.began, name, said.about, not said.ended))
+                self.figures["popped"] += len(said.items)
+            else:
+                why = "killed" if not said.ended else "cancelled" if said.outcome == "cancelled" else "unknown"
+                self.unheard.append(Unheard(name, said.began, said.about, why))
         elif said.op == "reserve":
             for token, ids in said.items.items() if good else ():
                 self.received[token].update(ids)
@@ -275,21 +255,8 @@ class Ledgers:
         if done and op in ("commit", "move"):
             self.times.settles.append((said.began, said.ended, len(done)))
 
-    def unexplained(self, popped: Mapping[str, Sequence[Popped]]) -> list[str]:
-        """The popped messages that nobody got, and that no pop of unknown outcome can have taken."""
-        answered = {each.token for id in self.got for each in popped.get(id, ())}
-        left = sorted(self.unheard, key=lambda pop: pop.began)
-        alone = []
-        missing = [(each, id) for id, times in popped.items() for each in times[self.got[id] :]]
-        for each, id in sorted(missing, key=lambda pair: pair[0].at):
-            if pop := next((pop for pop in left if pop.may_have(each, each.token in answered)), None):
-                pop.limit -= 1
-            else:
-                alone.append(id)
-        return alone
 
-
-def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str]) -> dict[str, Any]:
+def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: Circumstances) -> dict[str, Any]:
     """Hold one against the other, and against the ids of what is stored in the end. The figures, and some of what is wrong, in words."""
     wrong: dict[str, list[str]] = defaultdict(list)
     remaining = set(stored)
@@ -305,7 +272,8 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str]) -> dict
         for id, how in ends.items():
             if how == "out" and id not in ledgers.committing.get(token, ()):
                 wrong["lost"].append(f"{id}: it was finished, and its holder, of {token}, had not asked for that")
-    wrong["lost"] += [f"{id}: it was popped, and no process got it" for id in ledgers.unexplained(witnessed.popped)]
+    nobodys, twice = judge(witnessed.popped, ledgers.got, ledgers.unheard, known)
+    wrong["lost"] += [f"{id}: it was popped, and no process got it" for id in nobodys]
 
     finals: Counter[tuple[str, str]] = Counter()
     fenced = set(witnessed.fenced)
@@ -330,10 +298,7 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str]) -> dict
     for (id, queue), times in finals.items():
         if times > witnessed.came[id]:
             wrong["settled_twice"].append(f"{id}: it came {witnessed.came[id]} times and left {queue} {times} times")
-    for id, times in ledgers.got.items():
-        popped = len(witnessed.popped.get(id, ()))
-        if times > popped:
-            wrong["settled_twice"].append(f"{id}: it was popped {popped} times, and received {times} times")
+    wrong["settled_twice"] += [f"{id}: it was received by pop more often than it was popped" for id in twice]
     wrong["fenced_effects"] += [
         f"{id}: it was settled by {token}, whose claim held it no longer" for id, token in sorted(fenced)
     ]
@@ -350,7 +315,7 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str]) -> dict
         "pushed": figures["pushed"],
         "acknowledged": len(ledgers.acknowledged),
         "received": figures["received"],
-        "settled": finals.total() + ledgers.got.total(),
+        "settled": finals.total() + figures["popped"],
         "redelivered": figures["redelivered"],
         "refused": figures["refused"],
         "claims_undone": undone_claims,

@@ -4,7 +4,7 @@ It reads the change stream of the namespace's collection, which tells each write
 a fail-over rolled back. So what it notes does not depend on what any client believes. It writes what the audit needs of each change, as
 lines of JSON:
 
-``["in", id, queue, n]``          a message came into being, with this ``n`` in its payload
+``["in", id, queue, n, pushed]``  a message came into being, with this ``n`` in its payload, and this time of its push, in milliseconds
 ``["set", id, {field: value}]``   it was changed: ``q``, ``token`` (None: removed), ``owner``, ``processed``, ``dead``, ``n``, and ``by``: the token
                                   that whoever settled it put into the message by the same update
 ``["out", id, at]``               it was deleted, at this time of the machine's monotonic clock, to the second
@@ -38,7 +38,8 @@ def note(event: Mapping[str, Any], epoch: float = 0.0) -> list[Any] | None:
         return None  # a queue's record
     if kind == "insert":
         document = event["fullDocument"]
-        return ["in", id, document["q"], (document.get("payload") or {}).get("n")]
+        pushed = round(document["pushed"].timestamp() * 1000)
+        return ["in", id, document["q"], (document.get("payload") or {}).get("n"), pushed]
     if kind == "delete":
         return ["out", id, round(event["clusterTime"].time - epoch)]
     changed = event["updateDescription"]

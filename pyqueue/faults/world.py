@@ -35,13 +35,17 @@ class Crew:
         self._folder, self._spec = folder, spec
         self._numbers = itertools.count(1)
         self.ledgers: list[Path] = []
+        #: When which was killed, by the names of its ledger.
+        self.killed: dict[str, float] = {}
         self.processes: dict[str, Process] = {}
         for name in CREW:
             self.start(name)
 
     def kill(self, crew: str) -> None:
         """End one by SIGKILL."""
-        self.processes.pop(crew).kill()
+        process = self.processes.pop(crew)
+        process.kill()
+        self.killed[process.name] = time.monotonic()
 
     def start(self, crew: str) -> None:
         """Start one."""

@@ -138,7 +138,7 @@ def _options(given: Mapping[str, str]) -> Options:
         option("group") and arguments.group(option("group")),
         _number("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MOST),
         arguments.duration("leaseSeconds", _seconds(option("leaseSeconds", "600")), positive=True),
-        option("stage") and arguments.group(option("stage")),
+        option("stage") and arguments.group(option("stage"), "stage"),
         option("idColumn"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyqueue.faults.audit import Ledgers, Witnessed, audit
+from pyqueue.faults.pops import Circumstances
 
 __all__ = ["Story"]
 
@@ -21,9 +22,9 @@ class Story:
 
     # ---- what the witness saw
 
-    def came(self, id: str, queue: str = "orders", content: str | None = None) -> None:
-        """A message was stored."""
-        self.seen.append(["in", id, queue, content or id])
+    def came(self, id: str, queue: str = "orders", *, pushed: int = 1) -> None:
+        """A message was stored; what is given back is as it was pushed."""
+        self.seen.append(["in", id, queue, id, pushed])
 
     def changed(self, id: str, **put: Any) -> None:
         """It was changed."""
@@ -52,13 +53,15 @@ class Story:
         heard: Any = None,
         *,
         who: str = "consumer-1.1",
+        at: float | None = None,
     ) -> None:
         """A call, and what was heard of it; None: nothing, since the process was killed."""
         ledger = self.said.setdefault(who, [])
         self._number += 1
-        ledger.append(["call", self._number, float(self._number), op, queue, items])
+        began = float(self._number) if at is None else at
+        ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
-            ledger.append(["heard", self._number, self._number + 0.5, outcome, heard])
+            ledger.append(["heard", self._number, began + 0.5, outcome, heard])
 
     def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> None:
         """A push."""
@@ -84,7 +87,7 @@ class Story:
         self.received(id, token, queue, tries)
         self.claimed(id, token)
 
-    def verdict(self, *stored: str) -> dict[str, Any]:
-        """What the audit finds, if these are stored in the end."""
+    def verdict(self, *stored: str, **known: Any) -> dict[str, Any]:
+        """What the audit finds, if these are stored in the end, and the program did what is known."""
         ledgers = Ledgers({name: iter(lines) for name, lines in self.said.items()})
-        return audit(ledgers, Witnessed(iter(self.seen)), stored)
+        return audit(ledgers, Witnessed(iter(self.seen)), stored, Circumstances(**known))

@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from pyqueue import LeaseLost, Message, Reservation, Unavailable
+from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.requests import Change, Command, Enter, Join, Now, Signal
 from pyqueue.waiting import Line
 from tests.plans.runner import NOW
-from tests.plans.store import Store, World
+from tests.plans.store import Process, World
 
 __all__ = ["Broken", "Explorer"]
 
@@ -32,6 +32,8 @@ LOOP: Final = {"a": "b", "b": "c", "c": "a"}
 PLACES: Final = {queue: place for place, queue in enumerate(LOOP)}
 #: All leases are as long as a step of the time: so every instant is a whole number of them.
 LEASE: Final = timedelta(seconds=10)
+#: More than one act makes.
+TOKENS: Final = 100
 
 
 class Broken(AssertionError):
@@ -112,7 +114,8 @@ class Explorer:
         self._acts, self._limits, self._memory, self._crashes, self._faults = acts, limits, memory, crashes, faults
         options = Options(lease=LEASE.total_seconds(), max_tries=None)
         self._backends = {queue: backend(queue, options, hold=LEASE.total_seconds()) for queue in LOOP}
-        self._store = Store(World(0))
+        self._asker = Process(World(0), "a")
+        self._store = self._asker.world.store
         self._ids = frozenset(f"m{n}" for n in range(1, messages + 1))
         self._begin = State(
             {id: self._backends["a"]._document(NOW, NOW, 0, None, None, id) for id in sorted(self._ids)},
@@ -210,14 +213,15 @@ class Explorer:
         later = state._replace(now=state.now + LEASE)
         between = [which for which, each in enumerate(state.consumers) if each.act is not None]
         for seen in itertools.product((False, True), repeat=len(between)):
-            states = [("time passes" + "".join(f", {which} sees it" for which, it in zip(between, seen, strict=True) if it), later)]
-            for which, it in zip(between, seen, strict=True):
-                if it:
-                    states = [
-                        on
-                        for label, each in states
-                        for on in self._on(label, each, which, each.consumers[which]._replace(since=later.now))
-                    ]
+            states = [("time passes", later)]
+            for which in itertools.compress(between, seen):
+                states = [
+                    on
+                    for label, each in states
+                    for on in self._on(
+                        f"{label}, {which} sees it", each, which, each.consumers[which]._replace(since=later.now)
+                    )
+                ]
             yield from states
 
     def _command(self, state: State, which: int, consumer: Consumer) -> Iterator[tuple[str, State]]:
@@ -226,7 +230,7 @@ class Explorer:
         answered = consumer._replace(done=consumer.done + done, since=state.now)
         told = consumer.answers + consumer.instants
         yield from self._on(label, after, which, answered._replace(answers=(*told, answer)))
-        crashed = Consumer(tokens=consumer.tokens + 10)
+        crashed = Consumer(tokens=consumer.tokens + TOKENS)
         if self._crashes:  # before a command is after the one before it
             yield f"{label}, and crashes", self._with(after, which, crashed)
         if self._faults:
@@ -248,7 +252,8 @@ class Explorer:
         done: list[tuple[Any, str]] = []
         finished = set(state.finished)
         held = {(each.id, each.token) for each in act.held}
-        made = {f"{which}.{consumer.tokens + n}" for n in range(10)}
+        made = {f"{which}.{consumer.tokens + n}" for n in range(TOKENS)}
+        to = LOOP[act.queue] if act.name == "move" else act.queue
 
         def watch(before: dict[str, Any], after: dict[str, Any] | None) -> None:
             id, token = before["_id"], before.get("token")
@@ -268,11 +273,11 @@ class Explorer:
                 if after is not None:
                     raise Broken(f"{id} is not finished", label)
                 finished.add(id)
-            elif after is None or "token" in after or after["q"] != (LOOP[act.queue] if act.name == "move" else act.queue):
+            elif after is None or "token" in after or after["q"] != to:
                 raise Broken(f"{id} is not where it should be: {after}", label)
 
         self._store.documents, self._store.on_change = dict(state.documents), watch
-        answer = self._store.answer(None, consumer.asks)
+        answer = self._store.answer(self._asker, consumer.asks)
         after = state._replace(documents=self._store.documents, finished=frozenset(finished))
         return after, answer, tuple(done)
 
@@ -337,8 +342,6 @@ class Explorer:
             line.head.flag_read = NOW + timedelta(days=1000)  # nobody pauses here
             return backend.receive(line, act.limit, timeout=0, pop=act.name == "pop")
         if act.name == "move":
-            from pyqueue import UNCHANGED
-
             return backend.move([(each, UNCHANGED) for each in act.held], to=self._backends[LOOP[act.queue]])
         plans: dict[str, Callable[[], Any]] = {
             "commit": lambda: backend.commit(act.held),
@@ -351,7 +354,7 @@ class Explorer:
         """An act is over: what it told must be what it did."""
         act, done = consumer.act, set(consumer.done)
         assert act is not None
-        idle = Consumer(held=consumer.held, tokens=consumer.tokens + 10)
+        idle = Consumer(held=consumer.held, tokens=consumer.tokens + TOKENS)
         if isinstance(result, Unavailable):
             return idle
         if act.name == "take":
@@ -383,11 +386,10 @@ class Explorer:
         for each in state.documents.values():
             if each["q"] not in LOOP or each["when"] > state.now + LEASE or "processed" in each:
                 raise Broken(f"{each['_id']} will never be received again: {each}", label)
-        live = [each.id for consumer in state.consumers for each in consumer.held if each.until > state.now and any(
-            document["_id"] == each.id and document.get("token") == each.token for document in state.documents.values()
-        )]
-        if len(live) != len(set(live)):
-            raise Broken(f"two consumers hold one message: {live}", label)
+        now = {(each["_id"], each.get("token")) for each in state.documents.values()}
+        held = [each for consumer in state.consumers for each in consumer.held if (each.id, each.token) in now]
+        if len(held) != len({each.id for each in held}):
+            raise Broken(f"one message is held twice: {held}", label)
 
     def _mark(self, state: State) -> Any:
         """What tells a state from others: neither the names of tokens, nor which of the consumers is which, nor which queue of the loop is

@@ -13,11 +13,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from bson import ObjectId
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, Finished, LeaseLost, Message, Reservation
+from pyqueue import (
+    UNCHANGED,
+    Backoff,
+    ConfigurationError,
+    DuplicateKey,
+    Finished,
+    LeaseLost,
+    Message,
+    QueueError,
+    Reservation,
+)
 from tests.model.places import Cluster
 from tests.model.reference import Clash, Held, Item, Lost, Model, Rules
 from tests.plans.runner import NOW
@@ -85,6 +94,14 @@ def expected(item: Item) -> dict[str, Any]:
     if item.processed is not None:
         fields |= {"outcome": item.outcome, "processed": item.processed}
     return fields
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call answers, or the error that it raises."""
+    try:
+        return call()
+    except (QueueError, Lost, Clash) as error:
+        return error
 
 
 class Machine(RuleBasedStateMachine):
@@ -175,7 +192,7 @@ class Machine(RuleBasedStateMachine):
         chosen = {"fresh": f"m{payload['n']}", "known": self.id(known)}.get(str(id))
         instant = NOW + timedelta(milliseconds=self.model.now + round((delay or -7) * 1000))
         start = {"at": instant} if at else {"delay": delay}
-        made = self._push(
+        self._push(
             lambda: [
                 self.queue(client, queue).push(
                     payload, key=key, id=chosen, headers=headers, on_duplicate=on_duplicate, **start
@@ -187,7 +204,6 @@ class Machine(RuleBasedStateMachine):
             headers=headers,
             on_duplicate=on_duplicate,
         )
-        self.ids += [id for id in made if id is not None]
 
     @rule(
         client=clients,
@@ -211,7 +227,7 @@ class Machine(RuleBasedStateMachine):
             {"fresh": f"m{payload['n']}", "known": self.id(payload["n"] % 5), "double": f"of {key}"}.get(str(id))
             for payload, (key, id) in zip(payloads, entries, strict=True)
         ]
-        made = self._push(
+        self._push(
             lambda: self.queue(client, queue).push_many(
                 payloads, keys=[key for key, _ in entries], ids=ids, headers=headers, on_duplicate=on_duplicate
             ),
@@ -220,32 +236,25 @@ class Machine(RuleBasedStateMachine):
             headers=headers,
             on_duplicate=on_duplicate,
         )
-        self.ids += [id for id in made if id is not None]
 
-    def _push(self, push: Callable[[], list[Any]], queue: str, given: list[Any], **options: Any) -> list[Any]:
-        error: DuplicateKey | None = None
-        try:
-            answers = push()
-        except DuplicateKey as clash:
-            error = clash
-        if error is None:
-            made = answers
-        else:  # an id that pyqueue made is told by the payload, or if that was replaced by the key; None: the model must not store it
+    def _push(self, push: Callable[[], list[Any]], queue: str, given: list[Any], **options: Any) -> None:
+        answers = made = outcome(push)
+        if isinstance(answers, DuplicateKey):
+            # An id that pyqueue made is told by the payload, or if that was replaced by the key. None: the model must not store it either.
             stored = [message for message, _ in self.cluster.stored().values()]
             ids = {each.payload["n"]: each.id for each in stored}
             if options["on_duplicate"] == "replace":
                 ids |= {each.key: each.id for each in stored if each.queue == queue and each.key is not None}
             made = [ids.get(payload["n"], ids.get(key)) for payload, key, _ in given]
+        assert isinstance(made, list), repr(answers)
         given = [(*each[:2], id if each[2] is None else each[2]) for each, id in zip(given, made, strict=True)]
-        try:
-            expected = self.model.push(queue, given, **options)
-        except Clash as clash:
-            assert error is not None, f"not refused: {clash}"
-            assert (error.keys, error.ids) == (clash.keys, clash.ids), repr(error)
-            return []
-        assert error is None, repr(error)
-        assert answers == expected
-        return answers
+        should = outcome(lambda: self.model.push(queue, given, **options))
+        if isinstance(should, Clash):
+            assert isinstance(answers, DuplicateKey)
+            assert (answers.keys, answers.ids) == (should.keys, should.ids), repr(answers)
+            return
+        assert answers == should
+        self.ids += [id for id in answers if id is not None]
 
     # ---- out
 
@@ -268,10 +277,10 @@ class Machine(RuleBasedStateMachine):
     def pop(self, client: int, queue: str, limit: int, single: bool) -> None:
         source = self.queue(client, queue)
         if single:
-            found = [each for each in [source.pop(0)] if each is not None]
+            limit, found = 1, [source.pop(0)]
         else:
             found = source.pop_many(limit, timeout=0)
-        self._received(found, self.model.pop(queue, 1 if single else limit))
+        self._received([each for each in found if each is not None], self.model.pop(queue, limit))
 
     def _received(self, found: list[Message[Any]], items: list[Item]) -> None:
         assert [each.id for each in found] == [each.id for each in items], "not these, or not in this order"
@@ -299,40 +308,33 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]) -> list[Handle]:
         """Answers those that were settled."""
-        rules, batch = RULES[given[0].reservation.queue], len(given) > 1
-        lost: list[Held] = []
-        clash: Clash | None = None
-        try:
-            model()
-        except Lost as error:
-            lost = error.held
-        except Clash as error:
-            clash = error
-        try:
-            package()
-        except LeaseLost as error:
-            of = {id(each.reservation): each.held for each in given}
-            surely, unknown = ([of[id(each)] for each in members] for members in (error.lost, error.unknown))
-            assert set(surely) <= set(lost) <= {*surely, *unknown}
-            if unknown:
-                assert batch, "only of a batch is not all known"
-                assert not rules.history
-                assert not {each.id for each in unknown} & set(self.model.items), "they are still there"
-            assert lost, "nothing is lost"
-        except DuplicateKey as error:
-            assert clash is not None
-            assert error.keys == clash.keys
-        else:
-            assert not lost, "it was held no longer"
-            assert clash is None, "the key is taken"
-        return [] if clash else [each for each in given if each.held not in lost]
+        should, answer = outcome(model), outcome(package)
+        if isinstance(should, Clash):
+            assert isinstance(answer, DuplicateKey)
+            assert answer.keys == should.keys
+            return []
+        lost = set(should.held) if isinstance(should, Lost) else set()
+        if not lost:
+            assert answer is None, repr(answer)
+            return given
+        assert isinstance(answer, LeaseLost), f"{lost} held it no longer: {answer!r}"
+        of = {id(each.reservation): each.held for each in given}
+        surely, unknown = ({of[id(each)] for each in members} for members in (answer.lost, answer.unknown))
+        assert surely <= lost <= surely | unknown
+        if unknown:
+            assert len(given) > 1, "only of a batch is not all known"
+            assert not RULES[given[0].reservation.queue].history
+            assert not {each.id for each in unknown} & set(self.model.items), "they are still there"
+        return [each for each in given if each.held not in lost]
 
     @precondition(lambda self: self.handles)
     @rule(
         client=clients,
         which=many,
         elsewhere=st.booleans(),
-        how=st.sampled_from(["commit", "commit", "commit payload", "rollback", "rollback", "release", "extend", "bury"]),
+        how=st.sampled_from(
+            ["commit", "commit", "commit payload", "rollback", "rollback", "release", "extend", "bury"]
+        ),
         lease=leases,
         delay=delays,
         error=st.sampled_from([None, "why"]),
@@ -541,6 +543,3 @@ class Machine(RuleBasedStateMachine):
         assert all(each.processed is None for each in self.model.items.values() if each.key is not None)
         holds = [each.held.id for each in self.handles if self.model.holds(each.held)]
         assert len(holds) == len(set(holds))
-
-
-assert ObjectId  # ids of both types

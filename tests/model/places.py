@@ -23,9 +23,9 @@ from pyqueue.backends.standard import Standard
 from pyqueue.drivers import Driver
 from pyqueue.messages import Message, message_of
 from pyqueue.payloads import OPTIONS
-from pyqueue.requests import Count, CreateIndex, Hello
+from pyqueue.requests import CreateIndex, Hello
 from tests.plans.runner import NOW
-from tests.plans.store import Store, World
+from tests.plans.store import Process, World
 
 __all__ = ["Cluster", "Place", "memory_place", "plans_place", "server_place", "virtual_time"]
 
@@ -72,6 +72,7 @@ class Cluster:
         self._read = place.read
         #: The virtual time is this world's, in milliseconds.
         self.world = World(0)
+        self.asker = Process(self.world, "any")
         place.clear()
         self._advance(0)
         skews = (0.0, 18_000.0, -400.0)
@@ -156,7 +157,9 @@ class StoreDriver(VirtualDriver):
         self.stats["commands"] += 1
         if isinstance(request, Hello):
             return self.cluster.hello()
-        return None if isinstance(request, CreateIndex) else self.cluster.world.store.answer(None, request)
+        return (
+            None if isinstance(request, CreateIndex) else self.cluster.world.store.answer(self.cluster.asker, request)
+        )
 
 
 class VirtualClient(Client):
@@ -209,7 +212,7 @@ def plans_place() -> Place:
 
 def memory_place() -> Place:
     """mongomock."""
-    database = mongomock.MongoClient()["pyqueue"]
+    database: Any = mongomock.MongoClient()["pyqueue"]
 
     def read(_: Cluster) -> Iterator[Any]:
         for each in database["pyqueue"].find():

@@ -99,10 +99,11 @@ def test_a_removed_message_has_no_key_of_an_earlier_queue(client: Client) -> Non
 
 def test_redrive_never_fails_on_a_key_that_a_replay_restored(client: Client) -> None:
     queue, grave = client.queue("a"), client.queue("a.dead", history=60)
-    id = queue.push(1, key="k")
+    queue.push(1, key="k")
     queue.bury(hold(queue))
-    grave.commit(hold(grave))
-    assert grave.replay(id) == 1
+    dead = hold(grave)
+    grave.commit(dead)
+    assert grave.replay(dead.id) == 1
     queue.push(2, key="k")
     assert grave.redrive() == 1
     assert sorted((each.payload, each.key) for each in queue.peek()) == [(1, None), (2, "k")]

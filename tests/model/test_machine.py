@@ -1,43 +1,62 @@
-"""Whatever the API allows, beside the reference model: on plans over documents in memory, on mongomock, and on a real mongod."""
+"""Whatever the API allows, in any order, beside the reference model: over documents in memory, on mongomock, and on a real mongod.
+
+A failure prints its steps, which can be run as they stand on a ``Machine`` of that place, and a blob for ``@reproduce_failure``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import os
-
 import pymongo
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pyqueue.backends.standard import Standard
 from tests.model.machine import Machine
 from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
-
-if os.environ.get('NOSHRINK'): PH=[Phase.explicit,Phase.generate]
-else: PH=list(Phase)
-SHORT = settings(phases=PH,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    report_multiple_bugs=False,
-    stateful_step_count=40,
-    suppress_health_check=list(HealthCheck),
-)
-LONG = settings(SHORT, derandomize=False, stateful_step_count=80)
+from tests.model.profiles import LONG, SHORT
 
 
-def play(place: Place, options: settings, examples: int, backend: type[Standard] = Standard) -> None:
-    """Run the machine; a failure prints the steps, and a blob for ``@reproduce_failure``."""
+def play(place: Place, options: settings, backend: type[Standard] = Standard) -> None:
+    """Run the machine there."""
     with virtual_time() as time:
 
         class Here(Machine):
             make = staticmethod(lambda: Cluster(place, time, backend))
 
-        run_state_machine_as_test(Here, settings=settings(options, max_examples=examples))  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(Here, settings=options)
+
+
+@pytest.fixture
+def server(url: str) -> Any:
+    """A database of a real mongod."""
+    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
+        yield server_place(mongo.get_default_database())
 
 
 def test_plans() -> None:
-    play(plans_place(), settings(SHORT, derandomize=not os.environ.get("EX")), int(os.environ.get("EX", 100)))
+    play(plans_place(), SHORT(max_examples=100, stateful_step_count=40))
+
+
+def test_mongomock() -> None:
+    play(memory_place(), SHORT(max_examples=15, stateful_step_count=40))
+
+
+def test_mongod(server: Place) -> None:
+    play(server, SHORT(max_examples=15, stateful_step_count=40))
+
+
+@pytest.mark.slow
+def test_plans_at_length() -> None:
+    play(plans_place(), LONG(max_examples=6_000, stateful_step_count=60))
+
+
+@pytest.mark.slow
+def test_mongomock_at_length() -> None:
+    play(memory_place(), LONG(max_examples=500, stateful_step_count=60))
+
+
+@pytest.mark.slow
+def test_mongod_at_length(server: Place) -> None:
+    play(server, LONG(max_examples=500, stateful_step_count=60))

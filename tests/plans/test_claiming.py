@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Unavailable
-from pyqueue.requests import Change, Delete, Find, Insert, Take, Update, Wait
+from pyqueue import DuplicateKey, Unavailable
+from pyqueue.requests import Change, Delete, Fault, Find, Insert, Take, Update, Wait
 from pyqueue.waiting import Line
 from tests.plans.runner import NOW, Runner, after, standard
 
@@ -229,15 +229,17 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
 
 
 def test_giving_back_a_reservation_leaves_no_trace() -> None:
-    runner = Runner(Change(1, None))
+    runner = Runner((2, []))
     backend = standard()
-    taken = document("m1", token="t1", when=after(60), due=NOW)
-    runner.run(backend.undo_reserve([(taken, backend._message(taken, NOW, 60))]))
-    (command,) = runner.commands
-    assert command.filter == {"_id": "m1", "token": "t1"}
-    assert command.update["$set"] == {"when": NOW}
-    assert command.update["$inc"] == {"tries": -1}
-    assert {"token", "owner", "reserved"} <= set(command.update["$unset"])
+    taken = [document(id, token="t1", when=after(60), due=due) for id, due in (("m1", NOW), ("m2", after(1)))]
+    runner.run(backend.undo_reserve([(each, backend._message(each, NOW, 60)) for each in taken]))
+    (command,) = runner.commands  # one, however many they are: nobody can receive them meanwhile
+    assert [filter for filter, _ in command.pairs] == [{"_id": id, "token": "t1"} for id in ("m1", "m2")]
+    for (_, update), due in zip(command.pairs, (NOW, after(1)), strict=True):
+        assert update["$set"] == {"when": due}
+        assert update["$inc"] == {"tries": -1}
+        assert {"token", "owner", "reserved"} <= set(update["$unset"])
+    assert runner.signals == [("a", NOW)]
 
 
 def test_giving_back_a_pop_inserts_the_same_message() -> None:
@@ -248,6 +250,17 @@ def test_giving_back_a_pop_inserts_the_same_message() -> None:
     (command,) = runner.commands
     assert isinstance(command, Insert)
     assert command.documents == [popped]
+
+
+def test_giving_back_many_pops_is_one_command_and_one_more_for_keys_that_were_taken() -> None:
+    runner = Runner([Fault(1, "key", DuplicateKey("taken"))], [])
+    backend = standard()
+    popped = [document(id, key=key) for id, key in (("m1", "k1"), ("m2", "k2"))]
+    runner.run(backend.undo_pop([(each, backend._message(each, NOW)) for each in popped]))
+    assert [[each["_id"] for each in command.documents] for command in runner.commands] == [["m1", "m2"], ["m2"]]
+    (again,) = runner.commands[1].documents
+    assert "key" not in again
+    assert again["last_key"] == "k2"
 
 
 def test_a_backend_is_small_and_pickles() -> None:

@@ -179,7 +179,7 @@ def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
     assert len(found) == 2
     for each in found:
         assert isinstance(each["expires"], datetime)
-        assert timedelta(days=6.9) < each["expires"] - datetime.now(UTC) < timedelta(days=7.1)
+        assert timedelta(days=6.9) < each["expires"].replace(tzinfo=UTC) - datetime.now(UTC) < timedelta(days=7.1)
     assert flow.clean.counts().total == 0
     assert flow.clean.pop(0) is None
     assert [each.name for each in flow.client.queues() if flow.target in each.name] == []
@@ -204,7 +204,7 @@ def failing_once(marker: Path, url: str, queue: str) -> Callable[[Iterator[pa.Re
             yield from table.take(list(range(table.num_rows - 1, -1, -1))).to_batches()
             return
         yield from table.slice(0, ROWS * 11 // 12).to_batches(max_chunksize=1000)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 200  # of a busy machine's
         while not written():
             if time.monotonic() > end:
                 raise AssertionError("nothing was written")

@@ -31,11 +31,11 @@ def stream(**options: Any) -> Any:
     return QueueDataSource(options).streamReader(columns(None))
 
 
-def write(schema: StructType | None = None, overwrite: bool = False, **options: Any) -> Any:
+def write(options: dict[str, str], schema: StructType | None = None, overwrite: bool = False) -> Any:
     return QueueDataSource(options).writer(schema or columns(None), overwrite)
 
 
-def stream_to(schema: StructType | None = None, overwrite: bool = False, **options: Any) -> Any:
+def stream_to(options: dict[str, str], schema: StructType | None = None, overwrite: bool = False) -> Any:
     return QueueDataSource(options).streamWriter(schema or columns(None), overwrite)
 
 
@@ -71,17 +71,17 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="nan")),
     ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="a minute")),
     # writes
-    ("mode", lambda: write(overwrite=True, **READ)),
-    ("stage", lambda: write(**READ, stage="s")),
-    ("payload", lambda: write(table(id=StringType(), value=StringType()), **READ)),
-    ("order_id", lambda: write(**READ, idColumn="order_id")),
-    ("outputMode", lambda: stream_to(overwrite=True, **READ, stage="s")),
-    ("stage, idColumn", lambda: stream_to(**READ)),
-    ("stage, idColumn", lambda: stream_to(**READ, stage="s", idColumn="id")),
-    ("stage", lambda: stream_to(**READ, stage="a~b")),
-    ("payload", lambda: stream_to(table(id=StringType()), **READ, stage="s")),
-    ("id", lambda: stream_to(table(payload=StringType()), **READ, stage="s")),
-    ("id", lambda: stream_to(table(id=LongType(), payload=StringType()), **READ, stage="s")),
+    ("mode", lambda: write(READ, overwrite=True)),
+    ("stage", lambda: write(READ | {"stage": "s"})),
+    ("payload", lambda: write(READ, table(id=StringType(), value=StringType()))),
+    ("order_id", lambda: write(READ | {"idColumn": "order_id"})),
+    ("outputMode", lambda: stream_to(READ | {"stage": "s"}, overwrite=True)),
+    ("stage, idColumn", lambda: stream_to(READ)),
+    ("stage, idColumn", lambda: stream_to(READ | {"stage": "s", "idColumn": "id"})),
+    ("stage", lambda: stream_to(READ | {"stage": "a~b"})),
+    ("payload", lambda: stream_to(READ | {"stage": "s"}, table(id=StringType()))),
+    ("id", lambda: stream_to(READ | {"stage": "s"}, table(payload=StringType()))),
+    ("id", lambda: stream_to(READ | {"stage": "s"}, table(id=LongType(), payload=StringType()))),
 ]
 
 
@@ -110,7 +110,6 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("transform", {"transform": "SELECT 1"}),
     ("output", {"output": "copy"}),
     ("model", {"model": dict}),
-    ("model", {"model": "struct<a: bigint>"}),
     ("max_messages", {"max_messages": 0}),
     ("max_messages", {"max_messages": 2.5}),
     ("max_messages", {"max_messages": 100_001}),

@@ -1,0 +1,109 @@
+"""Who got what was popped. A pop finishes its messages before anybody hears of it, so there are some of which nobody can know.
+
+Every message that the witness saw popped must have been got by a caller, or else there must be a call that may have taken it:
+
+* one whose process was killed before it noted what it got, or which heard that the outcome is unknown;
+* one that was cancelled. What it took is given back; but not if the process was killed meanwhile, nor if its reply was lost for good or the servers
+  could not be reached, which can be while faults of the servers or of the network go on.
+
+Pops of several messages claim them first, so of these it is known in which process they were popped; and callers of one process share a
+claim, so if one of them was answered, all were.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Circumstances", "Popped", "Unheard", "judge"]
+
+#: The witness's clock shows seconds.
+_COARSE = 2.0
+#: How long, in seconds, after a pop was called its command may still be carried out: its time-out, a stalled network, a suspended primary.
+_LATE = 20.0
+#: How long giving back may take, if the machine is busy.
+_BACK = 10.0
+
+
+class Popped(NamedTuple):
+    """A message that was popped: when, and by which claim of whom; a single one is not claimed."""
+
+    at: float
+    token: str | None
+    owner: str | None
+
+
+@dataclass
+class Circumstances:
+    """What the program did, on the machine's monotonic clock."""
+
+    #: The processes that were killed, and when.
+    killed: Mapping[str, float] = field(default_factory=dict)
+    #: When servers or the network were made to fail: from, to.
+    broken: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(slots=True)
+class Unheard:
+    """A pop of which nobody heard what it took."""
+
+    who: str
+    began: float
+    #: How many it may have taken at most.
+    limit: int
+    #: "killed", "unknown" or "cancelled".
+    why: str
+
+    def may_have(self, popped: Popped, answered: bool, known: Circumstances) -> bool:
+        """Whether it may have taken this message, as far as its process says; ``answered``: a caller got messages of the same claim."""
+        if not self.limit or popped.owner not in (None, self.who):
+            return False
+        if self.why == "cancelled":
+            end = known.killed.get(self.who, float("inf"))
+            return end - _BACK <= popped.at <= end + _COARSE or any(
+                start - _BACK <= popped.at <= end + _COARSE for start, end in known.broken
+            )
+        return self.why == "killed" or not answered
+
+
+def judge(
+    popped: Mapping[str, Sequence[Popped]],
+    got: Mapping[str, Sequence[float]],
+    unheard: Sequence[Unheard],
+    known: Circumstances,
+) -> tuple[list[str], list[str]]:
+    """The messages that were popped and that nobody can have got; and those that were got more often than they were popped.
+
+    Args:
+        popped: what the witness saw, by the ids.
+        got: when callers got each.
+        unheard: the pops of which nobody heard; each ``limit`` becomes what is left of it.
+        known: what the program did.
+    """
+    twice = []
+    missing: list[tuple[Popped, str]] = []
+    answered: set[str | None] = set()
+    for id in popped.keys() | got.keys():
+        left = list(popped.get(id, ()))
+        for at in sorted(got.get(id, ())):
+            if each := next((each for each in reversed(left) if each.at <= at + _COARSE), None):
+                left.remove(each)
+                answered.add(each.token)
+            else:
+                twice.append(id)
+        missing += [(each, id) for each in left]
+    calls = sorted(unheard, key=lambda call: call.began)
+    beginnings = [call.began for call in calls]
+    lost = []
+    # First the single ones, which fewer calls can have taken, and those calls that can have taken few.
+    for each, id in sorted(missing, key=lambda pair: (pair[0].token is not None, pair[0].at)):
+        near = calls[bisect_left(beginnings, each.at - _LATE) : bisect_right(beginnings, each.at + _COARSE)]
+        fitting = [call for call in near if call.may_have(each, each.token in answered, known)]
+        if fitting:
+            choose = min if each.token is None else max
+            choose(fitting, key=lambda call: call.limit).limit -= 1
+        else:
+            lost.append(id)
+    return lost, sorted(twice)
