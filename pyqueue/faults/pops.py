@@ -90,7 +90,7 @@ def judge(
         for at in sorted(got.get(id, ())):
             if each := next((each for each in reversed(left) if each.at <= at + _COARSE), None):
                 left.remove(each)
-                answered.add(each.token)
+                answered |= {each.token} - {None}
             else:
                 twice.append(id)
         missing += [(each, id) for each in left]

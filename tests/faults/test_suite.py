@@ -120,6 +120,27 @@ class TestAudit:
         story.went("b")
         zero(story.verdict(), "lost")  # one such pop cannot have taken two
 
+    def test_single_pops_of_which_one_was_answered(self, story: Story) -> None:
+        """They share nothing, unlike those of a batch."""
+        for id in "ab":
+            story.stored(id, "events")
+            story.went(id)
+        story.called("pop", "events", 1, "ok", ["a"])
+        story.called("pop", "events", 1, "unknown")
+        zero(story.verdict())
+
+    def test_calls_are_held_against_what_they_can_have_taken(self, story: Story) -> None:
+        """Of two of one process the large one took the batch, and the small one the single message."""
+        for id in "abc":
+            story.stored(id, "events")
+        for id in "ab":
+            story.changed(id, token="1", owner="consumer-1.1")
+        for id in "abc":
+            story.went(id)
+        story.called("pop", "events", 1, "unknown")
+        story.called("pop", "events", 2, "unknown")
+        zero(story.verdict())
+
     def test_a_popped_message_whose_consumer_died_at_another_time(self, story: Story) -> None:
         story.called("pop", "events", 50, None)
         story.stored("a", "events")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -77,6 +78,17 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
         missing(str(error))
     with secure(tmp_path_factory.mktemp("secure")) as server:
         yield server
+
+
+#: PyMongo's async monitors leave their sockets to the garbage collector if they are closed while they connect, as those are that never can.
+ABANDONED = "ignore:unclosed <(socket|ssl):ResourceWarning"
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[None]:
+    """What a module's tests left to the garbage collector is not met in another's."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

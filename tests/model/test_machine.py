@@ -5,13 +5,15 @@ A failure prints its steps, which can be run as they stand on a ``Machine`` of t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pymongo
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from pyqueue import Reservation
 from pyqueue.backends.standard import Standard
 from tests.model.machine import Machine
 from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
@@ -45,6 +47,56 @@ def test_mongomock() -> None:
 
 def test_mongod(server: Place) -> None:
     play(server, SHORT(max_examples=15, stateful_step_count=40))
+
+
+# ---- what breaks a rule is seen
+
+
+class Tokenless(Standard):
+    """Settles by the id alone."""
+
+    __slots__ = ()
+
+    def _held(self, members: Sequence[Reservation[Any]]) -> dict[str, Any]:
+        return {"_id": {"$in": [each.id for each in members]}, "processed": {"$exists": False}}
+
+
+class Careless(Standard):
+    """Leaves something as it was, in messages that move on."""
+
+    __slots__ = ()
+
+    kept: ClassVar[str]
+
+    def leaving(self, *args: Any, **options: Any) -> dict[str, Any]:
+        update = super().leaving(*args, **options)
+        for fields in update.values():
+            fields.pop(self.kept, None)
+        return {operator: fields for operator, fields in update.items() if fields}
+
+
+class KeepsTries(Careless):
+    __slots__ = ()
+    kept = "tries"
+
+
+class KeepsToken(Careless):
+    __slots__ = ()
+    kept = "token"
+
+
+class KeepsProgress(Careless):
+    __slots__ = ()
+    kept = "progress"
+
+
+@pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsProgress])
+def test_what_breaks_a_rule_is_seen(backend: type[Standard]) -> None:
+    with pytest.raises(AssertionError):
+        play(plans_place(), SHORT(max_examples=100, stateful_step_count=40, phases=[Phase.generate]), backend)
+
+
+# ---- at length
 
 
 @pytest.mark.slow

@@ -17,18 +17,11 @@ from pyqueue import Client
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.spark import spark_session
 from tests.spark.fakes import Flow, faked
+from tests.spark.programs import CONFIG
 
 __all__ = ["faked"]
 
 HERE = Path(__file__).parent
-
-#: What a session is started with, here and in other processes.
-CONFIG = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,6 +57,6 @@ def flow(shared: Client) -> Flow:
 def spark() -> Iterator[Any]:
     """The session. A task that fails is tried once more."""
     session = spark_session("tests", master="local[2,2]", config=CONFIG)
-    session.sparkContext.setLogLevel("WARN")  # tasks fail here on purpose
+    session.sparkContext.setLogLevel("OFF")  # tasks fail here on purpose
     yield session
     session.stop()
