@@ -87,8 +87,10 @@ class _Common(Generic[D]):
         self.namespace = arguments.namespace_name(namespace)
         self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
         self._timeout = arguments.duration("command_timeout", command_timeout, positive=True)
-        if owner is not None and (not isinstance(owner, str) or len(owner) > 256):
-            raise ConfigurationError("owner: give a str of at most 256 characters")
+        if owner is not None and (not isinstance(owner, str) or len(owner) > 256 or not arguments.is_unicode(owner)):
+            raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
+        if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
+            raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
         self.owner = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         self._signals = signals
         self._driver: D | None = None
@@ -140,7 +142,7 @@ class _Common(Generic[D]):
                     self._database = self._mongo.get_default_database("pyqueue")
                 except PyMongoError as error:
                     raise ConfigurationError(f"target: {translated(error)}") from error
-                except ValueError as error:
+                except (ValueError, OSError) as error:  # OSError: files of certificates
                     raise ConfigurationError(f"target: {error}") from error
             else:
                 self._database = target
@@ -241,9 +243,10 @@ _TRANSACTION: dict[str, Any] = {
 
 
 def _redacted(url: str) -> str:
-    """A URL without what may be a password: nothing from its scheme to its last "@"."""
+    """A URL without what may be secret: nothing from its scheme to its last "@", and no options."""
     before, at, rest = url.rpartition("@")
-    return ((f"{before.partition(':')[0]}://***@" if at else "") + rest)[:200]
+    scheme = before.partition("://")[0] if before.partition("://")[0].replace("+", "").isalnum() else "***"
+    return ((f"{scheme}://***@" if at else "") + rest.partition("?")[0])[:200]
 
 
 class Client(_Common[Driver]):

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import pymongo
-from bson.errors import InvalidDocument
+from bson.errors import InvalidBSON, InvalidDocument
 from pymongo import ReadPreference, WriteConcern, errors
 
 from pyqueue.backends import namespace
@@ -267,7 +267,9 @@ def translated(error: Exception) -> Exception:
         return Unavailable(f"the write may not be durable: {(error.details or {}).get('writeConcernErrors')}")
     if isinstance(error, errors.DuplicateKeyError):
         return DuplicateKey("the key or the id is taken")
-    if isinstance(error, (errors.DocumentTooLarge, InvalidDocument)):
+    if isinstance(error, InvalidBSON):
+        return InvalidMessage(f"payload: a stored message cannot be read: {error}")
+    if isinstance(error, (errors.DocumentTooLarge, InvalidDocument, UnicodeEncodeError, OverflowError)):
         return InvalidMessage(f"payload: {error}")
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")

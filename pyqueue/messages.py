@@ -16,6 +16,7 @@ from bson import ObjectId
 
 __all__ = [
     "KEPT",
+    "NEVER",
     "UNCHANGED",
     "Backoff",
     "Counts",

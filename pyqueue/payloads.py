@@ -21,7 +21,7 @@ from bson.decimal128 import Decimal128, create_decimal128_context
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from pyqueue.errors import ConfigurationError, InvalidMessage
 
@@ -115,7 +115,9 @@ class Codec(Generic[T]):
         if model is not None:
             try:
                 self._adapter = TypeAdapter(model)
-            except PydanticUserError as error:
+                if not self._adapter.pydantic_complete:
+                    self._adapter.rebuild(raise_errors=True)
+            except (PydanticUserError, NameError) as error:
                 raise ConfigurationError(f"model: {model!r} is nothing that pydantic can validate: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,8 +139,8 @@ class Codec(Generic[T]):
             return payload
         try:
             return _storable(adapter.dump_python(adapter.validate_python(payload), mode="python"))
-        except (ValidationError, PydanticSerializationError, ArithmeticError) as error:
-            raise InvalidMessage(f"payload: not a valid {self.name}: {error}") from error
+        except Exception as error:  # a model's validators are anybody's code
+            raise InvalidMessage(f"payload: not a valid {self.name}: {type(error).__name__}: {error}") from error
 
     def load(self, value: Any) -> T:
         """The payload of a BSON value.

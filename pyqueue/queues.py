@@ -76,7 +76,9 @@ class _Common(Generic[T]):
             raise ConfigurationError(
                 f"to: give a Queue of the same namespace or a queue's name, not {type(to).__name__}"
             )
-        pairs = list(given)
+        pairs = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+            raise ConfigurationError("pairs: give pairs of a reservation and its payload")
         plan = self._backend.move(pairs, to=to, session=session, **options)
         return self._settles([each for each, _ in pairs], session, plan)
 

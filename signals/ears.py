@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from datetime import datetime
+from datetime import UTC, datetime
 from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -55,10 +55,21 @@ async def run_async(steps: Steps[T]) -> T:
 
 def check_event(topic: str, when: datetime | None) -> None:
     """Refuse what no bus can carry, before anything is done with it."""
+    # What a server's client cannot send would be tried again and again, and hold everything else up.
     if not isinstance(topic, str) or not topic:
-        raise BusError(f"a topic is a non-empty str, not {topic!r}")
-    if when is not None and when.tzinfo is None:
+        raise BusError(f"a topic is a non-empty str, not {'empty' if topic == '' else type(topic).__name__}")
+    try:
+        topic.isascii() or topic.encode()
+    except UnicodeEncodeError:
+        raise BusError(f"a topic is a str of Unicode, not {topic!r}") from None
+    if when is None or (isinstance(when, datetime) and when.tzinfo is UTC):
+        return
+    if not isinstance(when, datetime) or when.utcoffset() is None:
         raise BusError("`when` is a timezone-aware datetime or None")
+    try:
+        when.astimezone(UTC)
+    except OverflowError:
+        raise BusError("`when` is an instant of the years 1 to 9999, in UTC") from None
 
 
 class Flag(Protocol):

@@ -25,7 +25,7 @@ from pyqueue import arguments, tokens
 from pyqueue.backends import namespace
 from pyqueue.backends.namespace import CLAIMS, HOT
 from pyqueue.backends.standard import Standard
-from pyqueue.errors import Fenced, LeaseLost
+from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation, message_of
 from pyqueue.requests import Delete, Find, Insert, Now, Plan, Update
 
@@ -161,9 +161,16 @@ class Claims:
             )
             if not found:
                 return None
+            ids = [each["_id"] for each in found if isinstance(each["_id"], (ObjectId, str))]
+            for each in found if len(ids) < len(found) else ():
+                if not isinstance(each["_id"], (ObjectId, str)):  # others wrote it, and readers cannot divide such ids
+                    one = {"_id": each["_id"], "q": self.backend.queue, "when": {"$lte": now}}
+                    yield from self.backend._put_away(one, InvalidMessage("its id is no id of a message"), now)
+            if not ids:
+                continue
             n = standing.claimed + 1
             yield from self._advance(token, {"$set": {"claimed": n}}, claimed=standing.claimed)
-            yield from self._stamp([each["_id"] for each in found], n, token, lease)
+            yield from self._stamp(ids, n, token, lease)
             yield from self._bury_worn(token, n)
             if (yield Find(self._mine(token, n - 1, n), {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
@@ -187,7 +194,10 @@ class Claims:
             still = {"_id": {"$in": ids[start : start + STAMP]}, "q": self.backend.queue, "when": {"$lte": now}}
             update = self._holding(now, lease, token)
             update["$set"]["claim"] = {"g": self.tag, "n": n}
-            yield Update(still, update, many=True)
+            try:
+                yield Update(still, update, many=True)
+            except InvalidMessage:  # one that others wrote: the server counts up no tries that are no number
+                yield from self._stamp_each(still, update, now)
         try:
             yield from self.standing(token)
         except Fenced:
@@ -196,6 +206,16 @@ class Claims:
             with suppress(LeaseLost):
                 yield from self.backend.release(tuple(held))
             raise
+
+    def _stamp_each(self, match: Mapping[str, Any], update: Mapping[str, Any], now: datetime) -> Plan[None]:
+        for id in match["_id"]["$in"]:
+            one = {**match, "_id": id}
+            try:
+                yield Update(one, update)
+            except InvalidMessage:
+                fault = yield from self.backend._fault(one)
+                if fault is not None:
+                    yield from self.backend._put_away(one, fault, now)
 
     def _bury_worn(self, token: str, n: int) -> Plan[None]:
         limit = self.backend.options.max_tries

@@ -14,7 +14,19 @@ from typing import Any, Final
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Distinct, Find, Indexes, Now, Plan, Take, Update
 
-__all__ = ["CLAIMS", "HOT", "INDEXES", "enter", "make_indexes", "names", "nothing", "paused", "record_id", "set_paused"]
+__all__ = [
+    "CLAIMS",
+    "HOT",
+    "INDEXES",
+    "enter",
+    "kind_of",
+    "make_indexes",
+    "names",
+    "nothing",
+    "paused",
+    "record_id",
+    "set_paused",
+]
 
 log = logging.getLogger("pyqueue")
 
@@ -97,8 +109,8 @@ def enter(queue: str, kind: str, shown: Callable[[], Mapping[str, Any]] | None) 
         record = found[0]
         _known(queue, record)
         seen = record.get("options")
-        if options is not None and seen != options:
-            if seen is not None:
+        if options is not None and seen != options and record["kind"] == kind:
+            if isinstance(seen, Mapping):
                 differ = sorted(name for name in {*seen, *options} if seen.get(name) != options.get(name))
                 log.warning("queue %r is used with different options than before: %s", queue, ", ".join(differ))
             yield Update({"_id": record["_id"]}, {"$set": {"options": options}})
@@ -120,6 +132,19 @@ def _known(queue: str, record: Mapping[str, Any]) -> None:
             f"queue {queue!r} is of kind {record.get('kind')!r}, version {record.get('v')!r}, which this release does not know: "
             "update pyqueue-mongo here"
         )
+
+
+def kind_of(queue: str) -> Plan[str | None]:
+    """The kind of a queue, of which no record is made; None: it has none.
+
+    Raises:
+        ConfigurationError: this release does not know it.
+    """
+    found = yield Find({"_id": record_id(queue)}, {"kind": 1, "v": 1}, limit=1)
+    if not found:
+        return None
+    _known(queue, found[0])
+    return str(found[0]["kind"])
 
 
 def paused(queue: str) -> Plan[bool]:

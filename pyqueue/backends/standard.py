@@ -28,9 +28,18 @@ from pyqueue.backends import namespace
 from pyqueue.backends.head import Floor, Head
 from pyqueue.backends.namespace import HOT
 from pyqueue.clock import BAND
-from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, QueueError, Unavailable
+from pyqueue.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    InvalidName,
+    LeaseLost,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import (
     KEPT,
+    NEVER,
     UNCHANGED,
     Backoff,
     Counts,
@@ -214,7 +223,13 @@ class Standard:
 
     def _enter(self) -> Plan[None]:
         """See to the queue's record."""
-        kind = yield Enter(self.queue, self.kind, self.options.shown)
+        self._is_mine((yield Enter(self.queue, self.kind, self.options.shown)))
+
+    def _known(self) -> Plan[None]:
+        """See to it that messages of another kind of queue, or of a later release, are not touched; makes no record."""
+        self._is_mine((yield from namespace.kind_of(self.queue)) or self.kind)
+
+    def _is_mine(self, kind: str) -> None:
         if kind != self.kind:
             raise ConfigurationError(f"queue {self.queue!r} is of kind {kind!r}; here it is used as {self.kind!r}")
 
@@ -297,6 +312,8 @@ class Standard:
         session: Any = None,
     ) -> Plan[list[Id | None]]:
         """Push messages; answers their ids, None for those that a key kept out."""
+        if not isinstance(payloads, Iterable):
+            raise ConfigurationError(f"payloads: give a list of them, not {type(payloads).__name__}")
         payloads = list(payloads)
         arguments.one_of("on_duplicate", on_duplicate, ("ignore", "replace", "error"))
         labels = arguments.headers(headers)
@@ -432,7 +449,7 @@ class Standard:
         found = yield Find({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session=session)
         return {
             each["_id"]: each.get("q") == self.queue
-            or any(stay.get("q") == self.queue for stay in each.get("trail") or ())
+            or any(stay["q"] == self.queue for stay in sound(each, faults(each)).get("trail", ()))
             for each in found
         }
 
@@ -1008,10 +1025,10 @@ class Standard:
             raise ConfigurationError("payload, update: give one of the two, not both")
         labels = arguments.headers(headers) or {}
         arguments.starting(BAND, delay, None)
-        target = (yield from self._at(arguments.queue_name(to))) if isinstance(to, str) else to
-        values = {
-            id(each): payload if payload is UNCHANGED else self._value(target.codec, payload) for each, payload in pairs
-        }
+        codec: Codec[Any] = Codec() if isinstance(to, str) else to.codec
+        name = arguments.queue_name(to) if isinstance(to, str) else to.queue
+        values = {id(each): payload if payload is UNCHANGED else self._value(codec, payload) for each, payload in pairs}
+        target = (yield from self._at(name)) if isinstance(to, str) else to  # makes its record
         if not isinstance(to, str):
             yield from target._enter()
 
@@ -1060,7 +1077,8 @@ class Standard:
         edits: dict[str, dict[str, Any]] = {}
         for operator, fields in update.items():
             arguments.one_of("update", operator, OPERATORS)
-            if not all(isinstance(name, str) and name for name in fields):
+            names = [*fields, *(fields.values() if operator == "$rename" else ())]
+            if not all(isinstance(name, str) and name for name in names):
                 raise ConfigurationError(f"update: {operator}: the names of payload fields are non-empty strs")
             edits[operator] = {
                 f"payload.{name}": f"payload.{value}" if operator == "$rename" else value
@@ -1118,8 +1136,8 @@ class Standard:
         """Say how far the work is."""
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"fraction: {fraction!r} is not allowed: give a number from 0 to 1")
-        if note is not None and (not isinstance(note, str) or len(note) > 2048):
-            raise ConfigurationError("note: give a str of at most 2048 characters")
+        if note is not None and (not isinstance(note, str) or len(note) > 2048 or not arguments.is_unicode(note)):
+            raise ConfigurationError("note: give a str of at most 2048 characters of Unicode")
         yield from self._write(
             reservation, lambda now: {"$set": {"progress": {"fraction": fraction, "note": note, "at": now}}}
         )
@@ -1309,16 +1327,23 @@ class Standard:
             arguments.count("limit", limit)
         if "dead_letter" not in self.capabilities:
             self._refuse("dead_letter")
+        yield from self._known()
         moved = 0
         now = yield Now()
         while limit is None or moved < limit:
             wanted = BATCH if limit is None else min(BATCH, limit - moved)
             match = self._free(now) | {"dead": {"$exists": True}}
-            shown = {"dead": 1, "key": 1, "last_key": 1, "token": 1}
+            shown = {"dead": 1, "key": 1, "last_key": 1, "token": 1, "trail": 1}
             found = yield Find(match, shown, sort=self.order, limit=wanted, hint=HOT)
             batch = 0
             for document in found:
-                home = yield from self._at(arguments.queue_name(document["dead"]["from"]))
+                try:
+                    if faults(document):
+                        continue  # others wrote it, and it has no way home
+                    name = arguments.queue_name(document["dead"]["from"])
+                except InvalidName:
+                    continue
+                home = yield from self._at(name)
                 update = self.leaving(now, home, now)
                 update["$unset"] = {
                     name: "" for name in update["$unset"] if name not in ("error", "checkpoint", "type")
@@ -1328,7 +1353,7 @@ class Standard:
                 one = {
                     "_id": document["_id"],
                     "q": self.queue,
-                    "token": document.get("token"),
+                    "token": {"$eq": document.get("token")},
                     "dead": {"$exists": True},
                 }
                 batch += yield from self._with_key(one, update, document.get("key") or document.get("last_key"))
@@ -1350,6 +1375,7 @@ class Standard:
     def remove(self, id: Any) -> Plan[bool]:
         """Take a message out, unless it is held."""
         arguments.identity(id)
+        yield from self._known()
         now = yield Now()
         match = self._free(now) | {"_id": id}
         found = yield Find(match, {"key": 1, "dead": 1}, limit=1)
@@ -1383,7 +1409,7 @@ class Standard:
             ready=(yield Count(mine | {"when": {"$lte": now}}, HOT)),
             scheduled=(yield Count(mine | {"when": later, "token": {"$exists": False}}, HOT)),
             reserved=(yield Count(mine | {"when": later, "token": {"$exists": True}}, HOT)),
-            history=(yield Count({"q": self.queue, "when": {"$gte": BAND}}, HOT)),
+            history=(yield Count(mine | {"when": {"$gte": BAND}}, HOT)),
         )
 
     def next_when(self, floor: Floor | None = None) -> Plan[datetime | None]:
@@ -1391,10 +1417,12 @@ class Standard:
         span = {"$lt": BAND} if floor is None else {"$gte": floor[0], "$lt": BAND}
         match = {"q": self.queue, "when": span, "_id": {"$ne": namespace.record_id(self.queue)}}
         found = yield Find(match, {"_id": 1, "when": 1}, sort=(("when", 1), ("_id", 1)), limit=1, hint=HOT)
-        return found[0]["when"] if found else None
+        when = found[0]["when"] if found else None
+        return when if isinstance(when, datetime) else None  # in what others wrote it may be an array
 
     def pause(self, value: bool) -> Plan[None]:
         """Stop the consumers of every process, or let them go on."""
+        yield from self._known()
         yield from namespace.set_paused(self.queue, self.kind, value)
         yield Signal(self.queue, None)
 
@@ -1408,6 +1436,7 @@ class Standard:
 
     def purge(self) -> Plan[int]:
         """Delete what is ready or scheduled."""
+        yield from self._known()
         now = yield Now()
         return cast(int, (yield Delete(self._free(now), many=True)))
 
@@ -1416,9 +1445,10 @@ class Standard:
         arguments.count("limit", limit)
         if "history" not in self.capabilities:
             self._refuse("history")
-        least = BAND if since is None else max(BAND, arguments.instant("since", since) + KEPT)
+        last = NEVER - KEPT
+        least = BAND if since is None else max(BAND, min(last, arguments.instant("since", since)) + KEPT)
         now = yield Now()
-        match = {"q": self.queue, "when": {"$gte": least}}
+        match = {"q": self.queue, "when": {"$gte": least}, "processed": {"$type": "date"}}
         found = yield Find(match, sort=(("when", -1), ("_id", -1)), limit=limit, hint=HOT)
         return cast("list[Finished[Any]]", [self._message(document, now) for document in found])
 
@@ -1428,6 +1458,7 @@ class Standard:
             self._refuse("history")
         for id in ids:
             arguments.identity(id)
+        yield from self._known()
         now = yield Now()
         back = {
             "$set": self.entering(now),

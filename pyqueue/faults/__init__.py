@@ -69,19 +69,15 @@ class Lane:
         now = time.monotonic()
         if now >= self._due:
             if self._fault is None:
-                self._begin(now, more)
+                self._begin(more)
             if self._fault is not None:
                 self._go_on(self._fault)
-            if now - self._began > PATIENCE:
-                raise Unavailable(
-                    f"after {PATIENCE:.0f} s this is not over: {self.now or 'the recovery of the servers'}"
-                )
+            if self._fault is not None and now - self._began > PATIENCE:
+                raise Unavailable(f"after {PATIENCE:.0f} s this is not over: {self.now}")
         return self._fault is not None
 
-    def _begin(self, now: float, more: bool) -> None:
-        if not more:
-            self._began = now
-        elif self._ready():
+    def _begin(self, more: bool) -> None:
+        if more and self._ready():
             self.now, kind = next(self._kinds)
             self._began = time.monotonic()
             self._fault = kind(self._world, self._dice)
@@ -134,7 +130,14 @@ def run(
         with World(Path(folder), seed, rate) as world, progress(minutes * 60) as show_progress:
             begun = time.monotonic()
             lanes = [
-                Lane(OF_SERVERS, world, f"{seed}/servers", world.servers.healthy, haste, pause),
+                Lane(
+                    OF_SERVERS,
+                    world,
+                    f"{seed}/servers",
+                    lambda: not world.calm and world.servers.healthy(),
+                    haste,
+                    pause,
+                ),
                 Lane(OF_CLIENTS, world, f"{seed}/clients", lambda: True, haste, pause),
             ]
             busy = True
@@ -142,7 +145,7 @@ def run(
                 passed = time.monotonic() - begun
                 more = [passed < minutes * 60 or lane.rounds < at_least for lane in lanes]
                 broken = [lane.step(more=each) for lane, each in zip(lanes, more, strict=True)]
-                busy = any(more) or any(broken)
+                world.broken, busy = broken[0], any(more) or any(broken)
                 world.check()
                 show_progress(passed, sum(len(lane.events) for lane in lanes), [lane.now for lane in lanes])
                 time.sleep(LOOK)

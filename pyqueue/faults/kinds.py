@@ -24,6 +24,7 @@ Kind = Callable[[World, random.Random], Fault]
 LONGEST_LEASE = max(options["lease"] for options in QUEUES.values())
 WRITES = ["insert", "update", "delete", "findAndModify"]
 SKEW = 600.0  # seconds
+GIVEN_BACK = 5.0  # seconds until all that was popped for cancelled callers is surely given back
 
 
 Search = Generator[float | None, None, Member]
@@ -241,15 +242,19 @@ def set_clock(world: World, dice: random.Random) -> Fault:
 
 
 def storm(world: World, dice: random.Random) -> Fault:
-    """Callers that receive are cancelled at any point of it."""
+    """Callers that receive are cancelled at any point of it. Half of the storms keep the servers whole: then there is no excuse for a loss."""
     name = world.crew.one("consumer", dice, asynchronous=True)
-    while not world.crew.at_work(name):
-        yield None
-    process = world.crew.processes[name]
-    seconds = dice.uniform(2, 4)
-    process.tell(["storm", seconds])
-    yield from _lasting(seconds)
-    return process.name
+    world.calm = dice.random() < 0.5
+    try:
+        while not world.crew.at_work(name) or (world.calm and world.broken):
+            yield None
+        process = world.crew.processes[name]
+        seconds = dice.uniform(2, 4)
+        process.tell(["storm", seconds])
+        yield from _lasting(seconds + (GIVEN_BACK if world.calm else 0))
+        return f"{process.name}, {'servers whole' if world.calm else 'whatever the servers do'}"
+    finally:
+        world.calm = False
 
 
 def _lasting(seconds: float) -> Generator[None, None, None]:
@@ -269,7 +274,19 @@ def drop_bus(world: World, dice: random.Random) -> Fault:
     return "dropped"
 
 
-OF_SERVERS: dict[str, Kind] = {
+def _until_whole(kind: Kind) -> Kind:
+    """The same, and it lasts until there is a primary with two secondaries again."""
+
+    def fault(world: World, dice: random.Random) -> Fault:
+        what = yield from kind(world, dice)
+        while not world.servers.healthy():
+            yield None
+        return what
+
+    return fault
+
+
+_OF_SERVERS: dict[str, Kind] = {
     "primary killed": kill_primary,
     "primary suspended": suspend_primary,
     "primary stepped down": step_down,
@@ -285,6 +302,7 @@ OF_SERVERS: dict[str, Kind] = {
     "fail point: write concern time-out": write_concern,
     "fail point: NotWritablePrimary": not_primary,
 }
+OF_SERVERS = {name: _until_whole(kind) for name, kind in _OF_SERVERS.items()}
 OF_CLIENTS: dict[str, Kind] = {
     "producer killed": kill_producer,
     "mover killed": kill_mover,

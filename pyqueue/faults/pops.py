@@ -24,7 +24,7 @@ _COARSE = 2.0
 #: How long, in seconds, after a pop was called its command may still be carried out: its time-out, a stalled network, a suspended primary.
 _LATE = 20.0
 #: How long giving back may take, if the machine is busy.
-_BACK = 10.0
+_BACK = 3.0
 
 
 class Popped(NamedTuple):
@@ -61,10 +61,9 @@ class Unheard:
         if not self.limit or popped.owner not in (None, self.who):
             return False
         if self.why == "cancelled":
-            end = known.killed.get(self.who, float("inf"))
-            return end - _BACK <= popped.at <= end + _COARSE or any(
-                start - _BACK <= popped.at <= end + _COARSE for start, end in known.broken
-            )
+            death = known.killed.get(self.who, float("inf"))
+            times = [(death, death), *known.broken]
+            return any(start - _BACK <= popped.at <= end + _COARSE for start, end in times)
         return self.why == "killed" or not answered
 
 
@@ -97,13 +96,12 @@ def judge(
     calls = sorted(unheard, key=lambda call: call.began)
     beginnings = [call.began for call in calls]
     lost = []
-    # First the single ones, which fewer calls can have taken, and those calls that can have taken few.
-    for each, id in sorted(missing, key=lambda pair: (pair[0].token is not None, pair[0].at)):
+    # The single ones first, and of the calls first those that can have taken few: what fits many must not take the place of what fits one.
+    for each, id in sorted(missing, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])):
         near = calls[bisect_left(beginnings, each.at - _LATE) : bisect_right(beginnings, each.at + _COARSE)]
         fitting = [call for call in near if call.may_have(each, each.token in answered, known)]
         if fitting:
-            choose = min if each.token is None else max
-            choose(fitting, key=lambda call: call.limit).limit -= 1
+            min(fitting, key=lambda call: call.limit).limit -= 1
         else:
             lost.append(id)
     return lost, sorted(twice)

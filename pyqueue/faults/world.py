@@ -90,6 +90,8 @@ class World:
 
     def __init__(self, folder: Path, seed: int, rate: float) -> None:
         self.folder = folder
+        #: Whether a fault of the servers or the network is on; and whether none is to begin.
+        self.broken = self.calm = False
         with ExitStack() as stack:
             self.servers = stack.enter_context(ReplicaSet(folder))
             self.proxies = Proxies(folder, [each.port for each in self.servers.members])

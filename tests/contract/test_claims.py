@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -526,3 +526,18 @@ def test_dead_messages_are_never_buried_again(client: AnyClient, name: str) -> N
     with grave.claim("g", limit=5) as claim:
         claim.commit()
     assert grave.counts().total == 0
+
+
+@pytest.mark.needs("sessions", "dead_letter")  # mongomock takes any value for a number
+def test_what_others_wrote_is_buried_and_the_rest_is_claimed(world: World, queue: AnyQueue, client: AnyClient) -> None:
+    good = queue.push("good")
+    now = datetime.now(UTC) - timedelta(seconds=1)
+    odd = {"q": queue.name, "when": now, "due": now, "pushed": now, "payload": 1}
+    world.raw().insert_many([odd | {"_id": f"{queue.name}-tries", "tries": "two"}, odd | {"_id": 5, "tries": 0}])
+    with queue.claim("group", limit=10) as claim:
+        assert claim.ids == [good]
+        claim.commit()
+    dead = list(world.raw().find({"q": f"{queue.name}.dead", "record": {"$exists": False}}))
+    assert {each["dead"]["reason"] for each in dead} == {"invalid"}
+    assert {each["_id"] for each in dead} == {f"{queue.name}-tries", 5}
+    world.raw().delete_many({"q": f"{queue.name}.dead"})

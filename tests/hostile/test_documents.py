@@ -226,7 +226,7 @@ def test_any_document_between_messages_at_length(place: Place, given: Given, ver
 
 def unreadable(queue: str) -> list[RawBSONDocument]:
     """Messages that no Python can read: text that is no UTF-8, and a UUID of five bytes."""
-    text = bson.encode(message(queue, payload="POISON")).replace(b"POISON", b"POISO\xff")
+    text = bson.encode(message(queue, _id=f"a text of {queue}", payload="POISON")).replace(b"POISON", b"POISO\xff")
     name = bson.encode(message(queue, payload={"POISON": 1})).replace(b"POISON", b"POISO\xff")
     uuid = bson.encode(message(queue, payload=bson.Binary(b"five!", 5))).replace(b"\x05five!", b"\x04five!")
     return [RawBSONDocument(each) for each in (text, name, uuid)]
@@ -340,10 +340,10 @@ def test_a_model_that_raises_what_it_likes(place: Place, error: Exception) -> No
 
 
 RECORDS = {
-    "options": ["null", "bool", "text", "operator", "array"],
+    "options": ["null", "operator", "document"],
     "paused": ["null", "bool", "NaN", "text", "empty array", "least"],
     "when": ["null", "text", "array of instants", "before year 1", "year 8500", "most"],
-    "kind": ["null", "bool", "text", "operator"],
+    "kind": ["null", "bool", "operator"],
     "v": ["null", "float", "text", "64 bits", "array", "negative"],
     "key": ["text", "operator"],
     "token": ["null", "text", "operator"],

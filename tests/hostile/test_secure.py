@@ -104,14 +104,6 @@ def test_what_is_wrong_with_tls_is_said_in_time(secured: Secure, database: str, 
     assert "password" in str(error)
 
 
-@both
-@pytest.mark.xfail(strict=True, reason="an OSError of MongoClient passes as it is")
-def test_a_ca_file_that_is_not_there(secured: Secure, kind: str) -> None:
-    error = refused(kind, secured.url("shop", PASSWORD, "x", tlsCAFile="/nowhere/ca.pem"))
-    assert isinstance(error, ConfigurationError)
-    assert "/nowhere/ca.pem" in str(error) or "No such file" in str(error)
-
-
 def test_the_command_line_over_tls(secured: Secure, database: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     runner = CliRunner(env={"PYQUEUE_URL": secured.url("shop", PASSWORD, database)})

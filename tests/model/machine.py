@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -37,18 +36,15 @@ __all__ = ["Machine"]
 RULES = {
     "a": Rules("a.dead", lease=10_000, max_tries=2),
     "b": Rules("a.dead", lease=10_000, max_tries=3, history=True),
-    "c": Rules("c.dead", lease=10_000),
-    "a.dead": Rules("a.dead.dead", lease=10_000, max_tries=1, history=True),
-    "c.dead": Rules("c.dead.dead", lease=10_000),
-    "a.dead.dead": Rules("c", lease=10_000),
-    "c.dead.dead": Rules("c", lease=10_000),
+    "c": Rules("b", lease=10_000),
+    "a.dead": Rules("c", lease=10_000, max_tries=1, history=True),
 }
 
 clients = st.integers(0, 2)
-queues = st.sampled_from(["a", "b", "c", "a", "b", "a.dead", "c.dead"])
+queues = st.sampled_from(["a", "b", "a", "b", "a.dead", "c"])
 keys = st.sampled_from([None, None, "k1", "k2"])
-#: Among the last that there are, counted from the newest.
-places = st.integers(0, 5)
+#: Among what there is, of which the first is likely to be of use.
+places = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5, 8])
 many = st.lists(places, min_size=1, max_size=4)
 leases = st.sampled_from([None, None, 1, 30, 0.25])
 delays = st.sampled_from([None, 0, 0.001, 5, 12])
@@ -138,17 +134,26 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         return {"n": self.count}
 
-    def some(self, which: list[int], elsewhere: bool) -> list[Handle]:
-        """Some of the last reservations, of one queue; perhaps as another process has them."""
-        last = [self.handles[-1 - place] for place in dict.fromkeys(which) if place < len(self.handles)]
-        last = [each for each in last if each.reservation.queue == last[0].reservation.queue]
+    def some(
+        self, client: int, which: list[int], elsewhere: bool
+    ) -> tuple[list[Handle], list[Held], list[Reservation[Any]], Any]:
+        """Some reservations of one queue, good ones and former ones; perhaps as another process has them. And that queue."""
+        if which[0] == 0 and not any(self.model.holds(each.held) for each in self.handles):
+            ready = [queue for queue in RULES if self.model.ready(queue)]
+            for queue in ready[:1]:
+                self.reserve(client, queue, 2, None)
+        likely = sorted(self.handles, key=lambda each: self.model.holds(each.held), reverse=True)
+        given = [likely[place] for place in dict.fromkeys(place % len(likely) for place in which)]
+        given = [each for each in given if each.reservation.queue == given[0].reservation.queue]
         if elsewhere:
-            return [Handle(pickle.loads(pickle.dumps(each.reservation)), each.held) for each in last]
-        return last
+            given = [Handle(pickle.loads(pickle.dumps(each.reservation)), each.held) for each in given]
+        reservations = [each.reservation for each in given]
+        return given, [each.held for each in given], reservations, self.queue(client, reservations[0].queue)
 
-    def id(self, place: int) -> Any:
-        """Some id that was used lately."""
-        return self.ids[-1 - place % len(self.ids)]
+    def id(self, queue: str, place: int) -> Any:
+        """The id of a message of this queue, or some other."""
+        likely = [*(each.id for each in self.model.live(queue)), *reversed(self.ids)]
+        return likely[place % len(likely)]
 
     # ---- time
 
@@ -159,9 +164,11 @@ class Machine(RuleBasedStateMachine):
         self.cluster.set_wall(client, wall)
         self.model.now = self.cluster.now
 
-    @initialize(queue=queues, key=keys, count=st.integers(2, 4))
-    def begin(self, queue: str, key: str | None, count: int) -> None:
-        self.push_many(0, queue, [(key if n == 0 else None, None) for n in range(count)], None, "ignore")
+    @initialize(queue=queues, count=st.integers(2, 5), limit=st.integers(1, 3))
+    def begin(self, queue: str, count: int, limit: int) -> None:
+        """With some messages, of which some are held."""
+        self.push_many(0, queue, [(("k1", None, None, "k2")[n % 4], None) for n in range(count)], None, "ignore")
+        self.reserve(0, queue, limit, None)
 
     # ---- in
 
@@ -189,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         on_duplicate: str,
     ) -> None:
         payload = self.payload()
-        chosen = {"fresh": f"m{payload['n']}", "known": self.id(known)}.get(str(id))
+        chosen = {"fresh": f"m{payload['n']}", "known": self.id(queue, known)}.get(str(id))
         instant = NOW + timedelta(milliseconds=self.model.now + round((delay or -7) * 1000))
         start = {"at": instant} if at else {"delay": delay}
         self._push(
@@ -224,7 +231,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         payloads = [self.payload() for _ in entries]
         ids = [
-            {"fresh": f"m{payload['n']}", "known": self.id(payload["n"] % 5), "double": f"of {key}"}.get(str(id))
+            {"fresh": f"m{payload['n']}", "known": self.id(queue, payload["n"] % 5), "double": f"of {key}"}.get(str(id))
             for payload, (key, id) in zip(payloads, entries, strict=True)
         ]
         self._push(
@@ -258,33 +265,28 @@ class Machine(RuleBasedStateMachine):
 
     # ---- out
 
-    @rule(client=clients, queue=queues, limit=st.integers(1, 4), lease=leases, single=st.booleans())
-    def reserve(self, client: int, queue: str, limit: int, lease: float | None, single: bool) -> None:
-        source = self.queue(client, queue)
-        if single:
-            limit, found = 1, [source.reserve(0, lease=lease)]
-        else:
-            found = source.reserve_many(limit, timeout=0, lease=lease)
-        items = self.model.reserve(queue, limit, None if lease is None else round(lease * 1000))
-        self._received([each for each in found if each is not None], items)
+    @rule(client=clients, queue=queues, limit=st.sampled_from([None, 1, 2, 3, 4]), lease=leases)
+    def reserve(self, client: int, queue: str, limit: int | None, lease: float | None) -> None:
+        source, length = self.queue(client, queue), None if lease is None else round(lease * 1000)
+        single = limit is None
+        found = [source.reserve(0, lease=lease)] if single else source.reserve_many(limit, timeout=0, lease=lease)
+        items = self._received(found, self.model.reserve(queue, limit or 1, length))
         for each, item in zip(filter(None, found), items, strict=True):
-            assert isinstance(each, Reservation)
             assert millis(each.until) == item.when
             assert (each.state, each.owner) == ("reserved", "me")
             self.handles.append(Handle(each, Held(each.id, item.claim)))
 
-    @rule(client=clients, queue=queues, limit=st.integers(1, 3), single=st.booleans())
-    def pop(self, client: int, queue: str, limit: int, single: bool) -> None:
+    @rule(client=clients, queue=queues, limit=st.sampled_from([None, 1, 2, 3]))
+    def pop(self, client: int, queue: str, limit: int | None) -> None:
         source = self.queue(client, queue)
-        if single:
-            limit, found = 1, [source.pop(0)]
-        else:
-            found = source.pop_many(limit, timeout=0)
-        self._received([each for each in found if each is not None], self.model.pop(queue, limit))
+        found = [source.pop(0)] if limit is None else source.pop_many(limit, timeout=0)
+        self._received(found, self.model.pop(queue, limit or 1))
 
-    def _received(self, found: list[Message[Any]], items: list[Item]) -> None:
-        assert [each.id for each in found] == [each.id for each in items], "not these, or not in this order"
-        assert [told(each) for each in found] == [expected(each) for each in items]
+    def _received(self, found: list[Message[Any] | None], items: list[Item]) -> list[Item]:
+        given = [each for each in found if each is not None]
+        assert [each.id for each in given] == [each.id for each in items], "not these, or not in this order"
+        assert [told(each) for each in given] == [expected(each) for each in items]
+        return items
 
     @rule(client=clients, queue=queues, ends=st.sampled_from(["commit", "raise", "release"]))
     def reserved(self, client: int, queue: str, ends: str) -> None:
@@ -294,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         held = [Held(each.id, each.claim) for each in items]
         try:
             with source.reserved(0, lease=3600) as found:
-                self._received([] if found is None else [found], items)
+                self._received([found], items)
                 if ends == "release" and found is not None:
                     source.release(found)
                 elif ends == "raise":
@@ -328,60 +330,83 @@ class Machine(RuleBasedStateMachine):
         return [each for each in given if each.held not in lost]
 
     @precondition(lambda self: self.handles)
+    @rule(client=clients, which=many, elsewhere=st.booleans(), how=st.sampled_from(["commit", "payload", "bury"]))
+    def finish(self, client: int, which: list[int], elsewhere: bool, how: str) -> None:
+        given, held, reservations, queue = self.some(client, which, elsewhere)
+        if how == "commit":
+            self._settle(given, lambda: queue.commit(*reservations), lambda: self.model.commit(*held))
+        elif how == "payload":
+            payload = self.payload()
+            self._settle(
+                given,
+                lambda: queue.commit(*reservations, payload=payload),
+                lambda: self.model.commit(*held, payload=payload),
+            )
+        elif any(each.dead for each in reservations):
+            assert isinstance(outcome(lambda: queue.bury(*reservations)), ConfigurationError)
+        else:
+            error = {"type": "error", "message": "why", "at": self.model.now}
+            self._settle(
+                given, lambda: queue.bury(*reservations, error="why"), lambda: self.model.bury(*held, error=error)
+            )
+
+    @precondition(lambda self: self.handles)
     @rule(
         client=clients,
         which=many,
         elsewhere=st.booleans(),
-        how=st.sampled_from(
-            ["commit", "commit", "commit payload", "rollback", "rollback", "release", "extend", "bury"]
-        ),
-        lease=leases,
+        how=st.sampled_from(["rollback", "rollback", "release"]),
         delay=delays,
         error=st.sampled_from([None, "why"]),
     )
-    def settle(
-        self,
-        client: int,
-        which: list[int],
-        elsewhere: bool,
-        how: str,
-        lease: float | None,
-        delay: float | None,
-        error: str | None,
+    def give_back(
+        self, client: int, which: list[int], elsewhere: bool, how: str, delay: float | None, error: str | None
     ) -> None:
-        if not (given := self.some(which, elsewhere)):
+        given, held, reservations, queue = self.some(client, which, elsewhere)
+        if how == "release":
+            self._settle(given, lambda: queue.release(*reservations), lambda: self.model.release(*held))
             return
-        reservations = [each.reservation for each in given]
-        held = [each.held for each in given]
-        queue = self.queue(client, reservations[0].queue)
-        model, why = self.model, error and {"type": "error", "message": error, "at": self.model.now}
+        why = error and {"type": "error", "message": error, "at": self.model.now}
         wait = None if delay is None else round(delay * 1000)
-        length = lease or reservations[0].lease
-        payload = self.payload()
-        acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "commit": (lambda: queue.commit(*reservations), lambda: model.commit(*held)),
-            "commit payload": (
-                lambda: queue.commit(*reservations, payload=payload),
-                lambda: model.commit(*held, payload=payload),
-            ),
-            "rollback": (
-                lambda: queue.rollback(*reservations, delay=delay, error=error),
-                lambda: model.rollback(*held, delay=wait, error=why),
-            ),
-            "release": (lambda: queue.release(*reservations), lambda: model.release(*held)),
-            "extend": (
+        self._settle(
+            given,
+            lambda: queue.rollback(*reservations, delay=delay, error=error),
+            lambda: self.model.rollback(*held, delay=wait, error=why),
+        )
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        client=clients,
+        which=many,
+        elsewhere=st.booleans(),
+        how=st.sampled_from(["extend", "extend", "progress", "checkpoint"]),
+        lease=leases,
+    )
+    def go_on(self, client: int, which: list[int], elsewhere: bool, how: str, lease: float | None) -> None:
+        given, held, reservations, queue = self.some(client, which if how == "extend" else which[:1], elsewhere)
+        first, payload = reservations[0], self.payload()
+        if how == "extend":
+            length = first.lease if lease is None else lease
+            done = self._settle(
+                given,
                 lambda: queue.extend(*reservations, lease=length),
-                lambda: model.extend(*held, lease=round(length * 1000)),
-            ),
-            "bury": (lambda: queue.bury(*reservations, error=error), lambda: model.bury(*held, error=why)),
-        }
-        if how == "bury" and any(each.dead for each in reservations):
-            with pytest.raises(ConfigurationError, match="dead-letter"):
-                queue.bury(*reservations)
-            return
-        done = self._settle(given, *acts[how])
-        for each in done if how == "extend" else ():
-            assert millis(each.reservation.until) == self.model.items[each.held.id].when
+                lambda: self.model.extend(*held, lease=round(length * 1000)),
+            )
+            for each in done:
+                assert millis(each.reservation.until) == self.model.items[each.held.id].when
+        elif how == "progress":
+            progress = {"fraction": 0.5, "note": "half", "at": self.model.now}
+            self._settle(
+                given,
+                lambda: queue.progress(first, 0.5, "half"),
+                lambda: self.model.note(held[0], "progress", progress),
+            )
+        else:
+            self._settle(
+                given,
+                lambda: queue.checkpoint(first, payload),
+                lambda: self.model.note(held[0], "checkpoint", payload),
+            )
 
     @precondition(lambda self: self.handles)
     @rule(
@@ -407,10 +432,7 @@ class Machine(RuleBasedStateMachine):
         delay: float | None,
         headers: dict[str, Any] | None,
     ) -> None:
-        if not (given := self.some(which[:1] if key else which, elsewhere)):
-            return
-        reservations, held = [each.reservation for each in given], [each.held for each in given]
-        queue = self.queue(client, reservations[0].queue)
+        given, held, reservations, queue = self.some(client, which[:1] if key else which, elsewhere)
         options: dict[str, Any] = {
             "to": to if named else self.queue(client, to),
             "key": key,
@@ -443,52 +465,45 @@ class Machine(RuleBasedStateMachine):
         wait = round((delay or 0) * 1000)
         self._settle(given, package, lambda: self.model.move(pairs, to=to, headers=headers, delay=wait, key=key))
 
-    @precondition(lambda self: self.handles)
-    @rule(client=clients, place=places, name=st.sampled_from(["progress", "checkpoint"]))
-    def note(self, client: int, place: int, name: str) -> None:
-        for each in self.some([place], False):
-            queue = self.queue(client, each.reservation.queue)
-            if name == "progress":
-                value: Any = {"fraction": 0.5, "note": "half", "at": self.model.now}
-                call = lambda: queue.progress(each.reservation, 0.5, "half")  # noqa: E731, B023
-            else:
-                value = self.payload()
-                call = lambda: queue.checkpoint(each.reservation, value)  # noqa: E731, B023
-            self._settle([each], call, lambda: self.model.note(each.held, name, value))  # noqa: B023
-
     # ---- by anyone
+
+    def _where(self, queue: str, has: Callable[[str], object]) -> str:
+        """That queue, or one that has what is wanted."""
+        return next((each for each in (queue, *RULES) if has(each)), queue)
+
+    @rule(client=clients, queue=queues, limit=st.sampled_from([None, None, 1]))
+    def redrive(self, client: int, queue: str, limit: int | None) -> None:
+        queue = self._where(queue, lambda queue: any(each.dead for each in self.model.free(queue)))
+        assert self.queue(client, queue).redrive(limit) == self.model.redrive(queue, limit)
+
+    @rule(client=clients, queue=queues, which=many)
+    def replay(self, client: int, queue: str, which: list[int]) -> None:
+        queue = self._where(queue, self.model.history)
+        done = self.model.history(queue)
+        some = [done[place % len(done)] for place in which if done]
+        # Of several with one key any may get it; so one of each.
+        ids = list({each.shown or each.id: each.id for each in some}.values())
+        assert self.queue(client, queue).replay(*ids, *ids, "never pushed") == self.model.replay(queue, *ids)
 
     @rule(
         client=clients,
         queue=queues,
-        how=st.sampled_from(["redrive", "redrive", "remove", "replay", "replay", "purge"]),
-        which=many,
-        limit=st.sampled_from([None, None, 1]),
+        how=st.sampled_from(["remove", "remove", "remove", "purge", "pause", "resume", "resume"]),
+        place=places,
     )
-    def tidy(self, client: int, queue: str, how: str, which: list[int], limit: int | None) -> None:
+    def tidy(self, client: int, queue: str, how: str, place: int) -> None:
         source, model = self.queue(client, queue), self.model
-        if how == "redrive":
-            assert source.redrive(limit) == model.redrive(queue, limit)
-        elif how == "remove":
-            id = self.id(which[0])
+        if how == "remove":
+            id = self.id(queue, place)
             assert source.remove(id) == model.remove(queue, id)
         elif how == "purge":
             assert source.purge() == model.purge(queue)
+        elif how == "pause":
+            source.pause()
+            model.paused.add(queue)
         else:
-            done = model.history(queue)
-            # Of several with one key any may get it; so one of each.
-            ids = list({done[place].shown or place: done[place].id for place in which if place < len(done)}.values())
-            assert source.replay(*ids, *ids, "never pushed") == model.replay(queue, *ids)
-
-    @rule(client=clients, queue=queues, value=st.sampled_from([True, False, False]))
-    def pause(self, client: int, queue: str, value: bool) -> None:
-        if value:
-            self.queue(client, queue).pause()
-            self.model.paused.add(queue)
-        else:
-            self.queue(client, queue).resume()
-            self.model.paused.discard(queue)
-        assert self.queue(client, queue).paused() is value
+            source.resume()
+            model.paused.discard(queue)
 
     # ---- looks
 
@@ -503,9 +518,11 @@ class Machine(RuleBasedStateMachine):
         assert [each.id for each in source.history(since=NOW + timedelta(milliseconds=since))] == [
             each.id for each in model.history(queue) if (each.processed or 0) >= since
         ]
+        assert source.paused() == (queue in model.paused)
         self._counted(source.counts(), queue)
         assert millis(source.next_when()) == model.next_when(queue)
-        found, item = source.get(self.id(place)), model.items.get(self.id(place))
+        id = self.id(queue, place)
+        found, item = source.get(id), model.items.get(id)
         if item is None or item.queue != queue:
             assert found is None
         else:

@@ -54,9 +54,30 @@ def flow(shared: Client) -> Flow:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def password() -> str:
+    """What nobody may see."""
+    return f"pw{uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def signed_in(place: str, password: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+    """The same database's URL, with credentials."""
+    user = f"user{uuid4().hex[:8]}"
+    mongo.admin.command("createUser", user, pwd=password, roles=["root"])
+    yield place.replace("mongodb://", f"mongodb://{user}:{password}@") + "&authSource=admin"
+    mongo.admin.command("dropUser", user)
+
+
+#: The environment variable that holds that URL, in the session's workers too.
+URI_ENV = "PYQUEUE_TESTS_URI"
+
+
+@pytest.fixture(scope="session")
+def spark(signed_in: str) -> Iterator[Any]:
     """The session. A task that fails is tried once more."""
-    session = spark_session("tests", master="local[2,2]", config=CONFIG)
-    session.sparkContext.setLogLevel("OFF")  # tasks fail here on purpose
-    yield session
-    session.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(URI_ENV, signed_in)
+        session = spark_session("tests", master="local[2,2]", config=CONFIG)
+        session.sparkContext.setLogLevel("OFF")  # tasks fail here on purpose
+        yield session
+        session.stop()

@@ -21,6 +21,7 @@ CONFIG = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.stopTimeout": "60s",
+    "spark.python.authenticate.socketTimeout": "600s",  # a busy machine starts workers slowly
 }
 
 

@@ -1,0 +1,196 @@
+"""What was found to be wrong, once, and is mended: records of later releases, documents that others wrote, arguments, secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, model_validator
+
+from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, QueueError
+from tests.hostile.conftest import Place
+from tests.hostile.servers import Secure
+from tests.hostile.test_documents import message, unreadable
+from tests.hostile.test_upgrade import ENTERING, LATER, leaves_alone
+
+#: These act on messages that are there, and do not look at the record.
+UNLOOKED: dict[str, Callable[..., Any]] = {
+    "remove": lambda client, queue, held: queue.remove("there"),
+    "purge": lambda client, queue, held: queue.purge(),
+    "redrive": lambda client, queue, held: queue.redrive(),
+    "replay": lambda client, queue, held: queue.replay("done"),
+    "pause": lambda client, queue, held: queue.pause(),
+}
+
+
+@pytest.mark.parametrize("name", UNLOOKED)
+def test_messages_of_a_later_version_are_left_alone(place: Place, name: str) -> None:
+    leaves_alone(place, LATER["a newer version"], {name: UNLOOKED[name]})
+
+
+def test_a_record_of_another_kind_is_left_alone(place: Place) -> None:
+    """Its options are written before its kind is looked at."""
+    leaves_alone(place, LATER["another kind"], ENTERING)
+
+
+@pytest.mark.parametrize("options", [True, "text", ["a"]], ids=repr)
+def test_options_of_a_record_that_are_none(place: Place, options: Any) -> None:
+    name = place.name()
+    record = {"_id": f"~queue:{name}", "q": name, "when": datetime.now(UTC), "record": True, "kind": "standard", "v": 1}
+    place.raw.insert_one(record | {"options": options})
+    assert place.client.queue(name).push(1) is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dead": "x"},
+        {"dead": {}},
+        {"dead": {"from": "no name", "at": datetime(2026, 1, 1, tzinfo=UTC)}},
+        {"dead": {"from": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}, "trail": "x"},
+        {"dead": {"from": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}, "token": {"$bad": 1}},
+    ],
+    ids=repr,
+)
+def test_redrive_goes_past_what_has_no_way_home(place: Place, fields: dict[str, Any]) -> None:
+    name = place.name()
+    queue = place.client.queue(name)
+    place.raw.insert_one(message(f"{name}.dead", **fields))
+    queue.push(1)
+    held = queue.reserve(0)
+    assert held is not None
+    queue.bury(held)
+    assert place.client.queue(f"{name}.dead").redrive() >= 1
+    assert [each.payload for each in queue.peek()] == [1]
+    place.raw.delete_many({})
+
+
+def test_a_push_with_the_id_of_a_message_that_others_wrote(place: Place) -> None:
+    name = place.name()
+    place.raw.insert_one(message(name, _id=f"id of {name}", trail="x"))
+    assert place.client.queue(name).push(1, id=f"id of {name}") == f"id of {name}"
+    place.raw.insert_one(message("another", _id=f"another of {name}", trail=["x"]))
+    with pytest.raises(QueueError):
+        place.client.queue(name).push(1, id=f"another of {name}")
+
+
+@pytest.mark.parametrize("to", [5, None, {"$x": 1}, ""], ids=repr)
+def test_a_rename_to_what_is_no_name(place: Place, to: Any) -> None:
+    queue = place.client.queue(place.name())
+    queue.push({"a": 1})
+    held = queue.reserve(0)
+    assert held is not None
+    with pytest.raises(ConfigurationError, match="update"):
+        queue.move(held, to="x", update={"$rename": {"a": to}})
+
+
+def test_next_when_is_an_instant(place: Place) -> None:
+    name = place.name()
+    place.raw.insert_one(message(name, when=[datetime(2500, 1, 1, tzinfo=UTC)]))
+    assert place.client.queue(name).next_when() is None
+
+
+def test_history_is_of_what_was_finished(place: Place) -> None:
+    name = place.name()
+    queue = place.client.queue(name, history=60)
+    queue.push(1)
+    queue.pop(0)
+    place.raw.insert_one(message(name, when=datetime(9500, 1, 1, tzinfo=UTC)))
+    place.raw.update_one({"_id": f"~queue:{name}"}, {"$set": {"when": datetime(9500, 1, 1, tzinfo=UTC)}})
+    assert [each.outcome for each in queue.history()] == ["popped"]
+
+
+def test_history_since_a_day_to_come(place: Place) -> None:
+    assert place.client.queue(place.name(), history=60).history(since=datetime(3500, 1, 1, tzinfo=UTC)) == []
+
+
+def test_a_note_that_is_no_unicode(place: Place) -> None:
+    queue = place.client.queue(place.name())
+    queue.push(1)
+    held = queue.reserve(0)
+    assert held is not None
+    with pytest.raises(ConfigurationError, match="note"):
+        queue.progress(held, 0.5, "\ud800")
+
+
+def test_a_refused_move_makes_no_record(place: Place) -> None:
+    queue = place.client.queue(place.name())
+    queue.push(1)
+    held = queue.reserve(0)
+    assert held is not None
+    target = place.name()
+    with pytest.raises(InvalidMessage):
+        queue.move(held, to=target, payload=object())
+    assert place.raw.find_one({"q": target}) is None
+
+
+def test_lists_that_are_none(place: Place) -> None:
+    queue: Any = place.client.queue(place.name())
+    with pytest.raises(ConfigurationError, match="payloads"):
+        queue.push_many(None)
+    for pairs in (5, [5], [(1, 2, 3)]):
+        with pytest.raises(ConfigurationError, match="pairs"):
+            queue.move_many(pairs, to="x")
+
+
+@pytest.mark.parametrize("look", ["get", "peek"])
+def test_a_look_at_what_cannot_be_read(place: Place, look: str) -> None:
+    name = place.name()
+    place.raw.insert_many(unreadable(name))
+    try:
+        queue = place.client.queue(name)
+        with pytest.raises(InvalidMessage, match="cannot be read"):
+            queue.peek() if look == "peek" else queue.get(f"a text of {name}")
+    finally:
+        place.raw.delete_many({"q": name})
+
+
+def test_a_model_that_raises_what_it_likes_at_the_push(place: Place) -> None:
+    class Raising(BaseModel):
+        @model_validator(mode="before")
+        @classmethod
+        def check(cls, value: Any) -> Any:
+            return value["a"]
+
+    queue: Any = place.client.queue(place.name(), Raising)
+    with pytest.raises(InvalidMessage, match="payload"):
+        queue.push({"b": 1})
+
+
+def test_a_model_that_is_not_there() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ConfigurationError, match="model"):
+            kind("memory:").queue("a", "NoSuchModel")
+
+
+def test_a_bus_that_is_none() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ConfigurationError, match="signals"):
+            kind("memory:", signals=5)
+
+
+def test_an_owner_that_is_no_unicode() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ConfigurationError, match="owner"):
+            kind("memory:", owner="\ud800")
+
+
+def test_secrets_elsewhere_in_a_url_are_not_shown() -> None:
+    """Among the options, and before what it takes for a scheme."""
+    texts = [
+        repr(Client(f"mongodb://127.0.0.1:1/shop?{option}=s3cret"))
+        for option in ("tlsCertificateKeyFilePassword", "authMechanismProperties")
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        Client("//s3cret:x@127.0.0.1/shop")
+    assert [text for text in [*texts, str(caught.value)] if "s3cret" in text] == []
+
+
+def test_a_file_of_certificates_that_is_not_there(secured: Secure) -> None:
+    for kind in (Client, AsyncClient):
+        client: Any = kind(secured.url("user", "s3cret", "x", tlsCAFile="/nowhere/ca.pem"))
+        with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem|No such file") as caught:
+            client._open()
+        assert "s3cret" not in str(caught.value)

@@ -1,0 +1,215 @@
+"""Streams of a real session: that Spark calls sources and sinks in the order that the tests without it rely on, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqueue.spark import SparkStage
+from tests.spark.conftest import URI_ENV
+from tests.spark.fakes import Flow
+from tests.spark.processes import until
+
+Query = Any
+
+
+def settled(flow: Flow) -> bool:
+    return flow.left() == [] and not flow.held()
+
+
+@pytest.fixture
+def started(spark: Any, flow: Flow, tmp_path: Path) -> Callable[..., Query]:
+    """Start a stream from the source to the target; its credentials are in an environment variable."""
+
+    def start(
+        *, to: str = "s", limit: int = 5, checkpoint: str = "checkpoint", via: Any = None, **trigger: Any
+    ) -> Query:
+        df = (
+            spark.readStream.format("pyqueue")
+            .options(uriEnv=URI_ENV, queue=flow.source, group="g", maxMessagesPerBatch=str(limit), numPartitions="2")
+            .load()
+        )
+        writer = (via(df) if via else df).writeStream.format("pyqueue")
+        writer = writer.options(uriEnv=URI_ENV, queue=flow.target, stage=to)
+        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(**trigger).start()
+
+    return start
+
+
+def ended(query: Query) -> Query:
+    query.awaitTermination()
+    return query
+
+
+# ---- the order of the calls, and the ends of queries
+
+
+def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
+    ids = flow.raw.push_many(range(8), headers={"h": 1})
+    query = ended(started(availableNow=True))
+    assert [each.numInputRows for each in query.recentProgress] == [5, 3]
+    assert flow.written() == [*range(8)]
+    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(f"s~{id}" for id in ids)
+    assert flow.clean.peek()[0].headers == {"h": "1"}
+    assert settled(flow)
+    flow.raw.push_many([8, 9])
+    flow.raw.push("later", delay=600)
+    query = ended(started(availableNow=True))  # from its checkpoint
+    assert [each.numInputRows for each in query.recentProgress] == [2]
+    assert flow.written() == [*range(10)]
+    assert flow.left() == ["later"]
+
+
+def test_a_query_that_goes_on_leaves_nothing_reserved_when_it_is_idle_and_when_it_is_stopped(
+    flow: Flow, started: Callable[..., Query]
+) -> None:
+    flow.raw.push_many(range(3))
+    query = started(processingTime="200 milliseconds")
+    until(lambda: len(flow.written()) == 3)
+    until(lambda: settled(flow))
+    flow.raw.push_many(range(3, 10))
+    until(lambda: len(flow.written()) == 10)
+    query.stop()
+    until(lambda: settled(flow))  # by the listener
+    assert query.exception() is None
+    assert max(each.numInputRows for each in query.recentProgress) <= 5
+
+
+def test_a_task_that_is_repeated_with_its_rows_in_another_order(
+    flow: Flow, started: Callable[..., Query], tmp_path: Path
+) -> None:
+    marker = str(tmp_path / "failed")
+
+    def via(df: Any) -> Any:
+        def rows(batches: Any) -> Any:
+            import pyarrow as pa
+
+            table = pa.Table.from_batches(list(batches))
+            if Path(marker).exists():
+                yield from table.take(list(range(table.num_rows - 1, -1, -1))).to_batches()
+            else:
+                yield from table.slice(0, table.num_rows // 2).to_batches()
+                Path(marker).touch()
+                raise ArithmeticError("once")
+
+        return df.mapInArrow(rows, df.schema)
+
+    flow.raw.push_many(range(40))
+    ended(started(availableNow=True, limit=100, via=via))
+    assert Path(marker).exists()
+    assert flow.written() == [*range(40)]
+    assert settled(flow)
+
+
+def test_for_each_batch(spark: Any, flow: Flow, place: str, tmp_path: Path) -> None:
+    """A stage settles the batches of a stream; rows that it leaves out are finished."""
+    stage = SparkStage(
+        uri=place,
+        source=flow.source,
+        to=flow.target,
+        group="g",
+        transform=lambda df: df.where("payload != '2'").selectExpr("id", "concat('1', payload) AS payload"),
+    )
+    flow.raw.push_many(range(5))
+    df = (
+        spark.readStream.format("pyqueue")
+        .options(uri=place, queue=flow.source, group="g", maxMessagesPerBatch="3")
+        .load()
+    )
+    query = df.writeStream.foreachBatch(stage.foreach_batch).option("checkpointLocation", str(tmp_path))
+    ended(query.trigger(availableNow=True).start())
+    assert flow.written() == [10, 11, 13, 14]
+    assert settled(flow)
+
+
+@pytest.mark.slow
+def test_of_two_queries_of_a_group_one_goes_on(flow: Flow, started: Callable[..., Query]) -> None:
+    flow.raw.push_many(range(3))
+    first = started(processingTime="200 milliseconds", to="first")
+    until(lambda: len(flow.written()) == 3)
+    second = started(processingTime="200 milliseconds", to="second", checkpoint="another")
+    until(lambda: not first.isActive)
+    assert "another runner" in str(first.exception())
+    flow.raw.push_many(range(3, 8))
+    until(lambda: len(flow.written()) == 8)
+    until(lambda: settled(flow))
+    second.stop()
+    assert second.exception() is None
+    by = {each["payload"]: each["_id"].partition("~")[0] for each in flow.stored(flow.target)}
+    assert by == {number: "first" if number < 3 else "second" for number in range(8)}
+
+
+@pytest.mark.slow
+def test_a_query_whose_checkpoint_is_deleted(flow: Flow, started: Callable[..., Query]) -> None:
+    flow.raw.push_many(range(7))
+
+    def via(df: Any) -> Any:
+        return df.selectExpr("id", "cast(raise_error('always') AS string) AS payload")
+
+    query = started(availableNow=True, via=via, checkpoint="first")
+    until(lambda: not query.isActive)
+    assert "always" in str(query.exception())
+    assert flow.raw.counts().reserved == 5
+    ended(started(availableNow=True, checkpoint="second"))
+    assert flow.written() == [*range(7)]
+    assert settled(flow)
+
+
+# ---- what nobody may see
+
+
+def files(path: Path) -> str:
+    return "\n".join(each.read_text(errors="replace") for each in path.rglob("*") if each.is_file())
+
+
+def test_no_plan_checkpoint_or_log_shows_the_password(
+    spark: Any,
+    flow: Flow,
+    started: Callable[..., Query],
+    signed_in: str,
+    password: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Neither if it is in an environment variable, nor if it is in ``uri``."""
+    assert password in signed_in
+    flow.raw.push_many(range(3))
+    spark.sparkContext.setLogLevel("INFO")
+    try:
+        plans = []
+        for given in ({"uriEnv": URI_ENV}, {"uri": signed_in}):
+            df = spark.read.format("pyqueue").options(queue=flow.source, **given).load().where("tries = 0")
+            df.explain("extended")
+            plans.append(repr(df))
+        assert df.count() == 3
+        ended(started(availableNow=True))
+        flow.raw.push_many(range(3))
+        stream = spark.readStream.format("pyqueue").options(uri=signed_in, queue=flow.source, group="g").load()
+        writer = stream.writeStream.format("pyqueue").options(uri=signed_in, queue=flow.target, stage="open")
+        query = ended(writer.option("checkpointLocation", str(tmp_path / "open")).trigger(availableNow=True).start())
+        query.explain(True)
+        progress = json.dumps([str(each) for each in query.recentProgress])
+        with pytest.raises(Exception, match="payload") as caught:
+            df.selectExpr("tries").write.format("pyqueue").mode("append").options(
+                uri=signed_in, queue=flow.target
+            ).save()
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+    output, log = capfd.readouterr()
+    assert "Physical Plan" in output
+    assert "MicroBatchExecution" in log
+    offsets = files(tmp_path)
+    assert '"token"' in offsets
+    for name, text in {
+        "plan": output + "".join(plans),
+        "log": log,
+        "checkpoint": offsets,
+        "progress": progress,
+        "error": str(caught.value),
+    }.items():
+        assert password not in text, name
+    assert settled(flow)
