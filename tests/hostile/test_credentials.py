@@ -6,8 +6,9 @@ import asyncio
 import logging
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -167,11 +168,21 @@ def test_what_fails(
     clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
 
 
+@asynccontextmanager
+async def opened_bus(place: str) -> AsyncIterator[Any]:
+    bus = signals.open_async(place)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
 def test_a_bus_that_breaks_logs_no_password(redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
     """The buses by themselves: nobody checks them, and they complain to the log."""
     caplog.set_level(logging.DEBUG)
     for place in (redis_url(1), redis_url(redis_port, REDIS + "x")):
-        with signals.open(place) as bus:
+        bus: Any
+        with closing(signals.open(place)) as bus:
             with bus.listen("a") as listener:
                 bus.emit("a", None)
                 listener.wait(0.1)
@@ -182,7 +193,7 @@ def test_a_bus_that_breaks_logs_no_password(redis_port: int, caplog: pytest.LogC
             clean(*told(caught.value), repr(bus), str(bus), repr(bus.stats), repr(listener))
 
         async def main(place: str = place) -> None:
-            async with signals.open_async(place) as bus:
+            async with opened_bus(place) as bus:
                 async with bus.listen("a") as listener:
                     bus.emit("a", None)
                     await listener.wait(0.1)

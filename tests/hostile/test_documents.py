@@ -139,10 +139,10 @@ def test_every_odd_value_in_every_field(place: Place, verb: str) -> None:
         check_sound(each, name)
     look(dead)
     buried = list(place.raw.find({"q": dead.name, "record": {"$exists": False}}, {"dead": 1, "error": 1}))
-    for each in buried:
-        assert each["dead"]["reason"] == "invalid"
-        assert each["dead"]["from"] == name
-        assert each["error"]["message"].startswith("the stored document is not as pyqueue writes it: ")
+    for letter in buried:
+        assert letter["dead"]["reason"] == "invalid"
+        assert letter["dead"]["from"] == name
+        assert letter["error"]["message"].startswith("the stored document is not as pyqueue writes it: ")
     hidden = list(place.raw.find({"q": name, "record": {"$exists": False}}, {"when": 1, "_id": 1}))
     assert [each for each in hidden if isinstance(each.get("when"), datetime) and each["when"].year < 8000] == []
     assert len(received) + len(buried) + len(hidden) == inserted
@@ -209,7 +209,8 @@ def consume(place: Place, change: dict[str, Any], missing: set[str], verb: str, 
 @bounded
 @given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
 def test_any_document_between_messages(place: Place, given: Given, verb: str, typed: bool) -> None:
-    consume(place, *given.value, verb, typed)
+    change, missing = given.value
+    consume(place, change, missing, verb, typed)
     place.raw.delete_many({})
 
 
@@ -217,7 +218,8 @@ def test_any_document_between_messages(place: Place, given: Given, verb: str, ty
 @long
 @given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
 def test_any_document_between_messages_at_length(place: Place, given: Given, verb: str, typed: bool) -> None:
-    consume(place, *given.value, verb, typed)
+    change, missing = given.value
+    consume(place, change, missing, verb, typed)
     place.raw.delete_many({})
 
 
