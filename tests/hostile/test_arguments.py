@@ -31,7 +31,7 @@ from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place
 from tests.hostile.values import INJECTED, ODD, Given, anything, bson_values
 
-bounded = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+bounded = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 long = settings(max_examples=10_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Call = Callable[[AnyQueue, Any, Any], Any]
@@ -160,7 +160,7 @@ def bystander(place: Place) -> Place:
     return place
 
 
-@bounded
+@settings(bounded, max_examples=150)
 @given(st.sampled_from(sorted(ARGUMENTS)), anything())
 def test_anything_as_any_argument(bystander: Place, argument: str, given: Given) -> None:
     pass_it(bystander, argument, given.value)
@@ -235,7 +235,7 @@ def test_a_payload_comes_out_as_it_went_in_or_is_refused_at_length(place: Place,
 OPTIONS_OF_A_QUEUE = ("lease", "max_tries", "dead_letter", "history", "backoff", "poll")
 
 
-@settings(bounded, max_examples=60)
+@settings(bounded, max_examples=40)
 @given(st.sampled_from(OPTIONS_OF_A_QUEUE), anything())
 def test_options_of_queues(place: Place, option: str, given: Given) -> None:
     value = given.value
@@ -269,7 +269,7 @@ def test_every_backoff_is_refused_or_waits(field: str, given: Given, tries: int)
         assert 0 <= backoff.delay(tries) <= 2 * 100 * 365 * 86400
 
 
-@settings(bounded, max_examples=50)
+@settings(bounded, max_examples=30)
 @given(anything())
 def test_names_of_queues(place: Place, given: Given) -> None:
     value = given.value
@@ -284,7 +284,7 @@ def test_names_of_queues(place: Place, given: Given) -> None:
         assert queue.pop(0) is not None
 
 
-@settings(bounded, max_examples=25)
+@settings(bounded, max_examples=12)
 @given(
     st.one_of(
         anything(),
@@ -340,7 +340,7 @@ EDITS = st.lists(
 )
 
 
-@settings(bounded, max_examples=60)
+@settings(bounded, max_examples=25)
 @given(EDITS)
 def test_an_update_reaches_the_payload_and_nothing_else(bystander: Place, edits: list[tuple[str, str, Any]]) -> None:
     update: dict[str, Any] = {}

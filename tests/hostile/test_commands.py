@@ -15,7 +15,7 @@ from pyqueue import Client
 from pyqueue.cli import app
 
 fixed = [HealthCheck.function_scoped_fixture]
-bounded = settings(max_examples=30, suppress_health_check=fixed)
+bounded = settings(max_examples=12, suppress_health_check=fixed)
 long = settings(max_examples=3000, derandomize=False, suppress_health_check=fixed)
 
 #: What a shell can pass: no NUL; bytes that are no UTF-8 come as surrogates.
@@ -117,7 +117,7 @@ def test_any_arguments_at_length(shell: tuple[str, Client], words: list[str], gi
         call(shell, words, given)
 
 
-@settings(bounded, max_examples=15)
+@settings(bounded, max_examples=8)
 @given(
     st.lists(WORDS, max_size=5).map("\n".join), st.sampled_from([["--ndjson"], ["--ndjson", "--text"], [], ["--text"]])
 )

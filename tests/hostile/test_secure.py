@@ -53,7 +53,7 @@ def connected(kind: str, url: str, **options: Any) -> Iterator[Client]:
 def refused(kind: str, url: str, **options: Any) -> QueueError:
     """What it says, in time and without a password."""
     begun = time.monotonic()
-    with pytest.raises(QueueError) as caught, connected(kind, url, command_timeout=1, **options):
+    with pytest.raises(QueueError) as caught, connected(kind, url, command_timeout=0.5, **options):
         pass
     assert time.monotonic() - begun < 10
     assert "p@ss" not in str(caught.value)
