@@ -41,6 +41,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
 BATCH = 100
+LATE = 20  # messages that a consumer holds for too long, of a batch: each is settled by a command of its own
 KEYS = 50
 COMMAND = 8.0  # seconds that a command may take
 BACKLOG = 4000  # messages in a queue, from which on producers wait
@@ -203,10 +204,10 @@ class Load:
         if chance < 0.02:
             return  # as if it had died
         if chance < 0.06:
-            late.append((time.monotonic() + lease * self.dice.uniform(1.05, 1.5), held))
+            late.append((time.monotonic() + lease * self.dice.uniform(1.05, 1.5), held[:LATE]))
             late.sort(key=lambda pair: pair[0])
-            return
-        if chance < 0.12:
+            held = held[LATE:]
+        elif chance < 0.12:
             yield self._of("extend", queue, held)
         yield self.dice.uniform(0, 0.05)  # the work
         ends: dict[str, list[Reservation[Any]]] = {"rollback": [], "release": [], "done": []}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pymongo
@@ -464,6 +465,7 @@ def test_a_short_run_with_each_kind_of_fault(tmp_path: Path) -> None:
     assert all(counted)
     assert result["refused"] > 0
     drawing = (tmp_path / "plot.svg").read_text()
+    ElementTree.fromstring(drawing)
     assert all(kind in drawing for kind in result["kinds"])
 
 

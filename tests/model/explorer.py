@@ -260,8 +260,8 @@ class Explorer:
             if act.name in ("take", "pop") and after is not None:
                 if before["when"] > state.now:
                     raise Broken(f"{id} is claimed under the live lease of {token}", label)
-                if (after.get("token") not in made) or after["q"] != before["q"]:
-                    raise Broken(f"{id} is not claimed but changed", label)
+                if after.get("token") not in made or {before["q"], after["q"]} != {act.queue}:
+                    raise Broken(f"{id} is claimed from another queue, or not claimed but changed", label)
                 return
             if act.name == "pop":
                 if token not in made and (act.limit > 1 or before["when"] > state.now):

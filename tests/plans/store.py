@@ -98,6 +98,8 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
     if operator in _COMPARE:  # within one type only, as the server does
         return type(value) is type(wanted) and _COMPARE[operator](value, wanted)
     match operator:
+        case "$eq":
+            return bool(value == wanted)
         case "$ne":
             return bool(value != wanted)
         case "$in":

@@ -71,13 +71,31 @@ def signed_in(place: str, password: str, mongo: pymongo.MongoClient[dict[str, An
 #: The environment variable that holds that URL, in the session's workers too.
 URI_ENV = "PYQUEUE_TESTS_URI"
 
+_LOGGING = """
+rootLogger.level = off
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {path}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %p %c: %m%n%ex
+"""
+
 
 @pytest.fixture(scope="session")
-def spark(signed_in: str) -> Iterator[Any]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The session's log: nothing, until a test asks for more by ``setLogLevel``. Tasks fail here on purpose."""
+    return tmp_path_factory.mktemp("spark") / "log"
+
+
+@pytest.fixture(scope="session")
+def spark(signed_in: str, log: Path) -> Iterator[Any]:
     """The session. A task that fails is tried once more."""
+    logging = log.with_name("log4j2.properties")
+    logging.write_text(_LOGGING.format(path=log))
+    java = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(URI_ENV, signed_in)
-        session = spark_session("tests", master="local[2,2]", config=CONFIG)
-        session.sparkContext.setLogLevel("OFF")  # tasks fail here on purpose
+        session = spark_session("tests", master="local[2,2]", config=CONFIG | java)
         yield session
         session.stop()

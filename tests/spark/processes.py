@@ -64,10 +64,13 @@ def answer(started: subprocess.Popen[str]) -> dict[str, Any]:
     return told
 
 
-def until(what: Callable[[], object], started: subprocess.Popen[str] | None = None) -> None:
-    """Wait until it is true, while a program runs."""
+def until(what: Callable[[], object], running: Any = None) -> None:
+    """Wait until it is true, while a program or a query runs."""
     deadline = time.monotonic() + SLOW
     while not what():
         assert time.monotonic() < deadline, "it did not come to pass"
-        assert started is None or started.poll() is None, "the process ended"
+        if isinstance(running, subprocess.Popen):
+            assert running.poll() is None, "the process ended"
+        elif running is not None:
+            assert running.isActive, running.exception()
         time.sleep(0.005)

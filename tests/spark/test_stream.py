@@ -69,10 +69,10 @@ def test_a_query_that_goes_on_leaves_nothing_reserved_when_it_is_idle_and_when_i
 ) -> None:
     flow.raw.push_many(range(3))
     query = started(processingTime="200 milliseconds")
-    until(lambda: len(flow.written()) == 3)
-    until(lambda: settled(flow))
+    until(lambda: len(flow.written()) == 3, query)
+    until(lambda: settled(flow), query)
     flow.raw.push_many(range(3, 10))
-    until(lambda: len(flow.written()) == 10)
+    until(lambda: len(flow.written()) == 10, query)
     query.stop()
     until(lambda: settled(flow))  # by the listener
     assert query.exception() is None
@@ -130,13 +130,13 @@ def test_for_each_batch(spark: Any, flow: Flow, place: str, tmp_path: Path) -> N
 def test_of_two_queries_of_a_group_one_goes_on(flow: Flow, started: Callable[..., Query]) -> None:
     flow.raw.push_many(range(3))
     first = started(processingTime="200 milliseconds", to="first")
-    until(lambda: len(flow.written()) == 3)
+    until(lambda: len(flow.written()) == 3, first)
     second = started(processingTime="200 milliseconds", to="second", checkpoint="another")
-    until(lambda: not first.isActive)
+    until(lambda: not first.isActive, second)
     assert "another runner" in str(first.exception())
     flow.raw.push_many(range(3, 8))
-    until(lambda: len(flow.written()) == 8)
-    until(lambda: settled(flow))
+    until(lambda: len(flow.written()) == 8, second)
+    until(lambda: settled(flow), second)
     second.stop()
     assert second.exception() is None
     by = {each["payload"]: each["_id"].partition("~")[0] for each in flow.stored(flow.target)}
@@ -173,7 +173,8 @@ def test_no_plan_checkpoint_or_log_shows_the_password(
     signed_in: str,
     password: str,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    log: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither if it is in an environment variable, nor if it is in ``uri``."""
     assert password in signed_in
@@ -199,14 +200,15 @@ def test_no_plan_checkpoint_or_log_shows_the_password(
             ).save()
     finally:
         spark.sparkContext.setLogLevel("OFF")
-    output, log = capfd.readouterr()
+    output = capsys.readouterr().out
     assert "Physical Plan" in output
-    assert "MicroBatchExecution" in log
-    offsets = files(tmp_path)
+    logged = log.read_text()
+    assert "MicroBatchExecution" in logged
+    offsets = files(tmp_path / "open") + files(tmp_path / "checkpoint")
     assert '"token"' in offsets
     for name, text in {
         "plan": output + "".join(plans),
-        "log": log,
+        "log": logged,
         "checkpoint": offsets,
         "progress": progress,
         "error": str(caught.value),
