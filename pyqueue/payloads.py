@@ -139,6 +139,8 @@ class Codec(Generic[T]):
             return payload
         try:
             return _storable(adapter.dump_python(adapter.validate_python(payload), mode="python"))
+        except ValidationError as error:
+            raise InvalidMessage(f"payload: not a valid {self.name}: {error}") from error
         except Exception as error:  # a model's validators are anybody's code
             raise InvalidMessage(f"payload: not a valid {self.name}: {type(error).__name__}: {error}") from error
 

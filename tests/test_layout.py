@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "waiting",
     },
     "": {"client", "delivery", "errors", "messages", "pipeline", "queues", "worker"},
-    "spark.frames": {"backends", "errors", "payloads"},
+    "spark.frames": {"backends", "errors", "messages", "payloads"},
     "spark.session": {"errors"},
     "spark.batches": {"arguments", "backends", "drivers", "errors", "messages", "requests", "spark.frames"},
     "spark.places": {"arguments", "client", "errors"},
@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.listener": {"errors", "spark.offsets"},
     "spark.source": {"arguments", "backends", "errors", "requests", "spark.frames", "spark.offsets", "spark.places"},
     "spark.registration": {"spark.listener", "spark.session", "spark.source"},
-    "spark.stage": {"arguments", "queues", "spark.batches", "spark.places"},
+    "spark.stage": {"arguments", "client", "queues", "spark.batches", "spark.places"},
     "spark": {
         "errors",
         "spark.batches",

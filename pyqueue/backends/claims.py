@@ -39,6 +39,23 @@ MOST: Final = 100_000
 TRIES: Final = 20
 
 
+#: What is no message: the filters of it.
+_STRANGE: Final[Sequence[dict[str, Any]]] = [
+    {"payload": {"$exists": False}},
+    {"processed": {"$exists": True}},
+    *(
+        {name: {"$exists": True, "$not": {"$type": kind}}}
+        for kind, names in {
+            "date": ("due", "pushed"),
+            "object": ("headers", "error", "dead"),
+            "string": ("key",),
+            "array": ("trail",),
+        }.items()
+        for name in names
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How far a group is."""
@@ -171,7 +188,7 @@ class Claims:
             n = standing.claimed + 1
             yield from self._advance(token, {"$set": {"claimed": n}}, claimed=standing.claimed)
             yield from self._stamp(ids, n, token, lease)
-            yield from self._bury_worn(token, n)
+            yield from self._bury_unfit(token, n)
             if (yield Find(self._mine(token, n - 1, n), {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             yield from self._advance(token, {"$max": {"n": n}})  # others were faster on all of them, or all were buried
@@ -190,14 +207,7 @@ class Claims:
 
     def _stamp(self, ids: Sequence[Id], n: int, token: str, lease: float) -> Plan[None]:
         for start in range(0, len(ids), STAMP):
-            now = yield Now()
-            still = {"_id": {"$in": ids[start : start + STAMP]}, "q": self.backend.queue, "when": {"$lte": now}}
-            update = self._holding(now, lease, token)
-            update["$set"]["claim"] = {"g": self.tag, "n": n}
-            try:
-                yield Update(still, update, many=True)
-            except InvalidMessage:  # one that others wrote: the server counts up no tries that are no number
-                yield from self._stamp_each(still, update, now)
+            yield from self._stamp_some(ids[start : start + STAMP], n, token, lease)
         try:
             yield from self.standing(token)
         except Fenced:
@@ -207,30 +217,30 @@ class Claims:
                 yield from self.backend.release(tuple(held))
             raise
 
-    def _stamp_each(self, match: Mapping[str, Any], update: Mapping[str, Any], now: datetime) -> Plan[None]:
-        for id in match["_id"]["$in"]:
-            one = {**match, "_id": id}
-            try:
-                yield Update(one, update)
-            except InvalidMessage:
-                fault = yield from self.backend._fault(one)
-                if fault is not None:
-                    yield from self.backend._put_away(one, fault, now)
+    def _stamp_some(self, ids: Sequence[Id], n: int, token: str, lease: float) -> Plan[None]:
+        now = yield Now()
+        still = {"_id": {"$in": ids}, "q": self.backend.queue, "when": {"$lte": now}}
+        update = self._holding(now, lease, token)
+        update["$set"]["claim"] = {"g": self.tag, "n": n}
+        try:
+            yield Update(still, update, many=True)
+        except InvalidMessage as error:
+            # The server refused it because of what somebody else wrote: find out which, and put that away.
+            if len(ids) == 1:
+                yield from self.backend._put_away(still, error, now)
+                return
+            half = len(ids) // 2
+            yield from self._stamp_some(ids[:half], n, token, lease)
+            yield from self._stamp_some(ids[half:], n, token, lease)
 
-    def _bury_worn(self, token: str, n: int) -> Plan[None]:
-        limit = self.backend.options.max_tries
-        if limit is None:
-            return
-        worn = {"tries": {"$gt": limit}, "dead": {"$exists": False}}
-        held = yield from self.reservations(token, n - 1, n, worn)
-        if held:
-            grave = yield from self.backend._grave()
-            for each in held:
-                each.tries -= 1  # this one does not count: nobody sees it
-            with suppress(LeaseLost):  # what others take in this very moment is theirs
-                yield from self.backend._settle(
-                    [self.backend._burial(each, grave, "tries", None) for each in held], None
-                )
+    def _bury_unfit(self, token: str, n: int) -> Plan[None]:
+        """Bury what was claimed too often, and what is no message, as every claim does."""
+        unfit, limit = list(_STRANGE), self.backend.options.max_tries
+        if limit is not None:
+            unfit.append({"tries": {"$gt": limit}, "dead": {"$exists": False}})
+        now = yield Now()
+        for document in (yield Find(self._mine(token, n - 1, n) | {"$or": unfit}, hint=CLAIMS)):
+            yield from self.backend._accept(document, now, None, worn=True)
 
     # ---- what is held
 

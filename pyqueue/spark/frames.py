@@ -45,6 +45,7 @@ from pyspark.sql.types import (
 
 from pyqueue.backends.bulk import Fresh
 from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.messages import faults, sound
 from pyqueue.payloads import OPTIONS
 
 __all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
@@ -265,7 +266,7 @@ def _fields(converts: Mapping[str, Convert | None]) -> Convert:
 
 def label(value: Any) -> str:
     """A header's value as a string."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
@@ -274,6 +275,15 @@ def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
     Raises:
         InvalidMessage: a payload does not fit the type; the text names the message.
     """
+    try:
+        return _rows(documents, payload)
+    except InvalidMessage:
+        raise
+    except _MISFITS:  # some are not as pyqueue writes them: show what there is
+        return _rows([sound(each, faults(each)) for each in documents], payload)
+
+
+def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
     schema = to_arrow_schema(columns(payload), timezone="UTC")
     return pa.RecordBatch.from_arrays(
         [

@@ -541,3 +541,37 @@ def test_what_others_wrote_is_buried_and_the_rest_is_claimed(world: World, queue
     assert {each["dead"]["reason"] for each in dead} == {"invalid"}
     assert {each["_id"] for each in dead} == {f"{queue.name}-tries", 5}
     world.raw().delete_many({"q": f"{queue.name}.dead"})
+
+
+STRANGE: dict[str, Any] = {
+    "tries as text": {"$set": {"tries": "x"}},
+    "tries as bool": {"$set": {"tries": True}},
+    "no payload": {"$unset": {"payload": 1}},
+    "due as text": {"$set": {"due": "x"}},
+    "pushed as number": {"$set": {"pushed": 3}},
+    "headers as number": {"$set": {"headers": 5}},
+    "key as number": {"$set": {"key": 4}},
+    "trail as number": {"$set": {"trail": 3}},
+    "dead as text": {"$set": {"dead": "x"}},
+    "processed": {"$set": {"processed": 1}},
+}
+
+
+@pytest.mark.needs("sessions", "dead_letter")
+def test_documents_that_are_no_messages_are_buried_and_the_others_claimed(
+    world: World, client: AnyClient, name: str
+) -> None:
+    """On a server: it refuses what mongomock takes."""
+    queue = client.queue(name)
+    for change in STRANGE.values():
+        queue.push_many(range(3))
+        middle = sorted(each.id for each in queue.peek())[1]
+        world.raw().update_one({"_id": middle}, change)
+        with queue.claim("g", limit=10) as claim:
+            assert len(claim) == 2, change
+            assert middle not in claim.ids
+            claim.commit()
+        assert queue.counts().total == 0, change
+    graves = client.queue(f"{name}.dead").peek(100)
+    assert len(graves) == len(STRANGE)
+    assert {each.dead["reason"] for each in graves} == {"invalid"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
@@ -160,8 +160,18 @@ def bystander(place: Place) -> Place:
     return place
 
 
-@settings(bounded, max_examples=150)
+@settings(bounded, max_examples=120)
 @given(st.sampled_from(sorted(ARGUMENTS)), anything())
+@example("push key", Given("\ud800"))
+@example("push id", Given("\ud800"))
+@example("push header", Given("\ud800"))
+@example("push header name", Given("\ud800"))
+@example("get", Given("\ud800"))
+@example("push delay", Given(10**400))
+@example("extend lease", Given(-(10**6000)))
+@example("peek limit", Given(10**30))
+@example("history since", Given(datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))))
+@example("history since", Given(datetime(3500, 1, 1, tzinfo=UTC)))
 def test_anything_as_any_argument(bystander: Place, argument: str, given: Given) -> None:
     pass_it(bystander, argument, given.value)
 

@@ -177,6 +177,31 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     place.raw.delete_many({})
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"_id": 5},
+        {"_id": None},
+        {"due": datetime(7000, 1, 1, tzinfo=UTC)},
+        {"due": "x"},
+        {"when": [datetime(2026, 1, 1, tzinfo=UTC)]},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop"])
+def test_the_neighbours_are_there_at_once(place: Place, odd: dict[str, Any], verb: str) -> None:
+    """What is learnt of a queue's head from an odd document hides nothing of the same instant, not even until the next sweep."""
+    name = place.name()
+    past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
+    same = {"when": past, "due": past}
+    place.raw.insert_one(message(name, **same | {"_id": f" first of {name}"} | odd))
+    place.raw.insert_many([message(name, _id=id, payload="good", **same) for id in (f"id of {name}", ObjectId())])
+    queue = place.client.queue(name)
+    found = [each.payload for _ in range(3) for each in receive(queue, verb)]
+    assert found.count("good") == 2
+    place.raw.delete_many({"q": {"$in": [name, f"{name}.dead"]}})
+
+
 def check_sound(each: Message[Any], name: str) -> None:
     """What a consumer gets is of the types that it is said to be."""
     assert each.queue == name

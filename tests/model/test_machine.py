@@ -85,12 +85,12 @@ class KeepsToken(Careless):
     kept = "token"
 
 
-class KeepsProgress(Careless):
+class KeepsKey(Careless):
     __slots__ = ()
-    kept = "progress"
+    kept = "key"
 
 
-@pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsProgress])
+@pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsKey])
 def test_what_breaks_a_rule_is_seen(backend: type[Standard]) -> None:
     with pytest.raises(AssertionError):
         play(plans_place(), SHORT(max_examples=100, stateful_step_count=40, phases=[Phase.generate]), backend)

@@ -75,6 +75,15 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+_TYPES: dict[str, type] = {
+    "objectId": ObjectId,
+    "date": datetime,
+    "object": dict,
+    "string": str,
+    "array": list,
+}
+
+
 def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
     """Whether a filter of the standard backend matches."""
     for name, wanted in filter.items():
@@ -106,9 +115,10 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
             return value in wanted
         case "$exists":
             return there is wanted
+        case "$not":
+            return not all(_holds(there, value, *each) for each in wanted.items())
         case "$type":
-            assert wanted == "objectId"
-            return isinstance(value, ObjectId)
+            return isinstance(value, _TYPES[wanted])
     raise AssertionError(f"the store does not know {operator}")
 
 
@@ -394,9 +404,8 @@ class Process:
                 return self.now()
             case Enter():
                 record = namespace.record_id(request.queue)
-                world.store.documents.setdefault(
-                    record, {"_id": record, "q": request.queue, "when": self.now(), "record": True}
-                )
+                fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
+                world.store.documents.setdefault(record, fresh | {"kind": request.kind, "v": namespace.VERSION})
                 return request.kind
             case Signal():
                 if request.queue == self.queue:

@@ -21,7 +21,7 @@ from pyqueue.backends.claims import Claims, divided
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.errors import Fenced, QueueError
 from pyqueue.messages import Backoff, Id
-from pyqueue.requests import Delete, Find, Plan, Update, UpdateEach
+from pyqueue.requests import Delete, Find, Plan, Update
 from tests.plans.runner import NOW, Runner, standard
 from tests.plans.store import Pause, Process, Task, World, instant
 
@@ -41,7 +41,14 @@ class Bench:
     def push(self, *ids: Id, **fields: Any) -> None:
         for id in ids:
             now = instant(int(self.world.time))
-            self.world.store.documents[id] = {"_id": id, "q": "a", "when": now, "due": now, "tries": 0} | fields
+            self.world.store.documents[id] = {
+                "_id": id,
+                "q": "a",
+                "when": now,
+                "due": now,
+                "tries": 0,
+                "payload": 1,
+            } | fields
             self.world.store.written[id] = self.world.time
 
     def claims(self, group: str = "g") -> Claims:
@@ -151,6 +158,8 @@ def test_a_claim_of_which_others_were_faster_on_all_looks_again() -> None:
         if isinstance(request, Find):
             if request.filter.get("_id") == "~claim:a~g":
                 return [dict(state)]
+            if "$or" in request.filter:  # what is to be buried
+                return []
             if "token" in request.filter:  # what it holds
                 return [{"_id": "m2"}] if "m2" in stamped else []
             if request.filter.get("_id") == "~queue:a":
@@ -212,13 +221,20 @@ def test_the_former_runner_is_fenced(plan: str) -> None:
     assert bench.world.store.documents == before
 
 
-def interrupted(bench: Bench, plan: Plan[Any], meanwhile: Callable[[], object], before: type[Any]) -> Any:
-    """Carry a plan out; have something happen just before its first command of a type that concerns several messages."""
+def marking(request: Any) -> bool:
+    """Whether it changes several messages."""
+    return isinstance(request, Update) and request.many
+
+
+def interrupted(
+    bench: Bench, plan: Plan[Any], meanwhile: Callable[[], object], before: Callable[[Any], bool] = marking
+) -> Any:
+    """Carry a plan out; have something happen just before its first such command."""
     happened = False
     try:
         request = next(plan)
         while True:
-            if isinstance(request, before) and getattr(request, "many", True) and not happened:
+            if not happened and before(request):
                 happened = True
                 meanwhile()
             request = plan.send(bench.run(one(request)))
@@ -239,7 +255,7 @@ def test_a_takeover_in_the_middle_of_a_claim_gives_back_what_is_marked_later() -
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
     with pytest.raises(Fenced):
-        interrupted(bench, claims.claim(first, 5, LEASE), lambda: bench.run(claims.adopt(LEASE)), Update)
+        interrupted(bench, claims.claim(first, 5, LEASE), lambda: bench.run(claims.adopt(LEASE)))
     assert [(each["tries"], "token" in each, "claim" in each) for each in bench.messages] == [(0, False, False)] * 2
 
 
@@ -315,7 +331,7 @@ def test_a_rollback_gives_back_what_is_still_held_though_some_is_taken_meanwhile
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))
     bench.run(claims.claim(token, 3, LEASE))
-    interrupted(bench, claims.rollback(token, 1), taken_away(bench, "m0001"), Update)
+    interrupted(bench, claims.rollback(token, 1), taken_away(bench, "m0001"))
     assert bench.state()["n"] == 1
     assert [("token" in each, each["tries"]) for each in bench.messages] == [(False, 1), (True, 1), (False, 1)]
 
@@ -326,7 +342,11 @@ def test_a_claim_buries_what_is_still_held_though_some_is_taken_meanwhile() -> N
     token = bench.run(claims.adopt(LEASE))
     for id in ("m0000", "m0001"):
         bench.stored(id)["tries"] = 2
-    assert interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), UpdateEach) == 1
+
+    def burying(request: Any) -> bool:
+        return isinstance(request, Update) and request.filter.get("_id") == "m0001"
+
+    assert interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), burying) == 1
     assert bench.run(claims.ids(token, 0, 1)) == ["m0002"]
     assert (bench.stored("m0000")["q"], bench.stored("m0001")["q"]) == ("a.dead", "a")
 
@@ -423,7 +443,7 @@ def test_whatever_dies_nothing_is_lost_or_done_unread(seed: int) -> None:
     audit = Audit()
     world.store.on_change = audit.changed
     for id in ids:
-        world.store.documents[id] = {"_id": id, "q": "a", "when": NOW, "due": NOW, "tries": 0}
+        world.store.documents[id] = {"_id": id, "q": "a", "when": NOW, "due": NOW, "tries": 0, "payload": 1}
         world.store.written[id] = 0
     for number in range(6):
         process = Process(world, "a")
@@ -448,7 +468,14 @@ def test_the_simulation_meets_what_it_is_about() -> None:
         rng, world, audit = random.Random(seed), World(seed), Audit()
         backend = Standard("a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0)))
         for number in range(25):
-            world.store.documents[f"m{number}"] = {"_id": f"m{number}", "q": "a", "when": NOW, "due": NOW, "tries": 0}
+            world.store.documents[f"m{number}"] = {
+                "_id": f"m{number}",
+                "q": "a",
+                "when": NOW,
+                "due": NOW,
+                "tries": 0,
+                "payload": 1,
+            }
             world.store.written[f"m{number}"] = 0
         for _ in range(3):
             world.spawn(runner(Process(world, "a"), backend, audit, rng, 0.1), rng.uniform(0, 50))
