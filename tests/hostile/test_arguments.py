@@ -32,7 +32,7 @@ from tests.hostile.conftest import Place
 from tests.hostile.values import INJECTED, ODD, Given, anything, bson_values
 
 bounded = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-long = settings(max_examples=10_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(max_examples=4_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Call = Callable[[AnyQueue, Any, Any], Any]
 

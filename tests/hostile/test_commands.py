@@ -16,7 +16,7 @@ from pyqueue.cli import app
 
 fixed = [HealthCheck.function_scoped_fixture]
 bounded = settings(max_examples=12, suppress_health_check=fixed)
-long = settings(max_examples=3000, derandomize=False, suppress_health_check=fixed)
+long = settings(max_examples=1500, derandomize=False, suppress_health_check=fixed)
 
 #: What a shell can pass: no NUL; bytes that are no UTF-8 come as surrogates.
 WORDS = st.one_of(

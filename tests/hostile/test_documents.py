@@ -32,7 +32,7 @@ from tests.hostile.conftest import Place
 from tests.hostile.values import ODD, Given, odd
 
 bounded = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-long = settings(max_examples=5_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(max_examples=2_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 #: The fields that a message may have.
 FIELDS = (

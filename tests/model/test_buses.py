@@ -253,7 +253,7 @@ class Scene:
 # ---- whatever happens
 
 ENDS = ["commit", "commit", "rollback", "later", "release", "abandon", "extend", "bury", "move", "move"]
-DEEDS = ["redrive", "redrive", "replay", "replay", "notify", "pause", "resume", "purge", "remove"]
+DEEDS = ["redrive", "redrive", "replay", "replay", "notify", "pause", "pause", "resume", "resume", "purge", "remove"]
 
 
 @st.composite
@@ -280,13 +280,13 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
         st.lists(
             st.builds(
                 Push,
-                at=st.integers(0, 9_000).map(float),
+                at=st.integers(0, 18_000).map(float),
                 client=which,
                 queue=st.sampled_from(["a", "a", "b"]),
                 count=st.sampled_from([1, 1, 5, 25]),
                 delay=st.sampled_from([0.0, 0.0, 300.0, 2_500.0]),
             )
-            | st.builds(Push, at=st.integers(0, 9_000).map(float), client=which, key=st.just("k")),
+            | st.builds(Push, at=st.integers(0, 18_000).map(float), client=which, key=st.just("k")),
             min_size=1,
             max_size=10,
         )
@@ -295,7 +295,7 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
         st.lists(
             st.builds(
                 Deed,
-                at=st.integers(500, 20_000).map(float),
+                at=st.integers(500, 15_000).map(float),
                 client=which,
                 queue=st.sampled_from(QUEUES),
                 what=st.sampled_from(DEEDS),

@@ -72,7 +72,8 @@ class Careless(Standard):
         update = super().leaving(*args, **options)
         for fields in update.values():
             fields.pop(self.kept, None)
-        return {operator: fields for operator, fields in update.items() if fields}
+        # The backend takes the renaming of keys out itself where it does not belong.
+        return {operator: fields for operator, fields in update.items() if fields or operator == "$rename"}
 
 
 class KeepsTries(Careless):

@@ -53,7 +53,9 @@ def killed(started: subprocess.Popen[str]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         psutil.wait_procs(family, timeout=20)
-    started.communicate()
+    started.wait()
+    if started.stdout is not None:
+        started.stdout.close()
 
 
 def answer(started: subprocess.Popen[str]) -> dict[str, Any]:

@@ -64,19 +64,21 @@ def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
     assert flow.left() == ["later"]
 
 
-def test_a_query_that_goes_on_leaves_nothing_reserved_when_it_is_idle_and_when_it_is_stopped(
-    flow: Flow, started: Callable[..., Query]
-) -> None:
+def test_a_query_that_goes_on_leaves_nothing_reserved(flow: Flow, started: Callable[..., Query]) -> None:
+    """Neither while it waits for its next batch, by the listener, nor when it is stopped then; nor when it is idle."""
     flow.raw.push_many(range(3))
-    query = started(processingTime="200 milliseconds")
-    until(lambda: len(flow.written()) == 3, query)
+    query = started(processingTime="1 hour")
     until(lambda: settled(flow), query)
+    query.stop()
+    assert flow.written() == [*range(3)]
+    query = started(processingTime="200 milliseconds")
     flow.raw.push_many(range(3, 10))
     until(lambda: len(flow.written()) == 10, query)
+    until(lambda: settled(flow), query)
     query.stop()
-    until(lambda: settled(flow))  # by the listener
     assert query.exception() is None
     assert max(each.numInputRows for each in query.recentProgress) <= 5
+    assert settled(flow)
 
 
 def test_a_task_that_is_repeated_with_its_rows_in_another_order(
