@@ -256,7 +256,7 @@ class Hello(Command):
 
     def send(self, collection: Any) -> Any:
         """Greet the primary."""
-        return collection.database.command("hello")
+        return collection.database.command("hello", codec_options=collection.codec_options)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ A missing server skips at home and fails under CI=true: nothing may hide there.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -15,6 +16,13 @@ import pytest
 
 from pyqueue import Client, ConfigurationError
 from pyqueue.embedded import EmbeddedServer, find_mongod
+from tests.spark.session import database, log, password, signed_in, spark
+
+__all__ = ["database", "log", "missing", "password", "signed_in", "spark"]
+
+# Not in UTC, so that a naive datetime anywhere shows; whatever these tests start has it too.
+os.environ["TZ"] = "EST5EDT"
+time.tzset()
 
 
 def missing(what: str) -> NoReturn:
@@ -22,6 +30,13 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"missing in CI: {what}")
     pytest.skip(what)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests that share a Spark session go to one worker."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pyqueue.backends.claims import Claims
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.spark.places import Place, client_of
 
 __all__ = ["Offset"]
+
+
+#: What a URI has in it that is not for everybody to see: credentials, or an option that is one.
+_SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Offset:
         }
         if self.place.uri_env is not None:
             told["uriEnv"] = self.place.uri_env
-        elif "@" not in str(self.place.uri):
+        elif not _SECRET.search(str(self.place.uri)):
             told["uri"] = self.place.uri
         return told
 

@@ -49,8 +49,11 @@ class Shared:
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest, mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What `embedded:` starts."""
-    if request.node.callspec.params["page"] in EMBEDDED:
+    """What `embedded:` starts; and the run's Spark session, which the page about it takes."""
+    page = request.node.callspec.params["page"]
+    if page == SPARK:
+        request.getfixturevalue("spark")
+    if page in EMBEDDED:
         yield
         return
     name = f"t{uuid4().hex[:16]}"

@@ -122,7 +122,8 @@ class Scene:
         #: Since when a queue is paused; and when it was resumed last.
         self.paused: dict[str, float] = {}
         self.resumed = dict.fromkeys(QUEUES, 0.0)
-        self._tidying = 0
+        #: How many a purge has deleted.
+        self.purged = 0
         self.world.store.on_change = self._changed
         for each in consumers:
             self.world.spawn(self._consume(self.clients[each.client][each.queue], each))
@@ -201,24 +202,26 @@ class Scene:
                 self.finished.add(each.id)
 
     def _do(self, seat: Seat, deed: Deed) -> Task:
-        queue = self.queues[deed.queue]
+        queue, first = self.queues[deed.queue], min(self.pushed, default="none")
         plans: dict[str, Callable[[], Plan[Any]]] = {
             "redrive": queue.redrive,
             "notify": queue.notify,
             "pause": lambda: queue.pause(True),
             "resume": lambda: queue.pause(False),
             "purge": queue.purge,
-            "remove": lambda: queue.remove(min(map(str, self.pushed), default="none")),
+            "remove": lambda: queue.remove(first),
         }
         if deed.what == "replay":
             done = [each.id for each in (yield from seat.run(queue.history(3)))]
             self.finished.difference_update(done)
             yield from seat.run(queue.replay(tuple(done)))
             return
-        self._tidying += deed.what in ("purge", "remove")
-        yield from seat.run(plans[deed.what]())
-        self._tidying -= deed.what in ("purge", "remove")
-        if deed.what == "pause":
+        answer = yield from seat.run(plans[deed.what]())
+        if deed.what == "purge":
+            self.purged += answer
+        elif deed.what == "remove" and answer:
+            self.finished.add(first)
+        elif deed.what == "pause":
             self.paused.setdefault(deed.queue, self.world.time)
         elif deed.what == "resume":
             self.paused.pop(deed.queue, None)
@@ -227,12 +230,9 @@ class Scene:
     # ---- what must hold
 
     def _changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
-        """No claim takes what is held under a live lease; and who purges or removes takes nothing that is held."""
+        """No claim takes what is held under a live lease."""
         held = before.get("token") is not None and before["when"] > instant(self.world.time + 2 * SKEW)
-        if after is None:
-            if self._tidying and not held:
-                self.finished.add(before["_id"])
-        elif held and "processed" not in after and after.get("token") not in (None, before["token"]):
+        if held and after and "processed" not in after and after.get("token") not in (None, before["token"]):
             raise Broken(f"{before['_id']} was claimed under a live lease, at {self.world.time:.0f}")
 
     def run(self, seconds: float) -> None:
@@ -245,9 +245,9 @@ class Scene:
                     waits = self.world.time - max(since, self.resumed[queue])
                     if waits > POLL + TOLERANCE:
                         raise Broken(f"{document['_id']} waits in {queue} for {waits:.0f} ms, at {self.world.time:.0f}")
-        lost = self.pushed - set(self.world.store.documents) - self.finished
-        if lost:
-            raise Broken(f"lost: {lost}")
+        gone = self.pushed - set(self.world.store.documents) - self.finished
+        if len(gone) != self.purged:
+            raise Broken(f"gone are {gone}, of which {self.purged} were purged")
 
 
 # ---- whatever happens

@@ -38,15 +38,15 @@ def server(url: str) -> Any:
 
 
 def test_plans() -> None:
-    play(plans_place(), SHORT(max_examples=100, stateful_step_count=40))
+    play(plans_place(), SHORT(max_examples=200, stateful_step_count=25))
 
 
 def test_mongomock() -> None:
-    play(memory_place(), SHORT(max_examples=15, stateful_step_count=40))
+    play(memory_place(), SHORT(max_examples=20, stateful_step_count=25))
 
 
 def test_mongod(server: Place) -> None:
-    play(server, SHORT(max_examples=15, stateful_step_count=40))
+    play(server, SHORT(max_examples=20, stateful_step_count=25))
 
 
 # ---- what breaks a rule is seen
@@ -94,7 +94,7 @@ class KeepsKey(Careless):
 @pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsKey])
 def test_what_breaks_a_rule_is_seen(backend: type[Standard]) -> None:
     with pytest.raises(AssertionError):
-        play(plans_place(), SHORT(max_examples=100, stateful_step_count=40, phases=[Phase.generate]), backend)
+        play(plans_place(), SHORT(max_examples=200, stateful_step_count=25, phases=[Phase.generate]), backend)
 
 
 # ---- at length

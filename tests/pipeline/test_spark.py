@@ -11,8 +11,6 @@ import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def positive(df: Any) -> Any:
     """A transform: leave out what is not positive."""
@@ -24,6 +22,7 @@ def broken(df: Any) -> Any:
     raise RuntimeError("no luck")
 
 
+@pytest.mark.usefixtures("spark")
 def test_one_graph_mixes_python_and_spark(client: Client) -> None:
     pipeline = client.pipeline("mixed")
     pipeline.link("a", lambda value: {"n": value["n"] - 1}, to="b")
@@ -38,6 +37,7 @@ def test_one_graph_mixes_python_and_spark(client: Client) -> None:
     assert "positive" in pipeline.show()
 
 
+@pytest.mark.usefixtures("spark")
 def test_on_an_async_client(url: str, client: Client) -> None:
     client.queue("b").push_many([{"n": number} for number in range(5)])
 
@@ -50,6 +50,7 @@ def test_on_an_async_client(url: str, client: Client) -> None:
     assert client.queue("c").counts().ready == 4
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> None:
     pipeline = client.pipeline("broken").spark("b", broken, to="c", max_tries=1)
     client.queue("b").push_many([1, 2])

@@ -23,17 +23,17 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def read(spark: Any, place: str) -> Read:
+def read(spark: Any, database: str) -> Read:
     """Read a queue."""
-    return lambda queue, **options: spark.read.format("pyqueue").options(uri=place, queue=queue, **options).load()
+    return lambda queue, **options: spark.read.format("pyqueue").options(uri=database, queue=queue, **options).load()
 
 
 @pytest.fixture
-def write(place: str) -> Write:
+def write(database: str) -> Write:
     """Write a DataFrame to a queue."""
 
     def write(df: Any, queue: str, **options: Any) -> None:
-        df.write.format("pyqueue").mode("append").options(uri=place, queue=queue, **options).save()
+        df.write.format("pyqueue").mode("append").options(uri=database, queue=queue, **options).save()
 
     return write
 
@@ -94,9 +94,9 @@ def test_a_write(spark: Any, flow: Flow, write: Write) -> None:
     assert staged(flow) == 0
 
 
-def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, place: str) -> None:
+def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, database: str) -> None:
     got: list[Any] = []
-    with Client(place) as client:
+    with Client(database) as client:
         queue = client.queue(flow.target, poll=600)
         consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
         consumer.start()
@@ -142,11 +142,11 @@ def test_one_id_in_several_rows_fails_the_write(spark: Any, flow: Flow, write: W
         assert staged(flow) == 0
 
 
-def test_overwriting_is_refused(spark: Any, flow: Flow, place: str) -> None:
+def test_overwriting_is_refused(spark: Any, flow: Flow, database: str) -> None:
     flow.clean.push("there")
     df = spark.createDataFrame([("1",)], "payload string")
     with pytest.raises(Exception, match="mode: a queue is appended to"):
-        df.write.format("pyqueue").mode("overwrite").options(uri=place, queue=flow.target).save()
+        df.write.format("pyqueue").mode("overwrite").options(uri=database, queue=flow.target).save()
     assert flow.written() == ["there"]
 
 
@@ -217,14 +217,14 @@ def failing_once(marker: Path, url: str, queue: str) -> Callable[[Iterator[pa.Re
 
 @pytest.mark.parametrize("ids", [True, False], ids=["idColumn", "no ids"])
 def test_a_task_that_is_repeated_with_its_rows_in_another_order(
-    spark: Any, flow: Flow, write: Write, place: str, tmp_path: Path, ids: bool
+    spark: Any, flow: Flow, write: Write, database: str, tmp_path: Path, ids: bool
 ) -> None:
     marker = tmp_path / "failed"
     df = (
         spark.range(ROWS)
         .selectExpr(f"concat('{flow.target}-', id) AS name", "cast(id AS string) AS payload")
         .coalesce(1)
-        .mapInArrow(failing_once(marker, place, flow.target), "name string, payload string")
+        .mapInArrow(failing_once(marker, database, flow.target), "name string, payload string")
     )
     write(df, flow.target, **({"idColumn": "name"} if ids else {}))
     assert marker.exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from pydantic import BaseModel
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName
+from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName, QueueError
 from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark.frames import columns
+from pyqueue.spark.offsets import Offset
+from pyqueue.spark.places import Place
 from tests.spark.fakes import Flow, Frame, nothing
 
 #: Nothing listens there.
@@ -203,9 +207,9 @@ def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
         ({"key": "k" * 513}, "^key: "),
     ],
 )
-def test_rows(flow: Flow, place: str, row: dict[str, Any], told: str, streaming: bool) -> None:
+def test_rows(flow: Flow, database: str, row: dict[str, Any], told: str, streaming: bool) -> None:
     schema = table(id=StringType(), payload=StringType(), key=StringType())
-    source = QueueDataSource({"uri": place, "queue": flow.target, "idColumn": "id"})
+    source = QueueDataSource({"uri": database, "queue": flow.target, "idColumn": "id"})
     writer: Any = source.streamWriter(schema, False) if streaming else source.writer(schema, False)
     rows = [{"id": "a", "payload": "1", "key": None}, {"id": "b", "payload": "1", "key": None} | row]
     with pytest.raises((ConfigurationError, ValueError), match=told):
@@ -213,9 +217,11 @@ def test_rows(flow: Flow, place: str, row: dict[str, Any], told: str, streaming:
     assert flow.written() == []
 
 
-def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, place: str) -> None:
+def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, database: str) -> None:
     flow.raw.push(1, id=f"s~{flow.source}")
-    writer: Any = QueueDataSource({"uri": place, "queue": flow.target, "stage": "s"}).streamWriter(columns(None), False)
+    writer: Any = QueueDataSource({"uri": database, "queue": flow.target, "stage": "s"}).streamWriter(
+        columns(None), False
+    )
     with pytest.raises(DuplicateKey, match="never in queue"):
         writer.write(rows_of(id=[flow.source], payload=["1"], headers=[[]], key=[None]))
     assert flow.written() == []
@@ -224,3 +230,34 @@ def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, place: str) -> N
 def test_a_claim_has_bounds(shared: Client, flow: Flow) -> None:
     with pytest.raises(ConfigurationError, match=r"^limit: "), flow.raw.claim("g", limit=100_001):
         pytest.fail("it began")
+
+
+# ---- secrets
+
+SECRETS = [
+    "mongodb://user:s3cret@127.0.0.1:1/?serverSelectionTimeoutMS=100",
+    "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100&tls=true&tlsCertificateKeyFilePassword=s3cret",
+]
+
+
+@pytest.mark.parametrize("uri", SECRETS)
+def test_secrets_are_not_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYQUEUE_TEST_SECRET", uri)
+    for place in (Place.of(uri, None, "pyqueue"), Place.of(None, "PYQUEUE_TEST_SECRET", "pyqueue")):
+        told = Offset(5, "token", "raw", "g", place).told()
+        assert "s3cret" not in json.dumps(told)
+        assert "s3cret" not in repr(place)
+    assert Offset.parse(told).place.target == uri
+    with pytest.raises(ConfigurationError, match=r"^uri, uriEnv"):
+        Offset.parse(Offset(5, "token", "raw", "g", Place.of(uri, None, "pyqueue")).told())
+    assert "s3cret" not in repr(SparkStage(**(STAGE | {"uri": uri})))
+
+
+def test_errors_tell_no_secrets(signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))
+    for uri in (SECRETS[0], "PYQUEUE_TEST_SECRET"):
+        with pytest.raises(QueueError) as caught:
+            stream(**{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g").initialOffset()
+        told = "".join(traceback.format_exception(caught.value, chain=True))
+        assert "s3cret" not in str(caught.value)
+        assert "s3cret" not in told

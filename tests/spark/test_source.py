@@ -30,15 +30,15 @@ from tests.spark.engine import Checkpoint, Engine, to_queue
 from tests.spark.fakes import Crash, Flow, meddled
 
 
-def source(flow: Flow, place: str, **options: str) -> dict[str, str]:
+def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
     """The options of a stream out of a flow's source."""
-    given = {"uri": place, "queue": flow.source, "group": "g", "maxMessagesPerBatch": "2", "numPartitions": "2"}
+    given = {"uri": database, "queue": flow.source, "group": "g", "maxMessagesPerBatch": "2", "numPartitions": "2"}
     return given | options
 
 
-def target(flow: Flow, place: str, **options: str) -> dict[str, str]:
+def target(flow: Flow, database: str, **options: str) -> dict[str, str]:
     """The options of a stream into a flow's target."""
-    return {"uri": place, "queue": flow.target, "stage": "s"} | options
+    return {"uri": database, "queue": flow.target, "stage": "s"} | options
 
 
 def seen(rows: Counter[Any]) -> Callable[[int, list[pa.RecordBatch]], None]:
@@ -76,10 +76,10 @@ class Deaths:
 # ---- dying
 
 
-def run_through(flow: Flow, place: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool) -> None:
+def run_through(flow: Flow, database: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool) -> None:
     """A stream from the source to the target, until nothing is left."""
     if stage:
-        sink = to_queue(target(flow, place), step)
+        sink = to_queue(target(flow, database), step)
     else:  # what foreachBatch does that writes without ids
 
         def sink(number: int, batches: list[pa.RecordBatch]) -> None:
@@ -88,17 +88,17 @@ def run_through(flow: Flow, place: str, checkpoint: Checkpoint, step: Callable[[
                 flow.clean.push_many([json.loads(each) for each in batch.column("payload").to_pylist()])
             step("sink commit")
 
-    Engine(source(flow, place), sink, checkpoint, step).run()
+    Engine(source(flow, database), sink, checkpoint, step).run()
 
 
-def test_a_stream_that_dies_between_any_two_steps(shared: Client, place: str) -> None:
+def test_a_stream_that_dies_between_any_two_steps(shared: Client, database: str) -> None:
     dying: set[str] = set()
     for at in range(1, 100):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
-            run_through(flow, place, checkpoint, death, stage=True)
-        run_through(flow, place, checkpoint, nothing, stage=True)
+            run_through(flow, database, checkpoint, death, stage=True)
+        run_through(flow, database, checkpoint, nothing, stage=True)
         assert flow.written() == [*range(5)], f"died after {death.steps}"
         assert flow.left() == []
         dying.update(death.steps)
@@ -118,15 +118,15 @@ def test_a_stream_that_dies_between_any_two_steps(shared: Client, place: str) ->
     assert at > 20
 
 
-def test_a_stream_that_dies_at_any_command(shared: Client, place: str) -> None:
-    client = client_of(Place.of(place, None, "pyqueue"))
+def test_a_stream_that_dies_at_any_command(shared: Client, database: str) -> None:
+    client = client_of(Place.of(database, None, "pyqueue"))
     client.queues()
     for at in range(1, 200):
         flow, checkpoint = Flow(shared), Checkpoint()
         flow.raw.push_many(range(3))
         with meddled(client, at) as meddler, suppress(Crash):
-            run_through(flow, place, checkpoint, nothing, stage=True)
-        run_through(flow, place, checkpoint, nothing, stage=True)
+            run_through(flow, database, checkpoint, nothing, stage=True)
+        run_through(flow, database, checkpoint, nothing, stage=True)
         assert flow.written() == [*range(3)], f"died at command {at}"
         assert flow.left() == []
         if not meddler.happened:
@@ -134,14 +134,14 @@ def test_a_stream_that_dies_at_any_command(shared: Client, place: str) -> None:
     assert at > 20
 
 
-def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, place: str) -> None:
+def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, database: str) -> None:
     """So the tests above can fail."""
     for at in range(1, 100):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
-            run_through(flow, place, checkpoint, death, stage=False)
-        run_through(flow, place, checkpoint, nothing, stage=False)
+            run_through(flow, database, checkpoint, death, stage=False)
+        run_through(flow, database, checkpoint, nothing, stage=False)
         assert {*flow.written()} == {*range(5)}
         doubled = len(flow.written()) > 5
         if doubled or not death.died:
@@ -149,14 +149,14 @@ def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, place: str)
     assert doubled
 
 
-def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(shared: Client, place: str) -> None:
+def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(shared: Client, database: str) -> None:
     """Whatever step it died at: nothing is lost, and the ids keep it from being written twice."""
     for at in range(1, 100):
         flow, death = Flow(shared), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
-            run_through(flow, place, Checkpoint(), death, stage=True)
-        run_through(flow, place, Checkpoint(), nothing, stage=True)
+            run_through(flow, database, Checkpoint(), death, stage=True)
+        run_through(flow, database, Checkpoint(), nothing, stage=True)
         assert flow.written() == [*range(5)], f"died after {death.steps}"
         assert flow.left() == []
         if not death.died:
@@ -164,14 +164,14 @@ def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(shared: Clien
     assert at > 20
 
 
-def test_a_restart_waits_for_no_lease(flow: Flow, place: str) -> None:
+def test_a_restart_waits_for_no_lease(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     checkpoint = Checkpoint()
     with pytest.raises(Crash):
-        Engine(source(flow, place, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)).run()
+        Engine(source(flow, database, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)).run()
     assert flow.raw.counts().reserved == 2
     rows: Counter[Any] = Counter()
-    engine = Engine(source(flow, place, leaseSeconds="600"), seen(rows), checkpoint)
+    engine = Engine(source(flow, database, leaseSeconds="600"), seen(rows), checkpoint)
     assert engine.batch()
     assert rows == Counter(range(2))
     assert not engine.batch()
@@ -182,10 +182,10 @@ def test_a_restart_waits_for_no_lease(flow: Flow, place: str) -> None:
 # ---- acknowledging
 
 
-def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow, place: str) -> None:
+def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     left: list[int] = []
-    engine = Engine(source(flow, place), lambda *_: left.append(len(flow.left())))
+    engine = Engine(source(flow, database), lambda *_: left.append(len(flow.left())))
     while engine.batch():
         pass
     assert left == [5, 3, 1]
@@ -193,9 +193,9 @@ def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow,
     engine.reader.stop()
 
 
-def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(flow: Flow, place: str) -> None:
+def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
-    engine = Engine(source(flow, place), seen(Counter()))
+    engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
     assert len(flow.left()) == 5
     engine.listened()
@@ -205,13 +205,13 @@ def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(fl
     engine.reader.stop()
 
 
-def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flow, place: str) -> None:
+def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(6))
     checkpoint = Checkpoint()
-    engine = Engine(source(flow, place), seen(Counter()), checkpoint)
+    engine = Engine(source(flow, database), seen(Counter()), checkpoint)
     engine.batch()
     late = Offset.parse(checkpoint.offsets[0])
-    other = Engine(source(flow, place), seen(Counter()))
+    other = Engine(source(flow, database), seen(Counter()))
     other.batch()
     before = flow.stored(flow.source)
     with pytest.raises(Fenced):
@@ -221,10 +221,10 @@ def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flo
     other.reader.stop()
 
 
-def test_a_committed_batch_wakes_who_waits(flow: Flow, place: str) -> None:
-    writer = QueueDataSource(target(flow, place)).streamWriter(columns(None), False)
+def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
+    writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
     got: list[Any] = []
-    with Client(place) as client:
+    with Client(database) as client:
         queue = client.queue(flow.target, poll=600)
         consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
         consumer.start()
@@ -240,16 +240,16 @@ def test_a_committed_batch_wakes_who_waits(flow: Flow, place: str) -> None:
 # ---- limits
 
 
-def test_limits_are_kept(flow: Flow, place: str) -> None:
+def test_limits_are_kept(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     sizes: list[int] = []
-    Engine(source(flow, place), lambda _, batches: sizes.append(sum(each.num_rows for each in batches))).run()
+    Engine(source(flow, database), lambda _, batches: sizes.append(sum(each.num_rows for each in batches))).run()
     assert sizes == [2, 2, 1]
 
 
-def test_what_spark_asks_for_is_the_limit(flow: Flow, place: str) -> None:
+def test_what_spark_asks_for_is_the_limit(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
-    engine = Engine(source(flow, place), seen(Counter()))
+    engine = Engine(source(flow, database), seen(Counter()))
     assert engine.reader.getDefaultReadLimit() == ReadMaxRows(2)
     start = engine.reader.initialOffset()
     engine.reader.latestOffset(start, ReadMaxRows(3))
@@ -257,7 +257,7 @@ def test_what_spark_asks_for_is_the_limit(flow: Flow, place: str) -> None:
     engine.reader.stop()
 
 
-def test_available_now_leaves_what_came_in_since(flow: Flow, place: str) -> None:
+def test_available_now_leaves_what_came_in_since(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(4))
     rows: Counter[Any] = Counter()
 
@@ -265,7 +265,7 @@ def test_available_now_leaves_what_came_in_since(flow: Flow, place: str) -> None
         seen(rows)(number, batches)
         flow.raw.push(100 + number)
 
-    engine = Engine(source(flow, place), sink, now=True)
+    engine = Engine(source(flow, database), sink, now=True)
     flow.raw.push(50)  # in the millisecond after, at the earliest
     until(lambda: flow.raw.counts().ready == 5)
     assert engine.run() >= 2
@@ -275,11 +275,11 @@ def test_available_now_leaves_what_came_in_since(flow: Flow, place: str) -> None
     assert not flow.held()
 
 
-def test_a_paused_queue(flow: Flow, place: str) -> None:
+def test_a_paused_queue(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     flow.raw.pause()
     rows: Counter[Any] = Counter()
-    engine = Engine(source(flow, place), seen(rows))
+    engine = Engine(source(flow, database), seen(rows))
     assert not engine.batch()
     flow.raw.resume()
     assert engine.batch()
@@ -287,9 +287,9 @@ def test_a_paused_queue(flow: Flow, place: str) -> None:
     engine.reader.stop()
 
 
-def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(flow: Flow, place: str) -> None:
+def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(flow: Flow, database: str) -> None:
     ids = flow.raw.push_many(range(2))
-    engine = Engine(source(flow, place), seen(Counter()))
+    engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
     flow.client.database["pyqueue"].update_one({"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}})
     engine.listened()
@@ -315,14 +315,14 @@ class Second:
             self.engine.batch()
 
 
-def test_of_two_runners_one_goes_on_and_the_other_is_fenced(shared: Client, place: str) -> None:
+def test_of_two_runners_one_goes_on_and_the_other_is_fenced(shared: Client, database: str) -> None:
     """Wherever the second one comes in."""
     for at in range(1, 100):
         flow = Flow(shared)
         flow.raw.push_many(range(5))
-        sink = to_queue(target(flow, place))
-        second = Second(at, partial(Engine, source(flow, place), sink))
-        fenced = [_fenced(Engine(source(flow, place), to_queue(target(flow, place), second), step=second))]
+        sink = to_queue(target(flow, database))
+        second = Second(at, partial(Engine, source(flow, database), sink))
+        fenced = [_fenced(Engine(source(flow, database), to_queue(target(flow, database), second), step=second))]
         if second.engine is None:
             break
         fenced.append(_fenced(second.engine))
@@ -342,12 +342,12 @@ def _fenced(engine: Engine) -> bool:
     return False
 
 
-def test_a_runner_that_was_fenced_stays_so(flow: Flow, place: str) -> None:
+def test_a_runner_that_was_fenced_stays_so(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     rows: Counter[Any] = Counter()
-    former = Engine(source(flow, place), seen(rows))
+    former = Engine(source(flow, database), seen(rows))
     former.batch()
-    present = Engine(source(flow, place), seen(Counter()))
+    present = Engine(source(flow, database), seen(Counter()))
     present.batch()
     before = flow.stored(flow.source)
     for _ in range(3):
@@ -362,7 +362,7 @@ def test_a_runner_that_was_fenced_stays_so(flow: Flow, place: str) -> None:
 # ---- leases
 
 
-def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, place: str) -> None:
+def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, database: str) -> None:
     flow.raw.push_many([1])
     looks = 0
 
@@ -377,13 +377,13 @@ def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, place: str) -> No
 
         until(renewed)
 
-    Engine(source(flow, place, leaseSeconds="0.6"), slow).run()
+    Engine(source(flow, database, leaseSeconds="0.6"), slow).run()
     assert looks > 1
     assert flow.left() == []
 
 
-def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(Place.of(place, None, "pyqueue"))
+def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(Place.of(database, None, "pyqueue"))
     monkeypatch.setattr(client.renewer, "add", lambda *_: None)
     flow.raw.push_many(range(3))
     stolen: list[Any] = []
@@ -395,7 +395,7 @@ def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, place: str, monk
 
         until(taken)
 
-    engine = Engine(source(flow, place, leaseSeconds="0.3", maxMessagesPerBatch="9"), slow)
+    engine = Engine(source(flow, database, leaseSeconds="0.3", maxMessagesPerBatch="9"), slow)
     engine.batch()
     engine.listened()
     assert flow.left() == [stolen[0].payload]

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from pyqueue import Client
 from pyqueue.spark import SparkStage
-from tests.spark.conftest import URI_ENV
 from tests.spark.fakes import Flow
+from tests.spark.session import URI_ENV
 
 
 class Flight(BaseModel):
@@ -84,7 +84,7 @@ def test_a_stage_by_transaction(spark: Any, flow: Flow) -> None:
     assert flow.left() == []
 
 
-def test_a_claim_as_a_frame(spark: Any, place: str, flow: Flow) -> None:
+def test_a_claim_as_a_frame(spark: Any, database: str, flow: Flow) -> None:
     flow.raw.push_many(FLIGHTS)
     queue = flow.client.queue(flow.source, Flight)
     with queue.claim("g", limit=100) as claim:

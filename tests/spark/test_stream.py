@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pyqueue.spark import SparkStage
-from tests.spark.conftest import URI_ENV
 from tests.spark.fakes import Flow
 from tests.spark.processes import until
+from tests.spark.session import URI_ENV
 
 Query = Any
 
@@ -107,10 +107,10 @@ def test_a_task_that_is_repeated_with_its_rows_in_another_order(
     assert settled(flow)
 
 
-def test_for_each_batch(spark: Any, flow: Flow, place: str, tmp_path: Path) -> None:
+def test_for_each_batch(spark: Any, flow: Flow, database: str, tmp_path: Path) -> None:
     """A stage settles the batches of a stream; rows that it leaves out are finished."""
     stage = SparkStage(
-        uri=place,
+        uri=database,
         source=flow.source,
         to=flow.target,
         group="g",
@@ -119,7 +119,7 @@ def test_for_each_batch(spark: Any, flow: Flow, place: str, tmp_path: Path) -> N
     flow.raw.push_many(range(5))
     df = (
         spark.readStream.format("pyqueue")
-        .options(uri=place, queue=flow.source, group="g", maxMessagesPerBatch="3")
+        .options(uri=database, queue=flow.source, group="g", maxMessagesPerBatch="3")
         .load()
     )
     query = df.writeStream.foreachBatch(stage.foreach_batch).option("checkpointLocation", str(tmp_path))

@@ -1,0 +1,84 @@
+"""One Spark session for all tests of a run: it is the dear thing. Whoever asks for it runs in one worker of pytest's.
+
+Nothing else may start one in a test's own process: the session there is would be taken, with the settings and the
+environment of whoever came first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pymongo
+import pytest
+
+from pyqueue.embedded import EmbeddedServer
+from tests.spark.processes import ROOT
+from tests.spark.programs import CONFIG
+
+__all__ = ["URI_ENV", "database", "log", "password", "signed_in", "spark"]
+
+
+@pytest.fixture(scope="session")
+def database(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+    """The URL of a database that these tests share; each has queues of its own."""
+    name = f"t{uuid4().hex[:16]}"
+    base, _, query = mongod.url.partition("?")
+    yield f"{base.rstrip('/')}/{name}?{query}"
+    mongo.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def password() -> str:
+    """What nobody may see."""
+    return f"pw{uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def signed_in(database: str, password: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+    """The same database's URL, with credentials."""
+    user = f"user{uuid4().hex[:8]}"
+    mongo.admin.command("createUser", user, pwd=password, roles=["root"])
+    yield database.replace("mongodb://", f"mongodb://{user}:{password}@") + "&authSource=admin"
+    mongo.admin.command("dropUser", user)
+
+
+#: The environment variable that holds that URL, in the session's workers too.
+URI_ENV = "PYQUEUE_TESTS_URI"
+
+_LOGGING = """
+rootLogger.level = off
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {path}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %p %c: %m%n%ex
+"""
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The session's log: nothing, until a test asks for more by ``setLogLevel``. Tasks fail here on purpose."""
+    return tmp_path_factory.mktemp("spark") / "log"
+
+
+@pytest.fixture(scope="session")
+def spark(signed_in: str, log: Path) -> Iterator[Any]:
+    """The session. A task that fails is tried once more."""
+    from pyqueue.spark import spark_session
+
+    logging = log.with_name("log4j2.properties")
+    logging.write_text(_LOGGING.format(path=log))
+    java = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(URI_ENV, signed_in)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        # What is relative, as the docs' checkpoints are, is so to where the JVM was started.
+        with contextlib.chdir(log.parent):
+            session = spark_session("tests", master="local[2,2]", config=CONFIG | java)
+        yield session
+        session.stop()
