@@ -32,6 +32,7 @@ def missing(what: str) -> NoReturn:
     pytest.skip(what)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests that share a Spark session go to one worker."""
     for item in items:

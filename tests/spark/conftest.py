@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 JVMS = ("test_kill", "test_session")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They go where the session is: one JVM after the other."""
     for item in items:

@@ -6,6 +6,7 @@ import json
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -255,6 +256,7 @@ def test_secrets_are_not_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_errors_tell_no_secrets(signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))
+    monkeypatch.setattr("pyqueue.spark.places.Client", partial(Client, command_timeout=1))
     for uri in (SECRETS[0], "PYQUEUE_TEST_SECRET"):
         with pytest.raises(QueueError) as caught:
             stream(**{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g").initialOffset()
