@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,11 @@ def without_java(tmp_path: Path) -> dict[str, str]:
                 link.symlink_to(program)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))}
     env["PATH"] = str(shadow)
+    # Spark looks for no data sources if its Python's path has a space in it, as this one's may have.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    env["PYSPARK_PYTHON"] = str(python)
     assert shutil.which("java", path=env["PATH"]) is None
     return env
 
@@ -46,22 +52,17 @@ def without_java(tmp_path: Path) -> dict[str, str]:
 def installed(tmp_path: Path) -> Path:
     """The packages as an installed wheel has them; and the tests' programs."""
     site = tmp_path / "site"
-    if importlib.util.find_spec("hatchling") is None:
-        for name in ("pyqueue", "signals"):
-            shutil.copytree(ROOT / name, site / name)
-        shutil.copy(ROOT / "pyqueue/spark/pyspark_pyqueue.py", site)
-    else:
-        built = tmp_path / "built"
-        subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-        )
-        (wheel,) = built.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            assert "pyspark_pyqueue.py" in archive.namelist()
-            archive.extractall(site)
+    built = tmp_path / "built"
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "pyspark_pyqueue.py" in archive.namelist()
+        archive.extractall(site)
     shutil.copytree(ROOT / "tests/spark", site / "tests/spark")
     return site
 
