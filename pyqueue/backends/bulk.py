@@ -40,9 +40,9 @@ class Fresh(NamedTuple):
 
 
 def _documents(
-    backend: Standard, fresh: Iterable[Fresh], now: datetime
+    backend: Standard, fresh: Iterable[Fresh], now: datetime, more: Mapping[str, Any] | None = None
 ) -> tuple[list[dict[str, Any]], list[Any], list[bool]]:
-    """The documents, the same encoded, and whether each id was given.
+    """The documents, with ``more`` in each, the same encoded, and whether each id was given.
 
     Raises:
         InvalidMessage, ConfigurationError: one cannot be stored.
@@ -60,6 +60,8 @@ def _documents(
             None if each.key is None else arguments.key(each.key),
             id,
         )
+        if more:
+            document.update(more)
         try:
             packed.append(encode(document))
         except InvalidMessage as error:
@@ -157,9 +159,8 @@ class Staging:
             DuplicateKey: an id belongs to a message that was never in this queue.
         """
         now = yield Now()
-        documents, _, _ = _documents(self.backend, fresh, now)
         hidden = {"q": self._prefix + place, "staged": True, "processed": now, "expires": now + STAGED}
-        missing = [encode(document | hidden) for document in documents]
+        _, missing, _ = _documents(self.backend, fresh, now, hidden)
         written = 0
         for again in (True, False):
             if not missing:

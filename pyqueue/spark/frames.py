@@ -168,13 +168,14 @@ def columns(payload: DataType | None) -> StructType:
 def as_json(value: Any) -> str:
     """A payload as JSON."""
     try:
-        return json.dumps(value, default=_extended, allow_nan=False, ensure_ascii=False)
+        return _JSON(value)
     except ValueError:  # NaN and its like, which plain JSON lacks
         return json_util.dumps(value, json_options=JSON, ensure_ascii=False)
 
 
-def _extended(value: Any) -> Any:
-    return json_util.default(value, JSON)
+_JSON: Final = json.JSONEncoder(
+    default=lambda value: json_util.default(value, JSON), allow_nan=False, ensure_ascii=False
+).encode
 
 
 def _as_variant(value: Any) -> dict[str, bytes]:

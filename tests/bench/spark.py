@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +38,7 @@ def run(bench: Bench) -> None:
     try:
         with bench.blocking("majority") as (client, raw):
             url = str(client.url)
+            streamed(bench, spark, url, raw, count, rounds)
             written(bench, spark, url, raw, count, rounds)
             read(bench, spark, url, client, raw, count, rounds)
             claimed(bench, client, raw, rounds)
@@ -72,6 +74,27 @@ def written(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: in
 
     before, after = interleave(rounds, theirs, ours)
     bench.speed(f"batch write of {count}, staged, against insert_many", before, after, rounds * count, at_least(0.7))
+
+
+def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: int) -> None:
+    text = json.dumps(payload(1))
+    with TemporaryDirectory() as folder:
+        rows = spark.range(count).selectExpr("cast(id AS string) id", f"'{text}' payload")
+        rows.repartition(2).write.parquet(f"{folder}/rows")
+        files = spark.readStream.schema("id string, payload string").parquet(f"{folder}/rows")
+
+        def theirs() -> float:
+            documents = [raw_document("raw", number) | {"_id": f"{uuid4().hex}~{number}"} for number in range(count)]
+            return seconds(lambda: raw.insert_many(documents, ordered=False), count)
+
+        def ours() -> float:
+            writer = files.writeStream.format("pyqueue").options(uri=url, queue=name(), stage=uuid4().hex)
+            writer = writer.option("checkpointLocation", f"{folder}/{uuid4().hex}").trigger(availableNow=True)
+            return seconds(lambda: writer.start().awaitTermination(), count)
+
+        before, after = interleave(rounds, theirs, ours)
+    label = f"stream's write of {count}, against insert_many"
+    bench.speed(label, before, after, rounds * count, at_least(0.7))
 
 
 def read(bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: int, rounds: int) -> None:
