@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check bench soak clean
+.PHONY: help demo test test-slow coverage check bench soak faults clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test: $(VENV)/.dev  ## the tests, against real servers that they start themselve
 
 test-slow: $(VENV)/.dev  ## the long forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+coverage: $(VENV)/.dev  ## which lines and branches no test takes
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint and types; warnings are errors
 	@$(BIN)/ruff format --check .
