@@ -25,6 +25,9 @@ def faults(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw messages a second, and the faults, as SVG.")
     ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Leave there what the count is made of: who did what, and when.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a queue on three servers of its own, have servers, network and clients fail, and count what was lost or done twice.
@@ -33,7 +36,7 @@ def faults(
     """
     from pyqueue import faults
 
-    result = faults.run(minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot)
+    result = faults.run(minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep)
     if as_json:
         emit(result)
     else:

@@ -7,13 +7,16 @@ runs it all.
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,7 @@ def run(
     pause: Pause = PAUSE,
     plot: Path | None = None,
     rate: float = RATE,
+    keep: Path | None = None,
 ) -> Result:
     """Run it.
 
@@ -118,6 +122,7 @@ def run(
         pause: seconds between a fault and the next, at least and at most.
         plot: the path of a drawing to be made.
         rate: messages pushed in a second.
+        keep: a folder for what the audit reads: the ledgers, the witness's lines, and what the program did.
 
     Returns:
         What ``show`` shows.
@@ -156,12 +161,13 @@ def run(
         events = sorted((event for lane in lanes for event in lane.events), key=lambda event: float(event["at"]))
         ledgers = Ledgers({path.stem: ledger.read(path) for path in world.crew.ledgers})
         troubles = [(event["at"], event["at"] + event["seconds"]) for event in lanes[0].events]
-        found = audit(
-            ledgers,
-            Witnessed(ledger.read(world.witnessed)),
-            [str(each["_id"]) for each in stored],
-            Circumstances(world.crew.killed, troubles),
-        )
+        known = Circumstances(world.crew.killed, troubles)
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            for path in (*world.crew.ledgers, world.witnessed):
+                shutil.copy(path, keep)
+            (keep / "known.json").write_text(json.dumps(asdict(known)))
+        found = audit(ledgers, Witnessed(ledger.read(world.witnessed)), [str(each["_id"]) for each in stored], known)
         found["unfinished"] = world.unfinished(stored)
     return {
         "seed": seed,
