@@ -19,10 +19,14 @@ from typing import NamedTuple
 
 __all__ = ["Circumstances", "Popped", "Unheard", "judge"]
 
-#: The witness's clock shows seconds.
-_COARSE = 2.0
-#: How long, in seconds, after a pop was called its command may still be carried out: its time-out, a stalled network, a suspended primary.
+#: By how much, in seconds, the clocks of servers and processes are apart: all are this machine's.
+_COARSE = 0.05
+#: How long, in seconds, after its caller gave up a command may still be carried out: a stalled network, a suspended primary.
 _LATE = 20.0
+#: How long a pop may take: some commands, each with its time-out, in a process that is suspended meanwhile.
+_LONGEST = 60.0
+#: How long after a fault is over what it did may show.
+_AFTER = 2.0
 #: How long giving back may take, if the machine is busy.
 _BACK = 3.0
 
@@ -55,21 +59,23 @@ class Unheard:
     limit: int
     #: "killed", "unknown" or "cancelled".
     why: str
+    #: When it gave up; infinite if its process died first.
+    ended: float
 
     def may_have(self, popped: Popped, answered: bool, known: Circumstances) -> bool:
         """Whether it may have taken this message, as far as its process says; ``answered``: a caller got messages of the same claim."""
-        if not self.limit or popped.owner not in (None, self.who):
+        death = known.killed.get(self.who, float("inf"))
+        if not self.limit or popped.owner not in (None, self.who) or popped.at > min(self.ended, death) + _LATE:
             return False
         if self.why == "cancelled":
-            death = known.killed.get(self.who, float("inf"))
             times = [(death, death), *known.broken]
-            return any(start - _BACK <= popped.at <= end + _COARSE for start, end in times)
+            return any(start - _BACK <= popped.at <= end + _AFTER for start, end in times)
         return self.why == "killed" or not answered
 
 
 def judge(
     popped: Mapping[str, Sequence[Popped]],
-    got: Mapping[str, Sequence[float]],
+    got: Mapping[str, Sequence[tuple[float, str]]],
     unheard: Sequence[Unheard],
     known: Circumstances,
 ) -> tuple[list[str], list[str]]:
@@ -77,7 +83,7 @@ def judge(
 
     Args:
         popped: what the witness saw, by the ids.
-        got: when callers got each.
+        got: when callers got each, and in which process.
         unheard: the pops of which nobody heard; each ``limit`` becomes what is left of it.
         known: what the program did.
     """
@@ -86,8 +92,10 @@ def judge(
     answered: set[str | None] = set()
     for id in popped.keys() | got.keys():
         left = list(popped.get(id, ()))
-        for at in sorted(got.get(id, ())):
-            if each := next((each for each in reversed(left) if each.at <= at + _COARSE), None):
+        for at, who in sorted(got.get(id, ())):
+            # A message that is pushed again may be popped again within a moment: the last one before is the one.
+            before = (each for each in reversed(left) if each.at <= at + _COARSE and each.owner in (None, who))
+            if each := next(before, None):
                 left.remove(each)
                 answered |= {each.token} - {None}
             else:
@@ -98,7 +106,7 @@ def judge(
     lost = []
     # The single ones first, and of the calls first those that can have taken few: what fits many must not take the place of what fits one.
     for each, id in sorted(missing, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])):
-        near = calls[bisect_left(beginnings, each.at - _LATE) : bisect_right(beginnings, each.at + _COARSE)]
+        near = calls[bisect_left(beginnings, each.at - _LONGEST) : bisect_right(beginnings, each.at + _COARSE)]
         fitting = [call for call in near if call.may_have(each, each.token in answered, known)]
         if fitting:
             min(fitting, key=lambda call: call.limit).limit -= 1

@@ -31,8 +31,8 @@ END = "~end"
 _PLAIN = ("q", "token", "owner")
 
 
-def note(event: Mapping[str, Any], epoch: float = 0.0) -> list[Any] | None:
-    """The line of an event of the change stream; None for what the audit does not ask for. ``epoch``: the wall clock ahead of the monotonic one."""
+def note(event: Mapping[str, Any]) -> list[Any] | None:
+    """The line of an event of the change stream, its time on the monotonic clock; None for what the audit does not ask for."""
     kind, id = event["operationType"], str(event["documentKey"]["_id"])
     if id.startswith("~"):
         return None  # a queue's record
@@ -41,7 +41,8 @@ def note(event: Mapping[str, Any], epoch: float = 0.0) -> list[Any] | None:
         pushed = round(document["pushed"].timestamp() * 1000)
         return ["in", id, document["q"], (document.get("payload") or {}).get("n"), pushed]
     if kind == "delete":
-        return ["out", id, round(event["clusterTime"].time - epoch)]
+        ago = time.time() - event["wallTime"].timestamp()
+        return ["out", id, round(time.monotonic() - ago, 3)]
     changed = event["updateDescription"]
     put, gone = changed["updatedFields"], changed["removedFields"]
     told: dict[str, Any] = {name: put[name] for name in _PLAIN if name in put}
@@ -67,13 +68,13 @@ def note(event: Mapping[str, Any], epoch: float = 0.0) -> list[Any] | None:
 
 def watch(spec: dict[str, Any]) -> None:
     """Be the witness, from a time of the database on, until the end."""
-    epoch = time.time() - time.monotonic()
+    options: dict[str, Any] = {"socketTimeoutMS": 5000, "connectTimeoutMS": 2000, "tz_aware": True}
     since: dict[str, Any] = {"start_at_operation_time": Timestamp(*spec["since"])}
     with open(spec["path"], "w") as out:
         while True:
             with (
                 suppress(PyMongoError),  # a fail-over: go on where the stream was
-                MongoClient[dict[str, Any]](spec["url"], socketTimeoutMS=5000, connectTimeoutMS=2000) as mongo,
+                MongoClient[dict[str, Any]](spec["url"], **options) as mongo,
                 mongo[spec["database"]][spec["namespace"]].watch(**since, max_await_time_ms=500) as stream,
             ):
                 while stream.alive:
@@ -83,7 +84,7 @@ def watch(spec: dict[str, Any]) -> None:
                         continue
                     if event["operationType"] == "insert" and event["documentKey"]["_id"] == END:
                         return
-                    line = note(event, epoch)
+                    line = note(event)
                     if line is not None:
                         out.write(json.dumps(line, separators=(",", ":")) + "\n")
                     since = {"resume_after": event["_id"]}

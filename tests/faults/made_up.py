@@ -55,13 +55,13 @@ class Story:
         who: str = "consumer-1.1",
         at: float | None = None,
     ) -> None:
-        """A call, and what was heard of it; None: nothing, since the process was killed."""
+        """A call, and what was heard of it; None: nothing, since the process was killed. Unless it says when, it took its time."""
         ledger = self.said.setdefault(who, [])
         self._number += 1
-        began = float(self._number) if at is None else at
+        began, ended = (self._number - 10.0, self._number + 0.5) if at is None else (at, at + 0.5)
         ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
-            ledger.append(["heard", self._number, began + 0.5, outcome, heard])
+            ledger.append(["heard", self._number, ended, outcome, heard])
 
     def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> None:
         """A push."""
