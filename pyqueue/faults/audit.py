@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pyqueue.faults.pops import Circumstances, Popped, Unheard, judge
+from pyqueue.faults.pops import Circumstances, Got, Popped, Unheard, judge
 
 __all__ = ["MUST_BE_ZERO", "Ledgers", "Times", "Witnessed", "audit"]
 
@@ -180,8 +180,8 @@ class Ledgers:
         self.errors: Counter[str] = Counter()
         #: The pushes that were acknowledged: (id, content).
         self.acknowledged: list[tuple[str, str]] = []
-        #: When callers got what they popped, and in which process.
-        self.got: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        #: Who got what was popped.
+        self.got: dict[str, list[Got]] = defaultdict(list)
         #: The pops of which nobody heard what they took.
         self.unheard: list[Unheard] = []
         #: The claims that were received: {token: ids}.
@@ -224,12 +224,13 @@ class Ledgers:
         elif said.op == "pop":
             if good:
                 for id in said.items:
-                    self.got[id].append((said.ended, name))
+                    self.got[id].append(Got(said.ended, name, said.about == 1))
                 self.figures["received"] += len(said.items)
                 self.figures["popped"] += len(said.items)
             else:
                 why = "killed" if not said.ended else "cancelled" if said.outcome == "cancelled" else "unknown"
-                self.unheard.append(Unheard(name, said.began, said.about, why, said.ended or float("inf")))
+                ended = said.ended or float("inf")
+                self.unheard.append(Unheard(name, said.began, said.about, why, ended, said.about == 1))
         elif said.op == "reserve":
             for token, ids in said.items.items() if good else ():
                 self.received[token].update(ids)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Circumstances", "Popped", "Unheard", "judge"]
+__all__ = ["Circumstances", "Got", "Popped", "Unheard", "judge"]
 
 #: By how much, in seconds, the clocks of servers and processes are apart: all are this machine's.
 _COARSE = 0.05
@@ -32,11 +32,26 @@ _BACK = 3.0
 
 
 class Popped(NamedTuple):
-    """A message that was popped: when, and by which claim of whom; a single one is not claimed."""
+    """A message that was popped: when, and which claim it had last, of whom.
+
+    A single pop claims nothing: what it takes has no claim, or one of anybody's that lapsed.
+    """
 
     at: float
     token: str | None
     owner: str | None
+
+    def may_be(self, who: str, *, single: bool) -> bool:
+        """Whether a pop in this process can have taken it."""
+        return single or self.owner in (None, who)
+
+
+class Got(NamedTuple):
+    """An answer that a caller got: when, in which process, and whether it had asked for one message."""
+
+    at: float
+    who: str
+    single: bool
 
 
 @dataclass
@@ -61,11 +76,14 @@ class Unheard:
     why: str
     #: When it gave up; infinite if its process died first.
     ended: float
+    #: Whether it asked for one message.
+    single: bool
 
     def may_have(self, popped: Popped, answered: bool, known: Circumstances) -> bool:
         """Whether it may have taken this message, as far as its process says; ``answered``: a caller got messages of the same claim."""
         death = known.killed.get(self.who, float("inf"))
-        if not self.limit or popped.owner not in (None, self.who) or popped.at > min(self.ended, death) + _LATE:
+        late = popped.at > min(self.ended, death) + _LATE
+        if late or not self.limit or not popped.may_be(self.who, single=self.single):
             return False
         if self.why == "cancelled":
             times = [(death, death), *known.broken]
@@ -75,7 +93,7 @@ class Unheard:
 
 def judge(
     popped: Mapping[str, Sequence[Popped]],
-    got: Mapping[str, Sequence[tuple[float, str]]],
+    got: Mapping[str, Sequence[Got]],
     unheard: Sequence[Unheard],
     known: Circumstances,
 ) -> tuple[list[str], list[str]]:
@@ -83,7 +101,7 @@ def judge(
 
     Args:
         popped: what the witness saw, by the ids.
-        got: when callers got each, and in which process.
+        got: who got each.
         unheard: the pops of which nobody heard; each ``limit`` becomes what is left of it.
         known: what the program did.
     """
@@ -92,12 +110,12 @@ def judge(
     answered: set[str | None] = set()
     for id in popped.keys() | got.keys():
         left = list(popped.get(id, ()))
-        for at, who in sorted(got.get(id, ())):
+        for answer in sorted(got.get(id, ())):
             # A message that is pushed again may be popped again within a moment: the last one before is the one.
-            before = (each for each in reversed(left) if each.at <= at + _COARSE and each.owner in (None, who))
-            if each := next(before, None):
+            before = (each for each in reversed(left) if each.at <= answer.at + _COARSE)
+            if each := next((each for each in before if each.may_be(answer.who, single=answer.single)), None):
                 left.remove(each)
-                answered |= {each.token} - {None}
+                answered |= {each.token} if each.owner == answer.who else set()
             else:
                 twice.append(id)
         missing += [(each, id) for each in left]

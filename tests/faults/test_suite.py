@@ -190,6 +190,16 @@ class TestAudit:
         story.called("pop", "events", 1, outcome)
         zero(story.verdict(), *(["lost"] if outcome else []))
 
+    @pytest.mark.parametrize("outcome", ["ok", "unknown"])
+    def test_a_claim_that_lapsed_before_another_popped_one_by_one(self, story: Story, outcome: str) -> None:
+        """A single pop takes what is there, and writes nothing of its own into it before."""
+        story.stored("a", "events")
+        story.changed("a", token="1", owner="consumer-1.1")
+        story.went("a")
+        story.called("pop", "events", 50, "ok", [], who="consumer-1.1")
+        story.called("pop", "events", 1, outcome, ["a"], who="consumer-2.1")
+        zero(story.verdict())
+
     def test_what_a_cancelled_pop_took_is_given_back(self, story: Story) -> None:
         story.stored("a", "events")
         story.went("a")
