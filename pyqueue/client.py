@@ -245,8 +245,9 @@ _TRANSACTION: dict[str, Any] = {
 def _redacted(url: str) -> str:
     """A URL without what may be secret: nothing from its scheme to its last "@", and no options."""
     before, at, rest = url.rpartition("@")
-    scheme = before.partition("://")[0] if before.partition("://")[0].replace("+", "").isalnum() else "***"
-    return ((f"{scheme}://***@" if at else "") + rest.partition("?")[0])[:200]
+    scheme = before.partition("://")[0]
+    shown = scheme if scheme.replace("+", "").isalnum() else "***"
+    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]
 
 
 class Client(_Common[Driver]):

@@ -178,10 +178,13 @@ class Claims:
             )
             if not found:
                 return None
-            ids = [each["_id"] for each in found if isinstance(each["_id"], (ObjectId, str))]
-            for each in found if len(ids) < len(found) else ():
-                if not isinstance(each["_id"], (ObjectId, str)):  # others wrote it, and readers cannot divide such ids
-                    one = {"_id": each["_id"], "q": self.backend.queue, "when": {"$lte": now}}
+            ids: list[Id] = []
+            for each in found:
+                id = each["_id"]
+                if isinstance(id, (ObjectId, str)):
+                    ids.append(id)
+                else:  # others wrote it, and readers cannot divide such ids
+                    one = {"_id": id, "q": self.backend.queue, "when": {"$lte": now}}
                     yield from self.backend._put_away(one, InvalidMessage("its id is no id of a message"), now)
             if not ids:
                 continue

@@ -15,6 +15,9 @@ from pyqueue import Client
 from tests.spark import programs
 from tests.spark.processes import killed, process, until
 
+#: They start processes with a JVM of their own: one after the other, where the session is.
+pytestmark = pytest.mark.xdist_group("spark")
+
 
 @pytest.fixture
 def messages(url: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> Any:

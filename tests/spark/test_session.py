@@ -21,6 +21,10 @@ from pyqueue import Client
 from tests.conftest import missing
 from tests.spark.processes import ROOT, answer, process
 
+#: They start processes with a JVM of their own: one after the other, where the session is.
+pytestmark = pytest.mark.xdist_group("spark")
+
+
 AT = datetime(2013, 7, 1, 12, 0, 0, 123000, tzinfo=UTC)
 FAR = datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)
 PAYLOAD = {"at": AT, "far": FAR, "price": Decimal128("12.50"), "tags": ["a", "é"]}

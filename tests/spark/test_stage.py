@@ -22,17 +22,24 @@ class Flight(BaseModel):
 FLIGHTS = [{"carrier": carrier, "delay": delay, "tags": ["x"]} for carrier in ("AA", "UA") for delay in (-5, 0, 10)]
 
 
-def test_a_stage_that_moves(spark: Any, flow: Flow) -> None:
-    flow.raw.push_many(FLIGHTS, headers={"n": 5})
-    stage = SparkStage(
+def stage_of(flow: Flow, transform: Any, **options: Any) -> SparkStage:
+    """A stage between a flow's queues."""
+    return SparkStage(
         uri_env=URI_ENV,
         source=flow.source,
         to=flow.target,
         group="g",
         model=Flight,
-        transform=lambda df: df.where("payload.delay > 0").selectExpr(
-            "id", "payload", "headers", "payload.carrier AS key"
-        ),
+        transform=transform,
+        **options,
+    )
+
+
+def test_a_stage_that_moves(spark: Any, flow: Flow) -> None:
+    flow.raw.push_many(FLIGHTS, headers={"n": 5})
+    stage = stage_of(
+        flow,
+        lambda df: df.where("payload.delay > 0").selectExpr("id", "payload", "headers", "payload.carrier AS key"),
     )
     (report,) = stage.run(spark, until_empty=True)
     assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (6, 2, 4, 0, 0)
@@ -57,19 +64,15 @@ def test_a_stage_by_transaction(spark: Any, flow: Flow) -> None:
         return carrier
 
     checked = udf(check, "string")
-    stage = SparkStage(
-        uri_env=URI_ENV,
-        source=flow.source,
-        to=flow.target,
-        group="g",
-        model=Flight,
-        output="transaction",
-        max_tries=1,
-        transform=lambda df: (
+    stage = stage_of(
+        flow,
+        lambda df: (
             df.groupBy(checked("payload.carrier").alias("carrier"))
             .count()
             .selectExpr("struct(carrier, count) AS payload")
         ),
+        output="transaction",
+        max_tries=1,
     )
     report = stage.run_once(spark)
     assert (report.claimed, report.failed, report.lost) == (7, 1, 0)
