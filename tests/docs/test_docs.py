@@ -209,6 +209,15 @@ def test_every_promise_names_its_proof() -> None:
     assert [row for row in rows if not named_tests(row)] == []
 
 
+def test_the_figures_of_the_last_run_are_the_same_wherever_they_are_told() -> None:
+    run = prose("docs/topics/guarantees.md").split("\n## The last run\n")[1].split("\n## ")[0]
+    faults, messages = re.findall(r"\| faults; kinds \| (\d+);|\| messages; received; settled \| ([\d ]+);", run)
+    told = prose("README.md")
+    assert f"{faults[0]} faults, {messages[1]} messages, none lost, none settled twice" in told
+    assert f">{faults[0]} faults, seed 7<" in (ROOT / "docs/topics/faults.svg").read_text()
+    assert "| lost; settled twice; effects by a fenced consumer; undone | 0; 0; 0; 0 |" in run
+
+
 # ---- the reference
 
 
