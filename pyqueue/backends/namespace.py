@@ -7,22 +7,25 @@ releases add backends that older ones refuse instead of misreading.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
+from pyqueue.messages import Id
 from pyqueue.requests import CreateIndex, Distinct, Find, Indexes, Now, Plan, Take, Update
 
 __all__ = [
     "CLAIMS",
     "HOT",
     "INDEXES",
+    "anywhere",
     "enter",
     "kind_of",
     "make_indexes",
     "names",
     "nothing",
+    "options_of",
     "paused",
     "record_id",
     "set_paused",
@@ -158,6 +161,19 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     now = yield Now()
     fresh = _fresh(queue, now, kind)
     yield Update({"_id": record_id(queue)}, {"$set": {"paused": value}, "$setOnInsert": fresh}, upsert=True)
+
+
+def options_of(queue: str) -> Plan[Mapping[str, Any]]:
+    """The options that were last used with a queue; none if it has no record."""
+    found = yield Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
+    options = found[0].get("options") if found else None
+    return options if isinstance(options, Mapping) else {}
+
+
+def anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Mapping[str, Any]]]]:
+    """The instant, and the messages with one of these ids, whatever queue they are in."""
+    now = yield Now()
+    return now, (yield Find({"_id": {"$in": list(ids)}}))
 
 
 def nothing() -> Plan[None]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pyqueue.arguments import identity as checked
-from pyqueue.cli import looks
+from pyqueue.backends.namespace import anywhere, options_of
 from pyqueue.cli.common import Commands, Json, Namespace, Url, as_json_text, connect, emit, identity, note, shown
 from pyqueue.messages import faults, message_of, sound
 
@@ -31,9 +31,9 @@ def trace(
     """
     ids = dict.fromkeys((checked(identity(id)), id))  # what looks like an ObjectId may be a text
     with connect(url, namespace) as client:
-        now, documents = client.run(looks.anywhere(list(ids)))
+        now, documents = client.run(anywhere(list(ids)))
         told = [
-            _told(document, now, client.run(looks.options_of(str(document.get("q")))).get("max_tries"))
+            _told(document, now, client.run(options_of(str(document.get("q")))).get("max_tries"))
             for document in documents
         ]
     if not told:
