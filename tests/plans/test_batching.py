@@ -144,15 +144,16 @@ def test_no_more_batches_are_under_way_than_there_are_lanes(lanes: int) -> None:
     run(test)
 
 
-def test_after_a_crowd_nobody_goes_alone() -> None:
+@pytest.mark.parametrize("crowd", [2, 8])
+def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
     """Callers that wake in one turn of the loop are one batch, not one and the rest; a lone one goes alone again after it."""
 
     async def test(fake: Fake) -> None:
         fake.turns = 1
-        await asyncio.gather(*(fake.call(n) for n in range(8)))
+        await asyncio.gather(*(fake.call(n) for n in range(1 + crowd)))
         fake.batches.clear()
-        await asyncio.gather(*(fake.call(n) for n in range(8)))
-        assert fake.batches == [list(range(8))]
+        await asyncio.gather(*(fake.call(n) for n in range(crowd)))
+        assert fake.batches == [list(range(crowd))]
         await fake.call(1)
         assert not fake.joiner._lanes  # the last batch held one: no crowd any more
         assert not fake.joiner.tasks
@@ -175,10 +176,7 @@ def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
         sizes = [1, BYTES // 2, BYTES // 2, 1, BYTES, 2 * BYTES, 5, 5]
         calls = [fake.call((n, size), size=size, lanes=1) for n, size in enumerate(sizes)]
         await fake.finish(*calls)
-        for batch in fake.batches:
-            assert len(batch) == 1 or sum(size for _, size in batch) <= BYTES
-        assert [n for batch in fake.batches for n, _ in batch] == list(range(len(sizes)))
-        assert len(fake.batches) < len(sizes)
+        assert [[n for n, _ in batch] for batch in fake.batches] == [[0], [1, 2], [3], [4], [5], [6, 7]]
 
     run(test)
 
@@ -226,6 +224,26 @@ def test_a_batch_that_fails_fails_for_its_callers_only_and_each_has_an_error_of_
         assert [type(error) for error in errors] == [Unavailable] * 2
         assert errors[0] is not errors[1]
         assert [error.ids for error in errors if isinstance(error, Unavailable)] == [["m1"]] * 2
+
+    run(test)
+
+
+def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names_its_source() -> None:
+    class Odd(Exception):
+        def __init__(self, one: str, two: str) -> None:
+            super().__init__(one + two)
+
+    async def test(fake: Fake) -> None:
+        for failure in (Odd("a", "b"), Unavailable("gone")):
+            failing = [fake.call(n, undo=True, lanes=1) for n in (1, 2)]
+            await fake.until_open(1)
+            fake.end(failure)
+            await asyncio.wait(failing)
+            errors = [task.exception() for task in failing]
+            if isinstance(failure, Odd):
+                assert errors == [failure, failure]
+            else:
+                assert [error and error.__cause__ for error in errors] == [failure, failure]
 
     run(test)
 
@@ -303,6 +321,20 @@ def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
     run(test)
 
 
+def test_cancelled_as_its_error_is_there_it_is_cancelled() -> None:
+    async def test(fake: Fake) -> None:
+        gone = fake.call(1, undo=True, lanes=1)
+        await fake.until_open(1)
+        fake.end(Unavailable("gone"))
+        while fake.running:  # until the error is there and the caller has not run yet
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert gone.cancelled()
+
+    run(test)
+
+
 def test_a_lone_call_that_is_cancelled_lets_the_others_go_on() -> None:
     async def test(fake: Fake) -> None:
         lone = fake.call(0)
@@ -325,6 +357,25 @@ def test_settled_waits_for_what_runs_for_those_who_are_gone() -> None:
         gone.cancel()
         await fake.joiner.settled()
         assert fake.undone == ["answer to 1"]
+
+    run(test)
+
+
+def test_settled_waits_for_all_though_one_fails() -> None:
+    async def test(fake: Fake) -> None:
+        fake.turns = 5
+
+        def failing(answer: Any) -> Generator[Any, Any, None]:
+            yield answer
+            raise Unavailable("gone")
+
+        for key, undo in (("a", failing), ("b", fake.undo)):
+            gone = asyncio.create_task(fake.joiner.join(Join(key, key, fake.batch, undo=undo)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            gone.cancel()
+        await fake.joiner.settled()
+        assert fake.undone == ["answer to b"]
 
     run(test)
 
