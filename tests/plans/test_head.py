@@ -436,6 +436,84 @@ def test_a_client_that_comes_back_after_a_while_looks_from_the_bottom() -> None:
     assert len(model.delivered) == 1
 
 
+# ---- when the next sweep is
+
+
+@pytest.mark.parametrize(
+    ("swept", "before", "took", "found", "ended", "next_"),
+    [
+        (True, None, 0, True, False, 5),  # it works off a backlog
+        (True, None, 0, True, True, 1),
+        (True, None, 0, False, True, 1),
+        (True, 0, 0, False, True, 1),
+        (True, None, 0.1, True, False, 5.1),
+        (True, None, 0.2, True, False, 10.2),  # a sweep that took long is not repeated soon
+        (True, 4, 0, False, True, 4),  # another swept meanwhile
+        (False, 9, 0, False, True, 1),  # a queue falls quiet
+        (False, 0.5, 0, False, True, 0.5),
+        (False, 9, 0, True, True, 9),
+        (False, None, 0, False, True, None),  # something was missed meanwhile: at once
+    ],
+)
+def test_when_the_next_sweep_is(
+    swept: bool, before: float | None, took: float, found: bool, ended: bool, next_: float | None
+) -> None:
+    head = Head(floor=(NOW, "m0"), sweep_at=None if before is None else after(before))
+    last: Floor | None = (after(-0.1), "m1") if found else None
+    head.looked(None if swept else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
+    assert head.sweep_at == (None if next_ is None else after(next_))
+
+
+def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something_came() -> None:
+    head = Head()
+    rests = []
+    at = 0.0
+    for found in (False, False, False, True, False, False, False, False, False, False):
+        head.looked(None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True)
+        assert head.sweep_at is not None
+        rests.append((head.sweep_at - after(at)).total_seconds())
+        at += rests[-1]
+    assert rests == [1, 2, 4, 1, 1, 2, 4, 8, 15, 15]
+    for tell in (head.unsure, lambda: head.heard(after(at))):
+        tell()
+        head.sweep_at = None
+        head.looked(None, after(at), after(at), None, 15, ended=True)
+        assert head.sweep_at == after(at + 1)
+    short = Head()
+    for _ in range(3):
+        short.looked(None, after(at), after(at), None, 0.1, ended=True)
+        assert short.sweep_at is not None
+        assert (short.sweep_at - after(at)).total_seconds() == 1
+        short.sweep_at = None
+
+
+@pytest.mark.parametrize(("took", "found", "wanted"), [(0.002, False, True), (0.0019, False, False), (1, True, False)])
+def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(took: float, found: bool, wanted: bool) -> None:
+    head = Head()
+    head.looked(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
+    assert head.wants_sentinel(after(1)) == wanted
+    assert head.wants_sentinel(after(took + 299.9)) == wanted
+    assert not head.wants_sentinel(after(took + 300))
+    head.sentinel = after(10)
+    assert not head.wants_sentinel(after(9))
+    assert head.wants_sentinel(after(9.1)) == wanted
+
+
+def test_what_is_due_is_looked_at_and_known_no_more() -> None:
+    head = Head(floor=(after(10), None), sweep_at=after(60), due_known=True)
+    head.expect(after(5))
+    head.expect(after(7))
+    head.expect(after(3))
+    assert head.start(after(2.9)) == (after(10), None)
+    assert head.due_known
+    assert head.start(after(3)) == (after(3), None)
+    assert (head.due, head.due_known) == (None, False)
+    head.due_known = True
+    head.unsure()
+    assert head.start(after(4)) is None
+    assert not head.due_known
+
+
 # ---- what idling costs
 
 
