@@ -36,7 +36,7 @@ TASKS, THREADS, RATE = 8, 2, 100
 #: How many messages may be on their way: a slow machine pushes less, so that lag says something of the queue.
 UNDER_WAY = 500
 QUEUES = ("first", "second", "third")
-#: Of the run, how much is warming up; and what may grow after it, from its first third to its last.
+#: Of the run, how much is warming up; and by how much the least may grow after it, from the first third to the last.
 WARM, GROWTH = 0.2, 0.05
 MEGABYTE = 2**20
 
@@ -204,7 +204,7 @@ def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
     verdict["received"] = sum(each.received for each in samples)
     for name, allowed in (("memory", GROWTH), ("threads", 0), ("tasks", GROWTH), ("files", 0), ("connections", 0)):
         values = [float(getattr(each, name)) for each in warm]
-        early, late = statistics.median(values[:third]), statistics.median(values[-third:])
+        early, late = min(values[:third]), min(values[-third:])  # what never goes away; the rest comes and goes with the load
         verdict[name] = {
             "early": early,
             "late": late,

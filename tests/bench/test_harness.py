@@ -190,6 +190,8 @@ def test_the_soak_sees_what_grows() -> None:
         assert judged(growing, 0)["leaks"] == [name]
     warming = [sample(at, memory=40 if at < 20 else 50) for at in range(0, 100, 10)]
     assert judged(warming, 0)["leaks"] == []
+    busier = [sample(at, tasks=90 if at > 50 and at % 20 else 40) for at in range(0, 100, 10)]
+    assert judged(busier, 0)["leaks"] == []
     assert judged(flat, 0)["lag99_ms"] == {"median": 50, "most": 50}
 
 
