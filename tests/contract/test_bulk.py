@@ -1,0 +1,355 @@
+"""Bulk plans: parts of a look, staging, appending, passing on. They run on a blocking client, as Spark's tasks do, over mongomock and a server."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from bson import ObjectId
+
+from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Queue, QueueError
+from pyqueue.backends import bulk
+from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page, pass_on
+from pyqueue.embedded import EmbeddedServer
+from pyqueue.requests import Signal
+
+
+@pytest.fixture(params=["memory", "mongod"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of a database of its own."""
+    url = "memory:"
+    if request.param == "mongod":
+        server: EmbeddedServer = request.getfixturevalue("mongod")
+        front, _, query = server.url.partition("?")
+        url = f"{front.rstrip('/')}/b{uuid4().hex[:16]}?{query}"
+    with Client(url) as client:
+        yield client
+        if request.param == "mongod":
+            client.database.client.drop_database(client.database.name)
+
+
+@pytest.fixture
+def queue(client: Client) -> Queue[Any]:
+    """An empty queue."""
+    return client.queue("q")
+
+
+@pytest.fixture
+def staging(queue: Queue[Any]) -> Staging:
+    """A job that writes to it."""
+    return Staging(queue._backend, "job")
+
+
+def payloads(queue: Queue[Any]) -> list[Any]:
+    """What is in a queue, in order."""
+    return [each.payload for each in queue.peek(limit=1000)]
+
+
+def stored(client: Client, *queues: str) -> list[dict[str, Any]]:
+    """The documents of these queues, by their ids, without the records."""
+    found = client.database["pyqueue"].find({"q": {"$in": list(queues)}, "record": {"$exists": False}})
+    return sorted(found, key=lambda each: str(each["_id"]))
+
+
+def out_of_sight(client: Client) -> int:
+    """How many messages are staged."""
+    count: int = client.database["pyqueue"].count_documents({"staged": True})
+    return count
+
+
+# ---- parts of a look
+
+
+def read(client: Client, queue: Queue[Any], parts: list[Glimpse], limit: int) -> list[list[Any]]:
+    """What each part has, page by page."""
+    answer = []
+    for each in parts:
+        part, seen = each, list[Any]()
+        while found := client.run(page(queue._backend, part, limit)):
+            assert len(found) <= limit
+            seen += [one["payload"] for one in found]
+            part = Glimpse(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
+        answer.append(seen)
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["str", "ObjectId", "both"])
+@pytest.mark.parametrize("count", [0, 1, 2, 90])
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_parts_are_disjoint_complete_even_and_in_order(
+    client: Client, queue: Queue[Any], kind: str, count: int, limit: int
+) -> None:
+    """Most of the messages became ready in one and the same millisecond; their ids are of one type, or mixed."""
+    ids: list[Any] = [
+        f"m{number * 7919 % 1000}" if kind == "str" or (kind == "both" and number % 2) else ObjectId()
+        for number in range(count)
+    ]
+    queue.push_many(range(count), ids=ids)
+    queue.push("later", delay=600)
+    order = [each.payload for each in queue.peek(limit=1000)][:count]
+    for parts in (1, 2, 3, 7):
+        found = client.run(glimpses(queue._backend, parts))
+        assert len(found) == max(1, min(parts, count))
+        assert (found[0].above, found[-1].upto) == (None, None)
+        assert [part.above for part in found[1:]] == [part.upto for part in found[:-1]]
+        seen = read(client, queue, found, limit)
+        assert [each for part in seen for each in part] == order
+        assert max(map(len, seen)) - min(map(len, seen)) <= 1
+
+
+def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queue[Any]) -> None:
+    queue.push_many(range(6))
+    parts = client.run(glimpses(queue._backend, 2))
+    held = queue.pop(0)
+    assert held is not None
+    client.database["pyqueue"].insert_one(
+        stored(client, "q")[0] | {"_id": "late", "payload": "late", "when": datetime.now(UTC) + timedelta(seconds=1)}
+    )
+    assert read(client, queue, parts, 10) == [[1, 2], [3, 4, 5]]
+
+
+def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
+    """They are claimed between the count and the looks at the bounds."""
+    plan, now = glimpses(queue._backend, 4), datetime.now(UTC)
+    answers: list[Any] = [None, now, 4, [], []]
+    for answer in answers:
+        plan.send(answer)
+    with pytest.raises(StopIteration) as stop:
+        plan.send([])
+    assert stop.value.value == [Glimpse(now, None, None)]
+
+
+# ---- appending
+
+
+def test_append(client: Client, queue: Queue[Any]) -> None:
+    fresh = [Fresh("a", 1, {"h": "x"}, "k"), Fresh(None, 2)]
+    assert client.run(append(queue._backend, fresh)) == 2
+    first = queue.get("a")
+    assert first is not None
+    assert (first.payload, first.headers, first.key, first.state) == (1, {"h": "x"}, "k", "ready")
+    assert payloads(queue) == [1, 2]
+    # The same id is the same message; a key that is taken keeps its message out.
+    assert client.run(append(queue._backend, [Fresh("a", 1), Fresh(None, 3, None, "k"), Fresh(None, 4)])) == 2
+    assert payloads(queue) == [1, 2, 4]
+    assert client.run(append(queue._backend, [])) == 0
+
+
+def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
+    client.run(append(queue._backend, []))
+    assert client.queues() == []
+
+
+@pytest.mark.parametrize("stage", [False, True])
+@pytest.mark.parametrize(
+    ("fresh", "error", "says"),
+    [
+        ([Fresh("a", 1), Fresh("b", 2), Fresh("a", 3)], ConfigurationError, "'a' is that of several rows"),
+        ([Fresh(None, 1), Fresh("b", {1: 2})], InvalidMessage, "row 1 with id b|payload"),
+        ([Fresh(None, 1), Fresh(None, 2**70)], InvalidMessage, "in row 1$|payload"),
+        ([Fresh("", 1)], ConfigurationError, "id"),
+        ([Fresh(None, 1, None, "")], ConfigurationError, "key"),
+        ([Fresh(None, 1, {"$a.b": object()})], ConfigurationError, "headers"),
+    ],
+)
+def test_bad_rows_write_nothing(
+    client: Client,
+    queue: Queue[Any],
+    staging: Staging,
+    fresh: list[Fresh],
+    error: type[Exception],
+    says: str,
+    stage: bool,
+) -> None:
+    with pytest.raises((ConfigurationError, InvalidMessage), match=says) as caught:
+        client.run(staging.write("a", fresh) if stage else append(queue._backend, fresh))
+    assert isinstance(caught.value, error)
+    assert client.database["pyqueue"].count_documents({"record": {"$exists": False}}) == 0
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_the_id_of_another_queues_message(client: Client, queue: Queue[Any], staging: Staging, stage: bool) -> None:
+    client.queue("other").push(1, id="theirs")
+    plan: Any = staging.write("a", [Fresh("theirs", 2), Fresh("ours", 3)]) if stage else None
+    with pytest.raises(DuplicateKey) as caught:
+        client.run(plan or append(queue._backend, [Fresh("theirs", 2), Fresh("ours", 3)]))
+    assert caught.value.ids == ["theirs"]
+    (theirs,) = stored(client, "other")
+    assert theirs["payload"] == 1
+
+
+# ---- staging
+
+
+def test_what_is_staged_is_nowhere_until_it_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    queue.push("there")
+    assert client.run(staging.write("a", [Fresh("a", 1, {"h": "x"}), Fresh("b", 2, None, "k")])) == 2
+    assert client.run(staging.write("b", [Fresh(None, 3)])) == 1
+    assert payloads(queue) == ["there"]
+    assert queue.counts().total == 1
+    assert [each.name for each in client.queues()] == ["q"]
+    assert out_of_sight(client) == 3
+    assert client.run(staging.publish({"a": 2, "b": 1})) == 3
+    assert out_of_sight(client) == 0
+    assert sorted(map(str, payloads(queue))) == ["1", "2", "3", "there"]
+    for each in stored(client, "q"):
+        assert not {"staged", "processed", "expires"} & each.keys()
+    shown = queue.get("b")
+    assert shown is not None
+    assert (shown.key, shown.state, shown.tries) == ("k", "ready", 0)
+    first = queue.get("a")
+    assert first is not None
+    assert first.headers == {"h": "x"}
+
+
+def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Staging) -> None:
+    client.run(staging.write("a", [Fresh("a", 1)]))
+    (document,) = client.database["pyqueue"].find({"staged": True})
+    assert isinstance(document["processed"], datetime)
+    assert document["expires"] - document["processed"] == timedelta(days=7) == bulk.STAGED
+
+
+def test_a_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    data = pickle.dumps(staging)
+    assert len(data) < 2000
+    client.run(pickle.loads(data).write("a", [Fresh("a", 1)]))
+    assert client.run(staging.publish({"a": 1})) == 1
+    assert not hasattr(staging, "__dict__")
+
+
+def test_another_attempt_replaces_what_the_first_staged(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    client.run(staging.write("first", [Fresh("a", "old"), Fresh("b", "old")]))
+    assert client.run(staging.write("second", [Fresh("a", "new"), Fresh("b", "new"), Fresh("c", "new")])) == 3
+    assert client.run(staging.publish({"second": 3})) == 3
+    assert payloads(queue) == ["new", "new", "new"]
+    assert out_of_sight(client) == 0
+
+
+def test_what_the_queue_has_already_is_the_same_message(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    queue.push("there", id="a")
+    assert client.run(staging.write("a", [Fresh("a", "again"), Fresh("b", "new")])) == 1
+    assert client.run(staging.publish({"a": 1})) == 1
+    assert payloads(queue) == ["there", "new"]
+
+
+def test_what_was_the_queues_and_went_on_is_the_same_message(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
+    queue.push("there", id="a")
+    held = queue.reserve(0)
+    assert held is not None
+    queue.move(held, to="further")
+    assert client.run(staging.write("a", [Fresh("a", "again")])) == 0
+
+
+def test_of_equal_keys_one_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    queue.push("there", key="taken")
+    client.run(staging.write("a", [Fresh("a", 1, None, "k"), Fresh("b", 2, None, "taken"), Fresh("c", 3)]))
+    client.run(staging.write("b", [Fresh("d", 4, None, "k")]))
+    assert client.run(staging.publish({"a": 3, "b": 1})) == 2
+    assert sorted(map(str, payloads(queue))) == ["1", "3", "there"]
+    assert out_of_sight(client) == 0
+
+
+@pytest.mark.parametrize("client", ["mongod"], indirect=True)  # mongomock does not say which index refused a message
+def test_of_equal_keys_at_one_place_one_is_staged(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    assert client.run(staging.write("a", [Fresh("a", 1, None, "k"), Fresh("b", 2), Fresh("c", 3, None, "k")])) == 2
+    assert client.run(staging.publish({"a": 2})) == 2
+    assert payloads(queue) == [1, 2]
+
+
+def test_many_with_keys(client: Client, queue: Queue[Any], staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 3)
+    queue.push("there", key="k4")
+    client.run(staging.write("a", [Fresh(f"m{n}", n, None, f"k{n}") for n in range(8)]))
+    assert client.run(staging.publish({"a": 8})) == 7
+    assert sorted(map(str, payloads(queue))) == ["0", "1", "2", "3", "5", "6", "7", "there"]
+
+
+@pytest.mark.parametrize("places", [{"a": 1}, {"a": 3}, {"a": 2, "b": 1}, {"b": 1, "a": 2}])
+def test_if_any_is_missing_nothing_is_shown(
+    client: Client, queue: Queue[Any], staging: Staging, places: dict[str, int]
+) -> None:
+    client.run(staging.write("a", [Fresh("a", 1), Fresh("b", 2)]))
+    with pytest.raises(QueueError, match="messages were staged at") as caught:
+        client.run(staging.publish(places))
+    wrong = "b" if "b" in places else "a"
+    assert f"{places[wrong]} messages were staged at {wrong}, and {0 if wrong == 'b' else 2} are there" in str(
+        caught.value
+    )
+    assert payloads(queue) == []
+    assert out_of_sight(client) == 2
+
+
+def test_discarding_takes_what_the_job_staged_and_nothing_else(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
+    queue.push("there")
+    client.queue("q2").push("there too")
+    others = [Staging(queue._backend, job) for job in ("jo", "job2", "joc")] + [
+        Staging(client.queue("q2")._backend, "job")
+    ]
+    for number, other in enumerate(others):
+        client.run(other.write("a", [Fresh(None, number)]))
+    for place in ("a", "b", "z:~"):
+        client.run(staging.write(place, [Fresh(None, place)]))
+    client.run(staging.discard())
+    assert out_of_sight(client) == len(others)
+    assert (payloads(queue), payloads(client.queue("q2"))) == (["there"], ["there too"])
+    client.run(staging.publish({}))  # it shows nothing, and makes nothing of it
+
+
+def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
+    def signals(places: dict[str, int]) -> int:
+        """How many signals a publish gives."""
+        said = 0
+        plan = staging.publish(places)
+
+        def counted() -> Any:
+            nonlocal said
+            answer = None
+            while True:
+                try:
+                    request = plan.send(answer)
+                except StopIteration as stop:
+                    return stop.value
+                said += isinstance(request, Signal)
+                answer = yield request
+
+        client.run(counted())
+        return said
+
+    client.run(staging.write("a", [Fresh("a", 1)]))
+    assert signals({"a": 1}) == 1
+    assert signals({}) == 0
+
+
+# ---- passing on
+
+
+def test_pass_on(client: Client, queue: Queue[Any]) -> None:
+    target = client.queue("target")
+    queue.push_many(range(3), headers={"old": 1, "both": 1}, keys=["k0", "k1", None], ids=["m0", "m1", "m2"])
+    held = queue.reserve_many(3, timeout=0)
+    assert len(held) == 3
+    lost = held[2]
+    client.database["pyqueue"].update_one({"_id": lost.id}, {"$set": {"token": "another's"}})
+    fresh = [Fresh(None, "a", {"both": 2, "new": 2}, "new key"), Fresh(None, "b"), Fresh(None, "c")]
+    outcomes = client.run(pass_on(queue._backend, target._backend, list(zip(held, fresh, strict=True))))
+    assert [each for each, _ in outcomes] == held
+    first, second = target.get("m0"), target.get("m1")
+    assert first is not None
+    assert second is not None
+    assert (first.payload, first.headers, first.key) == ("a", {"old": 1, "both": 2, "new": 2}, "new key")
+    assert (second.payload, second.headers, second.key) == ("b", {"old": 1, "both": 1}, None)
+    assert queue.get("m0") is None
+    (stays,) = stored(client, "q")
+    assert stays["_id"] == lost.id
+    with pytest.raises(LeaseLost):
+        queue.commit(lost)
+    assert Counter(payloads(target)) == Counter(["a", "b"])
