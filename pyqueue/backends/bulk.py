@@ -112,7 +112,7 @@ def glimpses(backend: Standard, parts: int) -> Plan[list[Glimpse]]:
     now = yield Now()
     ready = backend.claimable(now)
     total: int = yield Count(ready, HOT)
-    pieces = max(1, min(parts, total))
+    pieces = min(parts, total)
     bounds: list[tuple[datetime, Id] | None] = [None]
     for piece in range(1, pieces):
         found = yield Find(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import DuplicateKey, Unavailable
+from pyqueue import DuplicateKey, InvalidMessage, Unavailable
 from pyqueue.requests import Change, Delete, Fault, Find, Insert, Take, Update, Wait
 from pyqueue.waiting import Line
 from tests.plans.runner import NOW, Runner, after, standard
@@ -156,6 +156,81 @@ def test_what_was_replaced_under_a_pop_is_not_handed_out() -> None:
     )
     messages = runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))
     assert [each.id for each in messages] == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "there", "handed_out"),
+    [
+        (0, {"m1": None}, []),  # the claim was undone: who deleted the others, it was not this call
+        (1, {"m2": "other"}, ["m1"]),
+        (0, {"m1": "other", "m2": "other"}, []),
+    ],
+)
+def test_what_a_pop_of_many_did_not_finish_itself_is_not_handed_out(
+    finished: int, there: dict[str, str | None], handed_out: list[str]
+) -> None:
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        Change(2, None),
+        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")],
+        finished,
+        [{"_id": id, "token": token} for id, token in there.items()],
+        *([[]] if not handed_out else []),  # it looks again
+    )
+    assert [each.id for each in runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))] == handed_out
+
+
+def test_a_pop_of_many_of_which_others_finished_some_is_an_unknown_outcome() -> None:
+    """Which of those that are gone it finished itself nobody can tell."""
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
+        Change(3, None),
+        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")],
+        1,
+        [{"_id": "m3", "token": "other"}],
+    )
+    with pytest.raises(Unavailable) as caught:
+        runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))
+    assert caught.value.ids == ["m1", "m2"]
+
+
+def test_with_history_a_pop_of_many_knows_which_it_finished() -> None:
+    def found(command: Find) -> list[dict[str, Any]]:
+        token = runner.commands[2].update["$set"]["token"]
+        return [{"_id": "m1", "token": token}, {"_id": "m2", "token": "other"}]  # m3 is gone
+
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
+        Change(3, None),
+        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")],
+        Change(1, None),
+        found,
+    )
+    messages = runner.run(standard(history=60).receive(Line("t"), 5, timeout=0, pop=True))
+    assert [each.id for each in messages] == ["m1"]
+
+
+def test_what_another_claimed_while_the_culprit_was_looked_for_is_passed_over() -> None:
+    refusal = InvalidMessage("no number")
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        refusal,  # the claim of both
+        [],  # claimed so far
+        [{"_id": "m1"}, {"_id": "m2"}],  # free
+        refusal,  # m1
+        [],  # another was faster: there is nothing to look at
+        [],  # and nothing that is ready
+        Change(1, None),  # m2
+        [{"_id": "m2"}],
+        lambda command: [document("m2", token=command.filter["token"], when=after(30))],
+        [],  # further ones
+    )
+    held = runner.run(standard().receive(Line("t"), 5, timeout=0))
+    assert [each.id for each in held] == ["m2"]
 
 
 def test_what_was_claimed_too_often_is_buried_by_its_token_and_the_look_goes_on() -> None:

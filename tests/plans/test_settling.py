@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseLost, Unavailable
+from pyqueue.backends.bulk import Fresh, pass_on
 from pyqueue.requests import Change, Delete, Enter, Fault, Find, Join, Plan, Update, UpdateEach
 from tests.plans.runner import NOW, Runner, after, reservation, standard
 
@@ -125,6 +126,50 @@ def test_nothing_settled_means_all_lost_and_needs_no_look() -> None:
         runner.run(standard().commit(tuple(held)))
     assert caught.value.lost == held
     assert len(runner.commands) == 1
+
+
+def test_a_settle_of_many_that_the_server_refuses_is_halved_until_the_culprit_is_alone() -> None:
+    """One key that is taken must not keep the others from being settled."""
+    taken = DuplicateKey("taken", keys=["k"])
+
+    def answer(command: Update) -> Change:
+        ids = [id for id, _ in pairs(command.filter)]
+        if "m3" in ids:
+            raise taken
+        return Change(len(ids), None)
+
+    runner = Runner(*[answer] * 7)
+    held = [reservation(f"m{n}", f"t{n}") for n in range(5)]
+    with pytest.raises(DuplicateKey) as caught:
+        runner.run(standard().release(tuple(held)))
+    assert caught.value is taken
+    asked = [sorted(id for id, _ in pairs(command.filter)) for command in runner.commands]
+    assert asked == [
+        ["m0", "m1", "m2", "m3", "m4"],
+        ["m0", "m1"],
+        ["m2", "m3", "m4"],
+        ["m2"],
+        ["m3", "m4"],
+        ["m3"],
+        ["m4"],
+    ]
+    assert runner.answers == []
+
+
+def test_of_a_batch_each_is_told_what_came_of_it() -> None:
+    """One of three is refused by the server, one is in other hands, one is settled."""
+    taken = DuplicateKey("taken")
+
+    def stored(command: Find) -> list[dict[str, Any]]:
+        left = runner.commands[0].pairs[2][1]["$set"]["left"]
+        return [{"_id": "m0", "token": "t0"}, {"_id": "m1", "left": "another's"}, {"_id": "m2", "left": left}]
+
+    runner = Runner((1, [Fault(0, "key", taken)]), stored)
+    held = [reservation(f"m{n}", f"t{n}") for n in range(3)]
+    outcomes = runner.run(
+        pass_on(standard(), standard("b"), [(each, Fresh(None, each.id, None, "k")) for each in held])
+    )
+    assert outcomes == list(zip(held, (taken, "lost", "done"), strict=True))
 
 
 def test_an_unknown_outcome_names_the_ids() -> None:
