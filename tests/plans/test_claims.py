@@ -19,9 +19,9 @@ from bson import ObjectId
 from pyqueue.backends import claims as module
 from pyqueue.backends.claims import Claims, divided
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.errors import Fenced, QueueError
+from pyqueue.errors import DuplicateKey, Fenced, QueueError
 from pyqueue.messages import Backoff, Id
-from pyqueue.requests import Delete, Find, Plan, Update
+from pyqueue.requests import Change, Delete, Fault, Find, Plan, Update
 from tests.plans.runner import NOW, Runner, standard
 from tests.plans.store import Pause, Process, Task, World, instant
 
@@ -79,6 +79,45 @@ class Bench:
     @property
     def messages(self) -> list[dict[str, Any]]:
         return [each for each in self.world.store.documents.values() if "record" not in each]
+
+
+def test_a_takeover_that_others_are_always_faster_at_gives_up() -> None:
+    """Each time it looks, another has taken the group over in between."""
+    runner = Runner(*[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * module.TRIES)
+    with pytest.raises(Fenced):
+        runner.run(Claims(standard(), "g").adopt(LEASE))
+    assert runner.answers == []
+
+
+def test_a_first_adoption_that_meets_another_takes_over() -> None:
+    exists = Fault(0, "_id", DuplicateKey("taken"))
+    state = {"_id": "~claim:a~g", "token": "other", "former": ["older"]}
+    runner = Runner([], [exists], [state], Change(1, None), Change(3, None), Change(1, None))
+    token = runner.run(Claims(standard(), "g").adopt(LEASE))
+    take, hold, end = runner.commands[3:]
+    assert (take.filter["token"], take.update["$set"]["token"]) == ("other", token)
+    assert take.update["$set"]["former"] == ["older", "other"]
+    assert hold.filter["token"] == {"$in": ["older", "other"]}
+    assert end.update == {"$set": {"former": []}}
+
+
+def test_what_has_an_id_that_is_none_is_put_away_and_the_look_goes_on() -> None:
+    """Documents that others wrote; a claim of one finds what comes after them."""
+    bench = Bench()
+    bench.push(5, 6.5)  # type: ignore[arg-type]
+    bench.world.time += 1
+    bench.push("good")
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    assert bench.run(claims.claim(token, 1, LEASE)) == 1
+    assert bench.run(claims.ids(token, 0, 1)) == ["good"]
+    assert [bench.stored(id)["q"] for id in (5, 6.5)] == ["a.dead", "a.dead"]  # type: ignore[arg-type]
+    assert bench.run(claims.claim(token, 1, LEASE)) is None
+
+
+def test_of_a_group_that_nobody_had_nothing_stands() -> None:
+    standing = Bench(1).run(Bench().claims().standing())
+    assert (standing.acknowledged, standing.claimed, standing.token) == (0, 0, "")
 
 
 # ---- numbers

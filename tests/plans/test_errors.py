@@ -1,0 +1,74 @@
+"""What a driver's errors mean: each has one of pyqueue's that says what to do. No database."""
+
+from __future__ import annotations
+
+import pytest
+from bson.errors import InvalidBSON, InvalidDocument
+from pymongo import errors
+
+from pyqueue import (
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+)
+from pyqueue.drivers import translated
+from pyqueue.errors import MissingIndex, NotPermitted
+
+
+def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
+    """What a server answers."""
+    return errors.OperationFailure(text, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "meant", "says"),
+    [
+        (errors.AutoReconnect("gone"), Unavailable, "did not answer: gone"),
+        (errors.ServerSelectionTimeoutError("none, Timeout: 5s, Topology: all of it"), Unavailable, "none$"),
+        (errors.NetworkTimeout("late"), Unavailable, "late"),
+        (errors.ExecutionTimeout("late", 50), Unavailable, "late"),
+        (errors.WTimeoutError("no majority", 64), Unavailable, "no majority"),
+        (errors.WriteConcernError("stepped down", 189), Unavailable, "stepped down"),
+        (failure(11600, "interrupted at shutdown"), Unavailable, "interrupted"),
+        (errors.BulkWriteError({"writeConcernErrors": ["w"]}), Unavailable, "may not be durable"),
+        (errors.DuplicateKeyError("E11000", 11000), DuplicateKey, "taken"),
+        (InvalidBSON("bad"), InvalidMessage, "cannot be read: bad"),
+        (errors.DocumentTooLarge("16 MB"), InvalidMessage, "payload: 16 MB"),
+        (InvalidDocument("cannot encode"), InvalidMessage, "cannot encode"),
+        (OverflowError("8 bytes"), InvalidMessage, "8 bytes"),
+        (failure(10334, "BSONObj size"), InvalidMessage, "larger than the server allows"),
+        (failure(1, "Resulting document after update is larger than 16777216"), InvalidMessage, "larger than"),
+        (errors.WriteError("cannot increment", 14), InvalidMessage, "the server refused it: cannot increment"),
+        (errors.InvalidOperation("Cannot use MongoClient after close"), QueueClosed, "was closed"),
+        (errors.InvalidOperation("no such thing"), QueueError, "^no such thing$"),
+        (errors.ConfigurationError("a bad option"), ConfigurationError, "target: a bad option"),
+        (failure(13, "no"), NotPermitted, "not permitted"),
+        (failure(8000, "no"), NotPermitted, "not permitted"),
+        (failure(1, "not authorized on db"), NotPermitted, "not permitted"),
+        (failure(18), ConfigurationError, "user name or the password"),
+        (failure(85), ConfigurationError, "other options: drop it"),
+        (failure(86), ConfigurationError, "other options: drop it"),
+        (failure(20), ConfigurationError, "transactions need a replica set"),
+        (
+            failure(263, "Transaction numbers are only allowed on"),
+            ConfigurationError,
+            "transactions need a replica set",
+        ),
+        (failure(2, "hint provided does not correspond to an existing index"), MissingIndex, "hint"),
+        (failure(59, "something else"), QueueError, "^something else"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_what_an_error_means(error: Exception, meant: type[QueueError], says: str) -> None:
+    answer = translated(error)
+    assert type(answer) is meant
+    with pytest.raises(QueueError, match=says):
+        raise answer
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), QueueError("as it is")])
+def test_what_is_nothing_of_the_drivers_stays_as_it_is(error: Exception) -> None:
+    assert translated(error) is error
