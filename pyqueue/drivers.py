@@ -123,7 +123,7 @@ class Funnel:
     def _check(self) -> None:
         if self.closed:
             raise QueueClosed("the client was closed")
-        if self._forks != _forks:
+        if self._forks != _forks:  # not covered: in a forked process, which ends at once
             raise ConfigurationError(
                 "this client was made before this process was forked: make a client after the fork"
             )
@@ -561,7 +561,7 @@ class ThreadDriver(AsyncDriver):
 
     async def _hear(self, line: Line) -> None:
         listener = await self._threads.run(self.bus.listen(line.topic).__enter__)
-        if self.closed or line.listener is not None:
+        if self.closed or line.listener is not None:  # not covered: the client was closed as it began to listen
             listener.close()
         else:
             line.listener = ThreadListener(listener, self._threads, self._check)

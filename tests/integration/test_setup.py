@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
@@ -13,7 +14,9 @@ from typing import Any
 import pymongo
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, QueueError
+from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueError
+from pyqueue.backends import namespace
+from pyqueue.requests import Now, Plan
 from tests.conftest import missing
 from tests.integration.conftest import Connect
 from tests.integration.opening import open_and_use
@@ -123,6 +126,63 @@ def test_any_operation_may_be_the_first_after_a_drop(client: Client, operation: 
     assert message is not None
     assert message.payload == 2
     assert set(client.database["pyqueue"].index_information()) == INDEXES
+
+
+def test_equal_keys_that_came_in_without_the_index_are_told_of(connect: Connect, client: Client) -> None:
+    client.queue("jobs").push(1, key="k", id="m1")
+    collection = client.database["pyqueue"]
+    collection.drop_index("key")
+    collection.insert_one(collection.find_one({"_id": "m1"}) | {"_id": "m2"})
+    with pytest.raises(ConfigurationError, match="messages with equal keys came in"):
+        connect().queue("jobs").push(2)
+    collection.delete_one({"_id": "m2"})
+    assert connect().queue("jobs").push(2) is not None
+    assert set(collection.index_information()) == INDEXES
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_an_index_that_is_gone_again_at_once_is_an_error(
+    url: str, client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody drops it as often as it is made: that is told, and not tried for ever."""
+    made: list[str] = []
+
+    def nothing(name: str) -> Plan[None]:
+        made.append(name)
+        yield Now()
+
+    client.queue("jobs").push(1)
+
+    def gone() -> None:
+        client.database["pyqueue"].drop_index("hot")
+        monkeypatch.setattr(namespace, "make_indexes", nothing)
+
+    async def work() -> None:
+        async with AsyncClient(url) as other:
+            queue = other.queue("jobs")
+            await queue.counts()
+            gone()
+            with pytest.raises(QueueError, match="hint"):
+                await queue.pop(0)
+
+    if kind == "async":
+        asyncio.run(work())
+    else:
+        client.queue("jobs").counts()
+        gone()
+        with pytest.raises(QueueError, match="hint"):
+            client.queue("jobs").pop(0)
+    assert made == ["pyqueue"]
+
+
+def test_a_client_that_was_never_used_closes() -> None:
+    async def work() -> None:
+        client = AsyncClient("memory:")
+        await client.close()
+        with pytest.raises(QueueClosed):
+            await client.queue("jobs").push(1)
+
+    asyncio.run(work())
 
 
 # Records of another kind or version

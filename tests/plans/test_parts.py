@@ -13,7 +13,7 @@ from uuid import UUID
 
 import bson
 import pytest
-from bson import Decimal128, ObjectId
+from bson import Decimal128, ObjectId, Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -186,6 +186,7 @@ class TestCodec:
         assert Codec(datetime).dump(NOW) == NOW
         assert Codec(timedelta).dump(timedelta(seconds=90)) == "PT1M30S"
         assert Codec(dict[int, float]).dump({1: 0.5}) == {"1": 0.5}
+        assert Codec(list[Any]).dump([Timestamp(1, 2)]) == [Timestamp(1, 2)]
 
     def test_loading_reverses_it(self) -> None:
         stored = bson.decode(bson.encode({"p": Codec(Row).dump(ROW)}, codec_options=OPTIONS), OPTIONS)["p"]
