@@ -393,6 +393,17 @@ def test_a_look_further_on_proves_nothing_of_what_lies_before() -> None:
     assert head.floor == (NOW, "m1")
 
 
+def test_of_one_instant_everything_is_looked_at() -> None:
+    """Ids say nothing of what came first within a millisecond."""
+    head = Head(floor=(NOW, "m5"), sweep_at=after(5))
+    head.lower(NOW)
+    assert head.floor == (NOW, None)
+    head.looked((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
+    assert head.floor == (NOW, None)
+    head.looked((NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True)
+    assert head.floor == (NOW, "m5")
+
+
 def test_racing_producers_need_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     pushes = [Push(at, process=1, slow=at % 7 * RACE / 6) for at in range(500, 3_000, 37)]
     scene: dict[str, Any] = {"pushes": pushes, "processes": 2, "fate": (1, 0, 0), "head": Unswept}
