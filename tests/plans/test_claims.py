@@ -19,7 +19,7 @@ from bson import ObjectId
 from pyqueue.backends import claims as module
 from pyqueue.backends.claims import Claims, divided
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.errors import DuplicateKey, Fenced, QueueError
+from pyqueue.errors import DuplicateKey, Fenced, InvalidMessage, QueueError
 from pyqueue.messages import Backoff, Id
 from pyqueue.requests import Change, Delete, Fault, Find, Plan, Update
 from tests.plans.runner import NOW, Runner, standard
@@ -118,6 +118,76 @@ def test_what_has_an_id_that_is_none_is_put_away_and_the_look_goes_on() -> None:
 def test_of_a_group_that_nobody_had_nothing_stands() -> None:
     standing = Bench(1).run(Bench().claims().standing())
     assert (standing.acknowledged, standing.claimed, standing.token) == (0, 0, "")
+
+
+def test_what_the_server_refuses_is_found_by_halves_and_put_away() -> None:
+    """The server refuses the command as a whole, because of one document that others wrote."""
+    marked: list[Id] = []
+    put_away: list[Any] = []
+
+    def answer(command: Any) -> Any:
+        assert isinstance(command, Update)
+        ids = command.filter["_id"]["$in"]
+        if "claim" not in command.update["$set"]:
+            put_away.append(ids)
+        elif "m3" in ids:
+            raise InvalidMessage("cannot increment")
+        else:
+            marked.extend(ids)
+        return Change(len(ids), None)
+
+    runner = Runner(*[answer] * 8)
+    runner.run(Claims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE))
+    assert sorted(marked) == ["m0", "m1", "m2", "m4"]
+    assert put_away == [["m3"]]
+    assert len(runner.commands) == 8
+
+
+# ---- what is held
+
+
+def test_what_is_worked_on_is_noted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STAMP", 2)
+    bench = Bench(6)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 5, LEASE))
+    bench.run(claims.claim(token, 5, LEASE))
+    assert bench.run(claims.marks(token, 2)) == {}
+    bench.run(claims.mark(token, ["m0000", "m0001", "m0002", "m0003", "m0004"], 7))
+    bench.run(claims.mark(token, ["m0001", "m0005"], 8))
+    noted = {"m0000": 7, "m0001": 8, "m0002": 7, "m0003": 7, "m0004": 7}
+    assert bench.run(claims.marks(token, 1)) == noted
+    assert bench.run(claims.marks(token, 2)) == noted | {"m0005": 8}
+    bench.run(claims.mark("another's", ["m0000"], 9))
+    assert bench.run(claims.marks(token, 2))["m0000"] == 7
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_hold_all_of_both_types_of_id(parts: int) -> None:
+    bench = Bench(3)
+    bench.push(*(ObjectId() for _ in range(4)))
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 4, LEASE))
+    bench.run(claims.claim(token, 10, LEASE))
+    spans = bench.run(claims.spans(token, 0, 2, parts))
+    assert len(spans) == parts
+    read = [each["_id"] for span in spans for each in bench.run(claims.read(span))]
+    assert Counter(read) == Counter(each["_id"] for each in bench.messages)
+    (second,) = bench.run(claims.spans(token, 1, 2, 1))
+    assert len(bench.run(claims.read(second))) == 3
+
+
+def test_with_history_an_acknowledgement_keeps_what_had_a_key_and_what_had_none() -> None:
+    bench = Bench(2, history=60)
+    bench.push("keyed", key="k")
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    bench.run(claims.claim(token, 10, LEASE))
+    assert bench.run(claims.acknowledge(token, 1)) == 3
+    assert all(each["outcome"] == "committed" for each in bench.messages)
+    assert (bench.stored("keyed").get("key"), bench.stored("keyed")["last_key"]) == (None, "k")
 
 
 # ---- numbers
