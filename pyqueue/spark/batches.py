@@ -359,10 +359,11 @@ class _Batch:
             self._attempt(part[middle:], frame_of)
 
     def _settle(self, part: Sequence[Id], frame_of: Callable[[Sequence[Id]], Any]) -> None:
+        asked = len(part)  # those that are lost are counted in the end: if it fails, its halves are counted
         for _ in range(LOST):
-            self.lost += sum(id not in self.held for id in part)
             part = [id for id in part if id in self.held]
             if not part:
+                self.lost += asked
                 return
             rows = self._batches.rows(frame_of(part))
             if self._batches.moves:
@@ -376,7 +377,7 @@ class _Batch:
                 self.failed += refused
                 self.written += moved
                 self.dropped += dropped
-                self.lost += lost + len(part) - len(held)
+                self.lost += lost + asked - len(held)
                 return
             # If some of it is another's, the rows must be made anew of what is left.
             if len(held) == len(part):
@@ -386,6 +387,7 @@ class _Batch:
                     self._refresh()
                 else:
                     self.written += len(rows)
+                    self.lost += asked - len(part)
                     return
         raise Rejected("others took messages out of it, again and again: its lease is too short")
 

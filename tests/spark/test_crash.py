@@ -6,6 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import pymongo
@@ -14,6 +17,10 @@ from pymongo.errors import PyMongoError
 
 from pyqueue import Client, Unavailable
 from pyqueue.backends.bulk import Fresh, Staging
+from pyqueue.backends.claims import Claims
+from pyqueue.requests import Plan, UpdateEach
+from pyqueue.spark import batches as module
+from tests.integration.eventually import until
 from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
 
 pytestmark = pytest.mark.usefixtures("faked")
@@ -126,6 +133,65 @@ def test_a_message_that_is_taken_away_at_any_point(shared: Client, output: str) 
     assert lost > 3
 
 
+def stolen(flow: Flow, *payloads: int) -> None:
+    """Others take these out of a batch."""
+    match = {"q": flow.source, "payload": {"$in": payloads}}
+    taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+    assert flow.client.database["pyqueue"].update_many(match, taken).matched_count == len(payloads)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_messages_that_are_all_taken_away_while_the_transform_runs(flow: Flow, output: str) -> None:
+    flow.raw.push_many(range(5))
+
+    def transform(frame: Frame) -> Frame:
+        stolen(flow, *range(5))
+        return frame.made_of(frame.rows(), "id", "payload")
+
+    report = flow.stage(transform, output=output).run_once(nothing)
+    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (5, 0, 0, 0, 5)
+    assert flow.written() == []
+    assert flow.left() == [*range(5)]  # whoever has them works on them
+
+
+def test_messages_that_are_taken_away_one_after_the_other_are_lost_once_each(flow: Flow) -> None:
+    """A transaction is tried again with what is left, and in the end with its halves; each message counts as one."""
+    flow.raw.push_many(range(10))
+    thefts = [0, 9, 5, 1]
+
+    def transform(frame: Frame) -> Frame:
+        if thefts:
+            stolen(flow, thefts.pop())
+        return frame.made_of(frame.rows(), "payload")
+
+    report = flow.stage(transform, output="transaction").run_once(nothing)
+    assert thefts == []
+    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (10, 6, 0, 0, 4)
+    assert flow.written() == [2, 3, 4, 6, 7, 8]
+    assert flow.left() == [0, 1, 5, 9]
+
+
+def test_a_long_transaction_writes_nothing_of_what_others_took_meanwhile(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks again before it writes, and has its rows made anew of what is left."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=count(step=1000).__next__))
+    flow.raw.push_many(range(5))
+    sizes: list[int] = []
+
+    def transform(frame: Frame) -> Frame:
+        sizes.append(len(frame.rows()))
+        if len(sizes) == 1:
+            stolen(flow, 3)
+        return frame.made_of(frame.rows(), "payload")
+
+    report = flow.stage(transform, output="transaction").run_once(nothing)
+    assert sizes == [5, 4]
+    assert (report.written, report.lost) == (4, 1)
+    assert flow.written() == [0, 1, 2, 4]
+    assert flow.left() == [3]
+
+
 IDS = [f"id{number}" for number in range(6)]
 
 
@@ -204,3 +270,45 @@ def test_a_server_that_goes_away_in_a_transaction_fails_no_message(
     flow.work(tripled, output="transaction")
     assert flow.written() == sorted([*range(5)] * 3)
     assert flow.left() == []
+
+
+def test_a_server_that_goes_away_in_a_move_fails_no_message(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run goes on with what was not moved."""
+    flow = Flow(shared)
+    flow.raw.push_many(range(5))
+    driver: Any = shared._open()
+    send = driver._send
+
+    def gone(request: Any) -> Any:
+        if isinstance(request, UpdateEach):
+            raise pymongo.errors.AutoReconnect("gone")
+        return send(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_send", gone)
+        with pytest.raises(Unavailable):
+            flow.stage(doubled).run_once(nothing)
+    assert flow.raw.counts().reserved == 5
+    assert [each["tries"] for each in flow.stored(flow.source)] == [1] * 5
+    (report,) = flow.work(doubled)
+    assert (report.written, report.dropped, report.failed, report.lost) == (4, 1, 0, 0)
+    assert flow.written() == [0, 2, 6, 8]
+    assert flow.left() == []
+
+
+def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(claims: Claims, token: str, lease: float) -> Plan[None]:
+        raise Unavailable("the server went away")
+
+    monkeypatch.setattr(Claims, "renew", failing)
+    flow.raw.push_many(range(5))
+
+    def transform(frame: Frame) -> Frame:
+        until(lambda: "could not renew the lease of group 'g', trying again: the server went away" in caplog.text)
+        return doubled(frame)
+
+    report = flow.stage(transform, lease=3).run_once(nothing)
+    assert (report.written, report.dropped, report.failed) == (4, 1, 0)
+    assert flow.written() == [0, 2, 6, 8]

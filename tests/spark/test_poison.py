@@ -89,6 +89,25 @@ def test_a_transform_that_fails_on_everything_raises(flow: Flow, output: str) ->
         assert each.error["type"] == "ArithmeticError"
 
 
+def test_one_that_fails_and_is_taken_away_is_left_to_who_took_it(flow: Flow) -> None:
+    flow.raw.push_many(range(4))
+    collection = flow.client.database["pyqueue"]
+
+    def transform(frame: Frame) -> Frame:
+        if numbers(frame) == [2]:
+            collection.update_one(
+                {"q": flow.source, "payload": 2}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+            )
+        return failing(2)(frame)
+
+    report = flow.stage(transform, max_tries=1).run_once(nothing)
+    assert (report.claimed, report.written) == (4, 3)
+    (thiefs,) = flow.stored(flow.source)
+    assert (thiefs["payload"], thiefs["token"], thiefs["tries"]) == (2, "thief", 1)
+    assert "error" not in thiefs
+    assert flow.buried() == {}
+
+
 def test_one_message_alone_that_fails_is_no_error(flow: Flow) -> None:
     flow.raw.push_many([1])
     report = flow.stage(failing(1), max_tries=1).run_once(nothing)
