@@ -2,11 +2,12 @@
 
 mongomock is not atomic across threads, keeps what is given to it instead of BSON, and knows neither hints nor sessions. This makes
 it keep to the rules of a server as far as pyqueue relies on them: one lock around each operation, documents through BSON, cursors
-read at once. It is the stand-in for tests of what uses a queue, never a proof of concurrency.
+read at once, updates whole or not at all. It is the stand-in for tests of what uses a queue, never a proof of concurrency.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class MemoryCollection:
     def __init__(self, database: Any, name: str) -> None:
         self.database = database
         self._collection = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
+        self._collection._apply_update_document = _whole(self._collection._apply_update_document)
         store = database._store
         with _guard:
             self._lock = _locks.setdefault(store, threading.RLock())
@@ -77,7 +79,7 @@ class MemoryCollection:
                 raise ConfigurationError("session: mongomock has no sessions; use a MongoDB replica set")
             given = [_given(each) for each in args]
             if "update" in method and ("$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))):
-                # It would notice too late, and leave the document half updated.
+                # It says nothing that a user could make something of.
                 raise ConfigurationError(
                     "update: mongomock has no $mul, and no $rename of nested fields; MongoDB has both"
                 )
@@ -91,6 +93,23 @@ class MemoryCollection:
                 return _plain(result)
 
         return locked
+
+
+def _whole(apply: Callable[..., None]) -> Callable[..., None]:
+    """mongomock's way to update a document in place, made to leave it as it was if it fails, and to fail as a server does."""
+
+    def applied(document: dict[str, Any], *rest: Any) -> None:
+        before = copy.deepcopy(document)
+        try:
+            apply(document, *rest)
+        except Exception as error:
+            document.clear()
+            document.update(before)
+            if isinstance(error, (ArithmeticError, AttributeError, LookupError, TypeError)):
+                raise WriteError(f"the update does not fit the document: {error}") from error
+            raise
+
+    return applied
 
 
 #: mongomock keeps a Binary as it is, and refuses a UUID.

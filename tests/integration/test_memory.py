@@ -1,0 +1,88 @@
+"""mongomock as a server: where it does less than one, or differs, it says so, and nothing is half done."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError
+
+from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
+from pyqueue.backends.bulk import Fresh, pass_on
+from pyqueue.memory import MemoryCollection, memory_database
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client in memory."""
+    with Client("memory:") as client:
+        yield client
+
+
+def test_a_client_in_memory_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mongomock", None)
+    with pytest.raises(ConfigurationError, match=r"^target: .*pip install mongomock"), Client("memory:") as client:
+        client.queue("a").push(1)
+
+
+#: Updates that a server refuses for the payload {"number": 1, "text": "x", "list": [1]}; the last one mongomock alone.
+REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
+    ({"$inc": {"text": 1}}, InvalidMessage),
+    ({"$push": {"number": 1}}, InvalidMessage),
+    ({"$addToSet": {"number": 1}}, InvalidMessage),
+    ({"$set": {"number": 2}, "$push": {"text": 1}}, InvalidMessage),
+    ({"$push": {"list": {"$each": 5}}}, InvalidMessage),
+    ({"$pull": {"list": {"$jsonSchema": {}}}}, ConfigurationError),
+]
+
+
+@pytest.mark.parametrize(("update", "error"), REFUSED, ids=[str(update) for update, _ in REFUSED])
+def test_an_update_that_is_refused_leaves_the_message_as_it_was(
+    client: Client, update: dict[str, Any], error: type[QueueError]
+) -> None:
+    """Not half moved; and what the server would refuse is refused as by a server."""
+    queue = client.queue("a")
+    payload = {"number": 1, "text": "x", "list": [1]}
+    id = queue.push(payload, key="k", headers={"a": 1})
+    held = queue.reserve(0)
+    assert held is not None
+    before = copy.deepcopy(client.database["pyqueue"].find_one({"_id": id}))
+    with pytest.raises(error):
+        queue.move(held, to="b", key="other", headers={"b": 2}, update=update)
+    assert client.database["pyqueue"].find_one({"_id": id}) == before
+    assert client.queue("b").counts().total == 0
+    queue.move(held, to="b", update={"$inc": {"number": 1}})
+    (message,) = client.queue("b").peek()
+    assert (message.payload, message.headers) == (payload | {"number": 2}, {"a": 1})
+
+
+def test_of_many_moves_those_are_refused_whose_keys_are_taken(client: Client) -> None:
+    """The others go on, and what was refused is held as before."""
+    queue, target = client.queue("a"), client.queue("b")
+    target.push("there", key="k2")
+    queue.push_many(range(4))
+    held = queue.reserve_many(4, timeout=0)
+    pairs = [(each, Fresh(None, each.payload, None, f"k{each.payload}")) for each in held]
+    outcomes = client.run(pass_on(queue._backend, target._backend, pairs))
+    refused = [each.payload for each, outcome in outcomes if isinstance(outcome, DuplicateKey)]
+    assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == ([2], [0, 1, 3])
+    assert sorted(str(each.payload) for each in target.peek()) == ["0", "1", "3", "there"]
+    queue.commit(next(each for each in held if each.payload == 2))
+    assert queue.counts().total == 0
+
+
+def test_a_bulk_write_tells_which_operations_failed_as_a_server_does() -> None:
+    collection: Any = MemoryCollection(memory_database("t"), "c")
+    collection.create_index([("key", 1)], name="key", unique=True, sparse=True)
+    for number in range(4):
+        collection.insert_one({"_id": number})
+    operations = [UpdateOne({"_id": number}, {"$set": {"key": key}}) for number, key in enumerate(["a", "b", "a", "c"])]
+    with pytest.raises(BulkWriteError) as caught:
+        collection.bulk_write(operations, ordered=False)
+    assert caught.value.details["nMatched"] == 3
+    assert [(each["index"], each["code"]) for each in caught.value.details["writeErrors"]] == [(2, 11000)]
+    assert [each.get("key") for each in collection.find({})] == ["a", "b", None, "c"]
