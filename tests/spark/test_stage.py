@@ -1,16 +1,27 @@
-"""Stages and claims with a real session."""
+"""Stages and claims with a real session; at the end those for which a fake one will do."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import BaseModel
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyqueue import Client
+from pyqueue import AsyncClient, Client, ConfigurationError
 from pyqueue.spark import SparkStage
-from tests.spark.fakes import Flow
+from pyqueue.spark import stage as module
+from pyqueue.spark.frames import columns, struct_of
+from tests.spark.fakes import Flow, Frame
 from tests.spark.session import URI_ENV
+
+NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
 
 
 class Flight(BaseModel):
@@ -111,3 +122,101 @@ def test_a_claim_whose_messages_do_not_fit_the_model(spark: Any, flow: Flow) -> 
     with pytest.raises(ValueError, match=f"message {bad} does not fit"), queue.claim("g", limit=100) as claim:
         claim.dataframe(spark)
     assert queue.counts().total == 2
+
+
+# ---- without a session
+
+
+class Session:
+    """Makes Frames, and notes in which thread."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def createDataFrame(self, table: pa.Table, schema: Any) -> Frame:  # noqa: N802
+        """As a session's."""
+        self.threads.append(threading.get_ident())
+        return Frame(table, schema)
+
+
+@pytest.mark.parametrize("model", [None, Flight])
+def test_a_claim_of_an_async_client_as_a_frame(model: type[Flight] | None) -> None:
+    """Spark blocks, so it is called in a thread beside the loop."""
+    session = Session()
+
+    async def main() -> Frame:
+        async with AsyncClient("memory:") as client:
+            await client.queue("a").push_many(FLIGHTS[:2], headers={"n": 5})
+            async with client.queue("a", model).claim("g", limit=5) as claim:
+                frame: Frame = await claim.dataframe(session)
+                assert len(claim) == 2
+                await claim.commit()
+            assert (await client.queue("a").counts()).total == 0
+        return frame
+
+    frame = asyncio.run(main())
+    rows = frame.rows()
+    payloads = [row["payload"] if model else json.loads(row["payload"]) for row in rows]
+    assert payloads == FLIGHTS[:2]
+    assert [(row["queue"], row["headers"], row["tries"]) for row in rows] == [("a", [("n", "5")], 1)] * 2
+    assert (frame.schema["payload"].dataType == struct_of(Flight)) == (model is not None)
+    assert len(session.threads) == 1
+    assert threading.get_ident() not in session.threads
+
+
+class Given(Frame):
+    """A batch of a stream."""
+
+    def isEmpty(self) -> bool:  # noqa: N802
+        """As a DataFrame's."""
+        return not self.rows()
+
+
+def plain(flow: Flow, database: str, transform: Any = None) -> SparkStage:
+    """A stage between a flow's queues, of JSON."""
+    return SparkStage(uri=database, source=flow.source, to=flow.target, group="g", transform=transform)
+
+
+def given(*rows: dict[str, Any]) -> Given:
+    """A batch of a stream that has these rows."""
+    schema = columns(None)
+    return Given(pa.Table.from_pylist([*rows], to_arrow_schema(schema, timezone="UTC")), schema)
+
+
+def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(flow: Flow, database: str) -> None:
+    flow.raw.push_many(range(2))
+
+    def transform(frame: Any) -> Any:
+        raise AssertionError("there is nothing to be done")
+
+    plain(flow, database, transform).foreach_batch(given(), 0)
+    assert flow.left() == [0, 1]
+    assert not flow.held()
+
+
+def test_a_batch_of_a_stream_that_reads_something_else_is_refused(flow: Flow, database: str) -> None:
+    """Nobody would finish its messages."""
+    row = {"id": "a", "queue": "another", "payload": "1", "when": NOON, "tries": 1}
+    with pytest.raises(
+        ConfigurationError, match=f"^foreach_batch: group 'g' of queue '{flow.source}' has nothing claimed"
+    ):
+        plain(flow, database).foreach_batch(given(row), 0)
+    assert flow.written() == []
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_stage_that_runs_on_waits_for_more(flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at an empty queue again and again, and tells only of batches that had messages."""
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            flow.raw.push_many([1, 2])
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    flow.raw.push(0)
+    reports = plain(flow, database).run(None)
+    assert [next(reports).written, looks] == [1, []]
+    assert [next(reports).written, looks] == [2, [module.LOOK] * 2]
+    assert flow.written() == [0, 1, 2]
