@@ -440,4 +440,4 @@ class Reader:
                 except _MISFITS as error:
                     where = f"row {place}" if id is None else f"the row with id {id}"
                     raise InvalidMessage(f"payload: in {where}: {str(error)[:500] or type(error).__name__}") from error
-            raise
+            raise  # not covered: what fails in all rows fails in one of them

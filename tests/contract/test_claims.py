@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Backoff, ConfigurationError, Fenced, Finished, LeaseLost, QueueError
+from pyqueue import Backoff, ConfigurationError, Fenced, Finished, LeaseLost, QueueError, Unavailable
+from pyqueue.backends.claims import Claims
+from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
 
 
@@ -129,6 +131,13 @@ def test_what_it_keeps_of_itself_is_no_message(client: AnyClient, queue: AnyQueu
     assert queue.get(before["_id"].replace("~", "")) is None
     assert [each.name for each in client.queues() if queue.name in each.name] == [queue.name]
     assert world.document(before["_id"]) == before
+
+
+def test_how_it_looks(queue: AnyQueue) -> None:
+    queue.push_many(["secret", "secret"])
+    with queue.claim("g", limit=5) as claim:
+        assert repr(claim).endswith(f"Claim({queue.name!r}, group='g', 2 messages)")
+        claim.commit()
 
 
 def test_groups_share_nothing(queue: AnyQueue) -> None:
@@ -357,6 +366,26 @@ def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
         )
         assert queue.reserve(0) is None
         claim.commit()
+    assert queue.counts().total == 0
+
+
+def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_tried_again(
+    world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    renew, failures = Claims.renew, ["the server went away"]
+
+    def failing_first(claims: Claims, token: str, lease: float) -> Plan[None]:
+        if failures:
+            raise Unavailable(failures.pop())
+        yield from renew(claims, token, lease)
+
+    monkeypatch.setattr(Claims, "renew", failing_first)
+    (id,) = queue.push_many([1])
+    with queue.claim("g", limit=5, lease=0.6) as claim:
+        first = world.document(id)["when"]
+        wait_until(lambda: world.document(id)["when"] > first, "it is tried again")
+        claim.commit()
+    assert "could not renew the lease of group 'g', trying again: the server went away" in caplog.text
     assert queue.counts().total == 0
 
 

@@ -201,6 +201,7 @@ class Everything(BaseModel):
     unique: set[str]
     pair: tuple[int, ...]
     short: Annotated[str, Field(max_length=5)]
+    shorts: list[Annotated[str, Field(max_length=5)]]
 
 
 MODEL: dict[str, Any] = {
@@ -224,6 +225,7 @@ MODEL: dict[str, Any] = {
     "unique": {"one"},
     "pair": (1, 2),
     "short": "abc",
+    "shorts": ["d", "e"],
 }
 
 
@@ -400,6 +402,22 @@ def test_what_does_not_fit_fails_and_the_message_is_named(type: DataType, value:
         batch(documents, type)
 
 
+def test_messages_that_are_together_too_much_for_one_array_are_not_blamed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Arrow's lists hold 2 GB. Here it has less room."""
+    array = pa.array
+
+    def small(values: Sequence[Any], type: pa.DataType) -> pa.Array:
+        if pa.types.is_list(type) and len(values) > 1:
+            raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+        return array(values, type)
+
+    monkeypatch.setattr(pa, "array", small)
+    with pytest.raises(pa.ArrowCapacityError, match="2147483646"):
+        batch([stored(["a"]), stored(["b"])], ArrayType(TEXT))
+
+
 NO_TYPES = [
     DateType(),
     TimestampNTZType(),
@@ -458,6 +476,24 @@ def test_the_other_columns() -> None:
     assert row.pop("when").astimezone(UTC) == NOON  # eligible since, not the end of a lease
     assert row.pop("pushed").astimezone(UTC) == NOON
     assert row == {"id": "mine", "queue": "a", "payload": "1", "key": "k", "tries": 3}
+
+
+ODD: list[tuple[str, Any, Any]] = [
+    ("key", 5, None),
+    ("headers", "text", []),
+    ("pushed", "yesterday", None),
+    ("tries", "two", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), ODD, ids=[name for name, *_ in ODD])
+def test_a_column_that_others_wrote_wrongly_is_empty_and_all_else_is_shown(
+    name: str, value: Any, expected: Any
+) -> None:
+    rows = batch([stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})], None).to_pylist()
+    assert [(row["id"], row["payload"]) for row in rows] == [("good", "1"), ("odd", "2")]
+    assert rows[0]["key"] == "k"
+    assert rows[1][name] == expected
 
 
 def read(rows: Sequence[dict[str, Any]], types: dict[str, DataType], id: str | None = None) -> list[Any]:
