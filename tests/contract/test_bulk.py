@@ -16,7 +16,8 @@ from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, Le
 from pyqueue.backends import bulk
 from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page, pass_on
 from pyqueue.embedded import EmbeddedServer
-from pyqueue.requests import Signal
+from pyqueue.requests import Fault, Signal
+from tests.plans.runner import Runner
 
 
 @pytest.fixture(params=["memory", "mongod"])
@@ -150,8 +151,8 @@ def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any])
     ("fresh", "error", "says"),
     [
         ([Fresh("a", 1), Fresh("b", 2), Fresh("a", 3)], ConfigurationError, "'a' is that of several rows"),
-        ([Fresh(None, 1), Fresh("b", {1: 2})], InvalidMessage, "row 1 with id b|payload"),
-        ([Fresh(None, 1), Fresh(None, 2**70)], InvalidMessage, "in row 1$|payload"),
+        ([Fresh(None, 1), Fresh("b", {1: 2})], InvalidMessage, "; in row 1 with id b$"),
+        ([Fresh(None, 1), Fresh(None, 2**70)], InvalidMessage, "; in row 1$"),
         ([Fresh("", 1)], ConfigurationError, "id"),
         ([Fresh(None, 1, None, "")], ConfigurationError, "key"),
         ([Fresh(None, 1, {"$a.b": object()})], ConfigurationError, "headers"),
@@ -327,6 +328,14 @@ def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, queue:
     client.run(staging.write("a", [Fresh("a", 1)]))
     assert signals({"a": 1}) == 1
     assert signals({}) == 0
+
+
+def test_what_the_server_refuses_for_a_reason_of_its_own_fails_the_write(staging: Staging) -> None:
+    refused = InvalidMessage("payload: the server refused it")
+    runner = Runner([Fault(1, None, refused)])
+    with pytest.raises(InvalidMessage) as caught:
+        runner.run(staging.write("a", [Fresh("a", 1), Fresh("b", 2)]))
+    assert caught.value is refused
 
 
 # ---- passing on
