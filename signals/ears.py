@@ -138,8 +138,8 @@ class Ear:
         with self._lock:
             self._next = earliest(self._next, when) if self._heard else when
             self._heard = True
-            if self._flag:
-                self._flag.set()
+            assert self._flag is not None  # only who entered is given events
+            self._flag.set()
 
     def confirm(self) -> None:
         """Hear that the topic is subscribed: the first time it ends entering, again it means something may be lost."""
@@ -155,8 +155,8 @@ class Ear:
             if self.closed:
                 return False
             heard, self._heard = self._heard, False
-            if self._flag:
-                self._flag.clear()
+            assert self._flag is not None  # only who entered waits
+            self._flag.clear()
             if heard:
                 self.when = self._next
             return heard

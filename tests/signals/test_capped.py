@@ -163,6 +163,71 @@ def test_many_buses_make_the_collection_at_once(kind: Kind, mongo: Client) -> No
     assert capped(mongo, kind.place)
 
 
+def test_a_collection_that_always_comes_and_goes_keeps_no_event_back(
+    mongod: EmbeddedServer, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others make it between the look and the making, and drop it before the next look."""
+    place = f"t{os.urandom(6).hex()}"
+    mongo[place].create_collection("pyqueue.signals", capped=True, size=65536)
+    asked: list[str] = []
+    with Client(mongod.url) as client:
+        database = client[place]
+        command = database.command
+
+        def blind(document: dict[str, Any]) -> Any:
+            asked.append(next(iter(document)))
+            return {"cursor": {"firstBatch": []}} if "listCollections" in document else command(document)
+
+        monkeypatch.setattr(database, "command", blind)
+        with signals.CappedBus(database) as bus:
+            bus.emit("a", NOW)
+            eventually(lambda: bus.stats["published"] == 1)
+            assert asked == ["listCollections", "create"] * 3
+            bus.emit("b", NOW)
+            eventually(lambda: bus.stats["published"] == 2)
+            assert len(asked) == 12, "it was never seen, so it is looked for again"
+        assert bus.stats["failed"] == 0
+    assert [document["topic"] for document in mongo[place]["pyqueue.signals"].find()] == ["a", "b"]
+    mongo.drop_database(place)
+
+
+FORK = """
+import datetime, os, sys, pymongo, signals
+now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+client = pymongo.MongoClient(sys.argv[1])
+bus = signals.open("capped:", client[sys.argv[2]])
+with bus.listen("a") as listener:
+    child = os.fork()
+    if not child:
+        assert listener.closed and not listener.wait(None) and bus._core._wire._cursor is None
+        with pymongo.MongoClient(sys.argv[1]) as fresh, signals.open("capped:", fresh[sys.argv[2]]) as own:
+            with own.listen("b") as heard:
+                own.emit("a", now)
+                own.emit("b", now)
+                assert heard.wait(5) and heard.when == now
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    assert listener.wait(5) and listener.when == now
+    bus.emit("a", None)
+    assert listener.wait(5) and listener.when is None
+assert bus.stats["restarts"] == 0
+bus.close()
+client.close()
+print("fine")
+"""
+
+
+def test_a_child_of_fork_uses_a_new_client_and_leaves_the_parents_cursor_alone(
+    mongo: Client, mongod: EmbeddedServer
+) -> None:
+    place = f"t{os.urandom(6).hex()}"
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, mongod.url, place], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+    mongo.drop_database(place)
+
+
 MAKER = """
 import sys, datetime, pymongo, signals
 with pymongo.MongoClient(sys.argv[1]) as client:

@@ -3,10 +3,15 @@
 import asyncio
 import threading
 import time
+from datetime import timedelta
+
+import pytest
 
 import signals
 from signals.memory import LocalCore
 from tests.signals.servers import NOW, eventually
+
+LATER = NOW + timedelta(minutes=1)
 
 
 def test_blocking_and_asyncio_buses_hear_each_other_across_loops_and_threads() -> None:
@@ -65,6 +70,23 @@ def test_the_thread_lives_only_while_something_is_held_back() -> None:
         assert trailing()
         eventually(lambda: not trailing())
         assert bus.stats["published"] == 2
+
+
+def test_where_no_thread_can_be_started_nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the interpreter ends."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with signals.MemoryBus("ending", window=60) as bus, bus.listen("a") as listener:
+        bus.emit("a", NOW)
+        assert listener.wait(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            bus.emit("a", LATER)
+        assert listener.wait(0)
+        assert listener.when == LATER
+        assert (bus.stats["published"], bus.stats["failed"]) == (2, 0)
 
 
 def test_delivery_takes_well_below_a_millisecond() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import signals
+from signals.ears import Ear
 from signals.fronts import AsyncFront, BlockingFront
 from tests.signals.servers import NOW, RedisServer
 
@@ -121,6 +122,51 @@ def test_a_listener_is_entered_once_and_first() -> None:
         with pytest.raises(signals.BusError, match="once"):
             listener.__enter__()
 
+    async def use() -> None:
+        async with signals.AsyncMemoryBus("once") as bus:
+            with pytest.raises(signals.BusError, match="enter"):
+                await bus.listen("a").wait(0)
+
+    asyncio.run(use())
+
+
+def test_a_listener_that_was_closed_before_it_was_entered_stays_closed() -> None:
+    with signals.MemoryBus("early") as bus:
+        listener = bus.listen("a")
+        listener.close()
+        assert listener.closed
+        with pytest.raises(signals.BusError, match="if it is open"):
+            listener.__enter__()
+        bus.emit("a", NOW)
+        assert bus.stats["heard"] == 0
+
+
+def test_entering_that_is_interrupted_leaves_no_listener_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C."""
+
+    def interrupt(self: Ear) -> None:
+        raise KeyboardInterrupt
+
+    with signals.MemoryBus("interrupted") as bus:
+        listener = bus.listen("a")
+        monkeypatch.setattr(Ear, "confirm", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            listener.__enter__()
+        assert listener.closed
+        bus.emit("a", NOW)
+        assert bus.stats["heard"] == 0
+
+    async def use() -> None:
+        async with signals.AsyncMemoryBus("interrupted") as bus:
+            listener = bus.listen("a")
+            with pytest.raises(KeyboardInterrupt):
+                await listener.__aenter__()
+            assert listener.closed
+            bus.emit("a", NOW)
+            assert bus.stats["heard"] == 0
+
+    asyncio.run(use())
+
 
 def python(code: str, *arguments: str) -> str:
     done = subprocess.run(
@@ -145,7 +191,7 @@ for url in ("memory:", sys.argv[1]):
                 bus.emit("a", now)
                 assert own.wait(5)
             bus.close()
-            os._exit(0)
+            sys.exit()
         assert os.waitpid(child, 0)[1] == 0
         while listener.wait(0.2):
             pass

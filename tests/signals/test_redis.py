@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import signals
 from signals import redis_bus
+from signals.ears import Board
 from tests.signals.conftest import Kind
 from tests.signals.servers import NOW, RedisServer, closing, eventually
 
@@ -254,6 +255,64 @@ def test_the_users_own_client_serves_and_stays_open(redis_server: RedisServer, d
                 signals.RedisBus(client)
 
     asyncio.run(asynchronous())
+
+
+class Mute(redis.Redis):
+    """A client of a server that takes subscriptions and never answers."""
+
+    closed = 0
+
+    def pubsub(self, **options: Any) -> Any:
+        pubsub = super().pubsub(**options)  # type: ignore[no-untyped-call]
+        close = pubsub.close
+
+        def counted() -> None:
+            self.closed += 1
+            close()
+
+        pubsub.get_message = lambda *_, **__: None
+        pubsub.close = counted
+        return pubsub
+
+
+def test_a_server_that_does_not_answer_a_check_is_told(redis_server: RedisServer) -> None:
+    with Mute(port=redis_server.port) as client, signals.RedisBus(client, prefix="mute") as bus:
+        with pytest.raises(signals.BusError, match="Redis does not answer"):
+            bus.check()
+        assert client.closed == 1
+
+
+@both
+def test_a_server_that_breaks_while_nobody_listens_is_left_alone(
+    kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    looks: list[bool] = []
+    start, changes = redis_bus.RedisWire.start, Board.changes
+
+    def counted(self: redis_bus.RedisWire) -> Any:
+        starts.append(1)
+        return start(self)
+
+    def looked(self: Board, now: float) -> Any:
+        answer = changes(self, now)
+        looks.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(redis_bus.RedisWire, "start", counted)
+    monkeypatch.setattr(Board, "changes", looked)
+    bus = make(own, kind)
+    with bus.listen("a"):
+        pass
+    own.kill()  # while the topic lingers
+    eventually(lambda: looks[-1] is False)
+    assert len(starts) == 1
+    own.start()
+    with bus.listen("a") as listener:
+        bus.emit("a", NOW)
+        while listener.when != NOW:
+            assert listener.wait(5)
+    assert len(starts) == 2
 
 
 @both

@@ -1,0 +1,151 @@
+"""The life of a bus that has a server, where no real server brings it about: threads that cannot start, loops thrown away."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+import signals
+from signals.ears import Board, Ear, Steps, TaskListener
+from signals.engine import ServedCore
+from tests.signals.servers import NOW, RedisServer
+
+
+def test_where_no_thread_can_be_started_events_fail_and_nobody_is_hurt(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the interpreter ends, or beyond the limits of the system."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with signals.RedisBus(redis_server.url, prefix="threads") as bus:
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "signals"):
+            patch.setattr(threading.Thread, "start", refuse)
+            patch.setattr("signals.engine.PATIENCE", 0.01)
+            bus.emit("a", NOW)
+            with bus.listen("a") as listener:
+                assert not listener.wait(0)
+            assert (bus.stats["emitted"], bus.stats["failed"]) == (1, 1)
+            (record,) = caplog.records
+            assert "can't start new thread" in record.getMessage()
+        with bus.listen("a") as listener:  # it can again
+            bus.emit("a", NOW)
+            assert listener.wait(5)
+            assert listener.when == NOW
+
+
+def test_an_asyncio_bus_may_be_used_first_from_a_thread_beside_its_loop(redis_server: RedisServer) -> None:
+    async def use() -> None:
+        async with (
+            signals.AsyncRedisBus(redis_server.url, prefix="beside") as bus,
+            signals.AsyncRedisBus(redis_server.url, prefix="beside") as other,
+            other.listen("a") as listener,
+        ):
+            await bus.check()  # which loop is its own, it knows from here on
+            await asyncio.to_thread(bus.emit, "a", NOW)
+            assert await listener.wait(5)
+            assert listener.when == NOW
+
+    asyncio.run(use())
+
+
+class Still:
+    """A server that takes everything and never says a word."""
+
+    hears_all = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.reading = asyncio.Event()
+
+    def _call(self, name: str) -> Steps[None]:
+        self.calls.append(name)
+        yield asyncio.sleep(0)
+
+    def publish(self, events: dict[str, datetime | None]) -> Steps[None]:
+        return self._call("publish")
+
+    def start(self) -> Steps[None]:
+        return self._call("start")
+
+    def change(self, add: list[str], drop: list[str]) -> Steps[None]:
+        return self._call("change")
+
+    def read(self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]) -> Steps[None]:
+        self.reading.set()
+        yield asyncio.Event().wait()
+
+    def stop(self) -> Steps[None]:
+        return self._call("stop")
+
+    def check(self) -> Steps[None]:
+        return self._call("check")
+
+    def close(self) -> Steps[None]:
+        return self._call("close")
+
+    def after_fork(self) -> None:
+        self.calls.append("after_fork")
+
+    def explain(self, error: Exception) -> str:
+        return str(error)
+
+
+def listening(wire: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    """Let a listener enter in a loop, which then stands still; answers the tasks of its bus."""
+
+    async def enter() -> None:
+        await TaskListener(ServedCore("still", wire, 0.05, asynchronous=True), "a").__aenter__()
+        await wire.reading.wait()
+
+    loop.run_until_complete(enter())
+    return list(asyncio.all_tasks(loop))
+
+
+def test_a_loop_that_is_thrown_away_ends_listening_without_a_word() -> None:
+    """Nothing can be awaited any more: Python complains of whoever tries."""
+    wire, loop = Still(), asyncio.new_event_loop()
+    tasks = listening(wire, loop)
+    loop.close()
+    assert {task.get_name() for task in tasks} == {"signals_listening", "signals_publishing"}
+    for task in tasks:
+        coroutine: Any = task.get_coro()
+        coroutine.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is thrown away is meant
+    assert "stop" not in wire.calls
+
+
+def test_a_task_that_is_cancelled_ends_listening_properly() -> None:
+    wire, loop = Still(), asyncio.new_event_loop()
+    tasks = listening(wire, loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.close()
+    assert wire.calls.count("stop") == 1
+
+
+class Nowhere:
+    """No bus at all."""
+
+    def enter(self, ear: Ear) -> Steps[None]:
+        yield from ()
+
+    def leave(self, ear: Ear) -> None:
+        pass
+
+
+def test_what_the_server_was_never_asked_for_is_not_dropped_either() -> None:
+    """On a bus that hears every topic of its server."""
+    board, ear = Board(), Ear(Nowhere(), "a")
+    ear.open(threading.Event)
+    board.confirm()
+    board.add(ear)
+    board.remove(ear)
+    assert board.changes(0.0) == (True, [], []), "whoever listened may come back"
+    assert board.changes(float("inf")) == (False, [], [])
