@@ -121,7 +121,7 @@ class Load:
                     self.stopping.set()
                 case ["skew", ahead]:
                     skew.step(ahead)
-                case ["storm", seconds]:
+                case ["storm", seconds]:  # one way only: there are no other orders
                     self.storm_until = time.monotonic() + seconds
         os._exit(1)
 
@@ -424,9 +424,9 @@ def work(spec: dict[str, Any]) -> None:
 
     if load.role.asynchronous:
         asyncio.run(main())
-        return
-    client = Client(spec["url"], **options)
-    try:
-        _blocking(load, client)
-    finally:
-        client.close()
+    else:
+        client = Client(spec["url"], **options)
+        try:
+            _blocking(load, client)
+        finally:
+            client.close()

@@ -43,11 +43,6 @@ class Process:
         self.suspended = False
         self.tell({"parent": os.getpid(), **spec})
 
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
     def tell(self, order: object) -> None:
         """Give it an order, without waiting; one that has ended hears nothing."""
         assert self._process.stdin is not None
@@ -101,10 +96,9 @@ class Process:
         self._close()
 
     def _close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 def begin(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:

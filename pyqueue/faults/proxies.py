@@ -65,9 +65,9 @@ class Way:
         if "tear" in more:
             self._torn = list(more["tear"])
 
-    async def listen(self) -> None:
-        """Take connections from now on."""
-        await asyncio.start_server(self._connected, "127.0.0.1", self._port)
+    async def listen(self) -> asyncio.Server:
+        """Take connections from now on, until what is returned is closed."""
+        return await asyncio.start_server(self._connected, "127.0.0.1", self._port)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -151,13 +151,14 @@ def serve(spec: dict[str, Any]) -> None:
     async def main() -> None:
         names = [(f"127.0.0.1:{real}".encode(), f"127.0.0.1:{ours}".encode()) for ours, real in spec["ports"]]
         paths = [Way(ours, real, names) for ours, real in spec["ports"]]
-        for path in paths:
-            await path.listen()
+        listening = [await path.listen() for path in paths]
         print("{}", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             place, change = json.loads(line)
             paths[place].change(**change)
             print(json.dumps(paths[place].done), flush=True)
+        for each in listening:
+            each.close()
 
     asyncio.run(main())
 
