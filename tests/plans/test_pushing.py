@@ -59,6 +59,17 @@ def test_in_a_transaction_a_replacement_is_tried_once() -> None:
     assert caught.value is taken
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("session", [None, object()])
+def test_a_push_signals_once_if_anything_came_in(count: int, session: Any) -> None:
+    runner = Runner([])
+    runner.run(standard().push(range(count), delay=5, session=session))
+    assert runner.signals == [("a", after(5))]
+    runner = Runner([Fault(place, "key", DuplicateKey("taken")) for place in range(count)])
+    runner.run(standard().push(range(count), keys=[f"k{place}" for place in range(count)]))
+    assert runner.signals == []
+
+
 class Bare(Standard):
     """A kind of queue that offers nothing beyond push, claim and settle."""
 
