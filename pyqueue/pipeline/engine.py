@@ -320,11 +320,11 @@ class Run:
         """A blocking client: the one there is, or one beside the async one."""
         if self._face.blocking:
             yield self._client
-            return
-        if self._face.url is None:
+        elif self._face.url is None:
             raise ConfigurationError("spark: a stage of Spark's needs a client that was given a URL, or a blocking one")
-        with type(self._client)._twin(self._face.url, namespace=self._face.namespace) as client:
-            yield client
+        else:
+            with type(self._client)._twin(self._face.url, namespace=self._face.namespace) as client:
+                yield client
 
     async def _begin(self, active: Active, taken: deque[Reservation[Any]], works: TaskGroup) -> None:
         """Give each message a handler's place. Those that would begin with less than half of their lease left are given back."""

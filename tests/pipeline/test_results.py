@@ -243,6 +243,51 @@ def test_an_update_that_the_server_refuses_is_no_end(server: Place, monkeypatch:
     assert one(server, lambda x: To("a"), backoff=NOW) == {"in": 3, "retried": 2, "out": 1}
 
 
+def test_what_can_be_settled_in_no_way_is_left_to_its_lease(
+    server: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pyqueue import AsyncQueue, QueueError
+
+    failed: list[str] = []
+
+    def once(name: str) -> None:
+        real = getattr(AsyncQueue, name)
+
+        async def refuse(self: Any, *reservations: Any, **options: Any) -> None:
+            if name not in failed:
+                failed.append(name)
+                raise QueueError("the disk is full")
+            await real(self, *reservations, **options)
+
+        monkeypatch.setattr(AsyncQueue, name, refuse)
+
+    once("move")
+    once("rollback")
+    server.queue("in").push("x")
+    assert one(server, lambda x: To("a"), lease=0.3) == {"in": 2, "lost": 1, "out": 1}
+    assert failed == ["move", "rollback"]
+    assert server.payloads("a") == ["x"]
+    assert "is left to its lease" in caplog.text
+
+
+class Shy:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise OSError("not to be seen")
+
+
+def test_an_answer_that_cannot_be_shown_is_another_try(memory: Place, awaited: bool) -> None:
+    def answer(payload: Any, delivery: Any) -> Any:
+        if delivery.message.tries == 1:
+            return Shy()
+        assert delivery.message.error["message"] == "not to be seen"
+        return To("a")
+
+    memory.queue("in").push("x")
+    assert one(memory, handler(answer, awaited), backoff=NOW) == {"in": 2, "retried": 1, "out": 1}
+
+
 # ---- models
 
 
@@ -394,6 +439,48 @@ def test_a_handler_may_settle_the_message_itself(place: Place) -> None:
     queue.push_many([1, 2, 3])
     report = place.run(build, until_empty=True)
     assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 3, "out": 3}
+
+
+def committing(place: Place, before: Any, after: Any) -> Any:
+    """What builds a worker whose handler commits each message itself, with something to do before and after."""
+
+    def build(client: Any) -> Worker:
+        def plain(payload: Any, delivery: Delivery[Any]) -> None:
+            before(delivery)
+            client.queue("in").commit(delivery.message)
+            after(delivery)
+
+        async def carried(payload: Any, delivery: Delivery[Any]) -> None:
+            before(delivery)
+            await client.queue("in").commit(delivery.message)
+            after(delivery)
+
+        return Worker(client).on("in", plain if place.blocking else carried)
+
+    return build
+
+
+def test_what_its_handler_has_settled_does_not_come_again_though_the_handler_fails_then(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(delivery: Delivery[Any]) -> None:
+        raise OSError("too late to matter")
+
+    place.queue("in").push_many([1, 2])
+    report = place.run(committing(place, lambda delivery: None, fail), until_empty=True)
+    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "out": 2}
+    assert "a handler failed after it had settled its message" in caplog.text
+    assert "too late to matter" in caplog.text
+
+
+def test_a_handler_that_cannot_settle_its_message_any_more_has_lost_it(place: Place) -> None:
+    def steal(delivery: Delivery[Any]) -> None:
+        if delivery.message.tries == 1:
+            place.raw().update_one({"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}})
+
+    place.queue("in").push("x")
+    report = place.run(committing(place, steal, lambda delivery: None), until_empty=True)
+    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "lost": 1, "out": 1}
 
 
 def test_effect_and_commit_in_one_transaction(server: Place) -> None:

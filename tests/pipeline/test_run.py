@@ -132,6 +132,25 @@ def test_cycles_run_when_asked_to(place: Place) -> None:
     assert report.stages["check"] == dict.fromkeys(report.stages["check"], 0) | {"in": 15, "out": 13, "dropped": 2}
 
 
+def test_until_empty_goes_on_while_nobody_knows_whether_anything_is_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AsyncQueue.next_when
+    failed: list[int] = []
+
+    async def fail(self: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(1)
+            raise Unavailable("no answer")
+        return await real(self)
+
+    monkeypatch.setattr(AsyncQueue, "next_when", fail)
+    place.queue("in").push("x", delay=0.2)
+    report = place.run(lambda client: Worker(client).on("in", lambda payload: None), until_empty=True)
+    assert report.stages["in"]["out"] == 1
+    assert len(failed) == 2
+
+
 # ---- how many at once
 
 

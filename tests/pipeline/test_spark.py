@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
+from pyqueue import AsyncClient, Client, ConfigurationError, Fenced, Pipeline
+from pyqueue.backends.claims import Claims
 
 
 def positive(df: Any) -> Any:
@@ -57,6 +59,48 @@ def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> 
     pipeline.run(until_empty=True)
     assert client.queue("b.dead").counts().ready == 2
     assert {each.error["message"] for each in client.queue("b.dead").peek() if each.error} == {"no luck"}
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> None:
+    client.queue("b").push_many([1, 2])
+    with pytest.raises(ConfigurationError, match="it answered int, not a DataFrame"):
+        client.pipeline().spark("b", lambda df: 5, to="c").run(until_empty=True)
+    assert sorted(each.payload for each in client.queue("b").peek()) == [1, 2]
+    assert client.queue("c").counts().total == 0
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) -> None:
+    claims = Claims(client.queue("b")._backend, "b>c")
+
+    def overtaken(df: Any) -> Any:
+        assert client.run(claims.begin(10, 30.0))[2], "the other goes on with this batch"
+        return positive(df)
+
+    client.queue("b").push_many([{"n": number} for number in range(5)])
+    with pytest.raises(Fenced):
+        client.pipeline().spark("b", overtaken, to="c").run(until_empty=True)
+    assert client.queue("c").counts().total == 0
+
+
+def test_without_pyspark_the_remedy_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyqueue.spark.batches", None)
+    with pytest.raises(ConfigurationError, match=r'queue .b. needs PySpark: pip install "pyqueue-mongo\[spark\]"'):
+        client.pipeline().spark("b", positive, to="c").run(until_empty=True)
+
+
+def test_a_stage_of_sparks_may_be_decorated(client: Client) -> None:
+    pipeline = client.pipeline()
+
+    @pipeline.spark("b", to="c", max_messages=2)
+    def double(df: Any) -> Any:
+        return df + df
+
+    assert double(2) == 4, "it is what it was"
+    stage = pipeline.graph.stages["b"]
+    assert (stage.kind, stage.handler, stage.to) == ("spark", double, ("c",))
+    assert stage.batches == {"group": "b>c", "output": "move", "max_messages": 2}
 
 
 def test_a_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:

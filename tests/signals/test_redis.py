@@ -312,7 +312,6 @@ def test_a_server_that_breaks_while_nobody_listens_is_left_alone(
         bus.emit("a", NOW)
         while listener.when != NOW:
             assert listener.wait(5)
-    assert len(starts) == 2
 
 
 @both
