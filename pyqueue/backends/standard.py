@@ -1348,8 +1348,6 @@ class Standard:
                 update["$unset"] = {
                     name: "" for name in update["$unset"] if name not in ("error", "checkpoint", "type")
                 }
-                if "key" not in document:  # it has one here after a replay only; its home's, like the last one
-                    del update["$rename"]
                 one = {
                     "_id": document["_id"],
                     "q": self.queue,

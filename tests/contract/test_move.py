@@ -314,6 +314,24 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
     assert found(queue.get(second.id)).key == "free"
 
 
+@pytest.mark.needs("history")
+def test_redrive_of_a_message_that_has_a_key_in_the_dead_letter_queue(client: AnyClient, queue: AnyQueue) -> None:
+    """By a replay there. At home the key may be free, or taken."""
+    dead = client.queue(f"{queue.name}.dead", history=60)
+    for taken in (False, True):
+        one = hold(queue, "old", key="k")
+        queue.bury(one)
+        dead.commit(*dead.reserve_many(1, timeout=0))
+        assert dead.replay(one.id) == 1
+        assert found(dead.get(one.id)).key == "k"
+        if taken:
+            queue.push("new", key="k")
+        assert dead.redrive() == 1
+        message = found(queue.get(one.id))
+        assert message.key == (None if taken else "k")
+        assert queue.purge() == 1 + taken
+
+
 def test_redrive_leaves_what_is_held_and_what_came_otherwise(client: AnyClient, queue: AnyQueue) -> None:
     dead = client.queue(f"{queue.name}.dead")
     dead.push("by hand")
