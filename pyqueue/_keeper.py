@@ -80,7 +80,7 @@ def _take(path: str) -> int | None:
             time.sleep(0.02)
 
 
-def _die_with_keeper(keeper: int) -> None:
+def _die_with_keeper(keeper: int) -> None:  # not covered: between fork and exec
     # SIGKILL, because nobody is left to insist: what was acknowledged with j:true is in the journal.
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != keeper:
         raise OSError("the keeper is gone")
@@ -118,5 +118,5 @@ def keep(owner: int, path: str, port: str, command: list[str]) -> int:
         return mongod.wait()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # not covered: python -S loads no coverage
     sys.exit(keep(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))

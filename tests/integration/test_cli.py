@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pymongo
 import pytest
 from typer.testing import CliRunner
 
-from pyqueue import Unavailable, embedded
+from pyqueue import Unavailable, demo, embedded
 from pyqueue.cli import app
 from pyqueue.embedded import EmbeddedServer
 
@@ -51,6 +52,34 @@ def test_version_is_one_line() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("pyqueue-mongo")
     assert done.stdout.count("\n") == 1
+
+
+def test_version_of_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", unknown)
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, "pyqueue-mongo, run from a checkout that is not installed\n")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_demo_with_spark_shows_what_spark_found_and_exits_by_the_check(
+    equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Spark itself: that is the demo's own test."""
+    asked: list[Any] = []
+    found = {"check": {"equal": equal}}
+
+    def run_spark(*given: Any) -> dict[str, Any]:
+        asked.append(given)
+        return found
+
+    monkeypatch.setattr(demo, "run_spark", run_spark)
+    monkeypatch.setattr(demo, "show_spark", lambda result: print("shown", result == found))
+    result = CliRunner().invoke(app, ["demo", "--spark", "--rows", "7"])
+    assert (result.exit_code, result.stdout) == (0 if equal else 1, "shown True\n")
+    assert asked == [(7, None)]
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import OperationFailure
 
-from pyqueue import embedded
+from pyqueue import _keeper, embedded
 from pyqueue.embedded import EmbeddedServer, find_mongod
 from pyqueue.errors import ConfigurationError
 
@@ -323,6 +326,66 @@ def test_failing_start_shows_the_end_of_the_log(mongod: str, tmp_path: Path) -> 
     assert children() == before
 
 
+def test_what_goes_wrong_while_it_starts_leaves_nothing_running(
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+
+    def interrupted(self: EmbeddedServer, client: MongoClient[dict[str, Any]]) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EmbeddedServer, "_is_primary", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedServer(tmp_path)
+    assert children() == before
+    monkeypatch.setattr(EmbeddedServer, "_is_primary", lambda self, client: False)
+    monkeypatch.setattr(embedded, "_START", 0.0)
+    with pytest.raises(ConfigurationError, match=r"mongod was not ready within 0 s \("):
+        EmbeddedServer(tmp_path)
+    assert children() == before
+
+
+def test_a_server_that_refuses_at_first_is_asked_again(
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, refusals = Database.command, [OperationFailure("not yet", 11600)]
+
+    def command(self: Database[Any], name: Any, *arguments: Any, **options: Any) -> Any:
+        if name == "replSetGetConfig" and refusals:
+            raise refusals.pop()
+        return whole(self, name, *arguments, **options)
+
+    monkeypatch.setattr(Database, "command", command)
+    with EmbeddedServer(tmp_path) as server:
+        assert not refusals
+        write(server.url)
+
+
+def test_close_ends_a_server_whose_keeper_is_stopped(
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_keeper, "GRACE", 0.1)
+    with EmbeddedServer(tmp_path) as server:
+        left = psutil.Process(server.pid)
+        os.kill(server._keeper.pid, signal.SIGSTOP)
+        server.close()
+        assert server._keeper.returncode == -signal.SIGKILL
+        assert eventually(lambda: gone(left))
+
+
+def test_a_machine_that_cannot_keep_it_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(_keeper, "pidfd", unknown)
+    with pytest.raises(ConfigurationError, match=r"Linux 5\.3 or later: .*not implemented"):
+        EmbeddedServer(tmp_path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigurationError, match="on Linux only"):
+        EmbeddedServer(tmp_path)
+    assert not (tmp_path / "db").exists()
+
+
 def fake(directory: Path, words: str = "", status: int = 0) -> Path:
     directory.mkdir(exist_ok=True)
     path = directory / "mongod"
@@ -362,7 +425,86 @@ def test_no_mongod_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         find_mongod()
 
 
+def test_a_packaged_mongod_that_lost_its_permission_gets_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = fake(tmp_path / "packaged")
+    packaged.chmod(0o644)
+    found = SimpleNamespace(locate_file=lambda name: packaged)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: found)
+    monkeypatch.delenv("PYQUEUE_MONGOD", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert find_mongod() == str(packaged)
+    assert os.access(packaged, os.X_OK)
+    packaged.write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(ConfigurationError, match=r"cannot run here: .*Exec format error"):
+        find_mongod()
+
+
+# The keeper, by itself: a program that is watched instead of mongod
+
+KEEP = """
+import sys
+from pyqueue import _keeper
+_keeper.GRACE = float(sys.argv[1])
+sys.exit(_keeper.keep(int(sys.argv[2]), sys.argv[3], "1234", ["/bin/sh", "-c", sys.argv[4]]))
+"""
+
+
+def keeper(path: Path, program: str, *, of: int | None = None, grace: float = 5.0) -> subprocess.Popen[bytes]:
+    arguments = [str(grace), str(os.getpid() if of is None else of), str(path), program]
+    return subprocess.Popen([sys.executable, "-c", KEEP, *arguments], cwd=ROOT)
+
+
+def test_the_keeper_ends_with_the_status_of_what_it_keeps(tmp_path: Path) -> None:
+    assert keeper(tmp_path, "echo told; exit 7").wait(SECONDS) == 7
+    assert (tmp_path / "mongod.log").read_text() == "told\n"
+    assert _keeper.read_lock(str(tmp_path)) == (1234, [])
+
+
+def test_the_keeper_asks_first_and_then_insists(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    deaf = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
+    with keeper(tmp_path, deaf, grace=0.2) as process:
+        assert eventually(ready.exists)
+        assert _keeper.read_lock(str(tmp_path)) == (1234, [os.getpid(), process.pid])
+        process.terminate()
+        assert process.wait(SECONDS) == 256 - signal.SIGKILL
+
+
+def test_a_keeper_of_somebody_elses_child_keeps_nothing(tmp_path: Path) -> None:
+    assert keeper(tmp_path, "exit 7", of=os.getppid()).wait(SECONDS) == 0
+    assert not (tmp_path / "mongod.log").exists()
+
+
+def test_a_directory_is_taken_as_long_as_its_holders_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["/bin/true"]) as dead:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        assert not _keeper._alive(dead.pid)  # though it is still in the table of processes
+    with pytest.raises(OSError, match="pidfd_open"):
+        _keeper.pidfd(dead.pid)
+    assert not _keeper._alive(dead.pid)
+    lock = _keeper._take(str(tmp_path))
+    assert lock is not None
+    try:
+        _keeper._write_lock(lock, f"1234 {os.getpid()} {os.getpid()}")
+        assert _keeper._take(str(tmp_path)) is None
+        assert keeper(tmp_path, "exit 7").wait(SECONDS) == _keeper.IN_USE
+        monkeypatch.setattr(_keeper, "PATIENCE", 0.1)
+        _keeper._write_lock(lock, f"1234 {os.getpid()} {dead.pid}")  # on its way out, for longer than one waits
+        assert _keeper._take(str(tmp_path)) is None
+    finally:
+        os.close(lock)
+    again = _keeper._take(str(tmp_path))
+    assert again is not None
+    os.close(again)
+
+
 # In the foreground
+
+
+def test_it_is_shown_with_its_place(server: EmbeddedServer) -> None:
+    assert repr(server) == f"EmbeddedServer({str(server.path)!r}, port={server.port})"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
