@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pymongo
@@ -19,9 +22,10 @@ import pytest
 from bson import ObjectId
 from typer.testing import CliRunner
 
-from pyqueue import Client
+from pyqueue import Client, Queue
 from pyqueue.cli import app, doctor, work
 from pyqueue.cli.common import as_json_text, parsed
+from pyqueue.embedded import EmbeddedServer
 from tests.integration.eventually import until
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +93,8 @@ def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) 
     assert (message.payload["n"], message.payload["at"].year, message.payload["é"]) == (1, 2020, None)
     assert (message.key, message.headers, message.state) == ("k", {"x": "y=z"}, "scheduled")
     assert shell.ok("push", "a", "2", "--key", "k") == [{"id": None}]
+    status, out, errors = shell.call("push", "a", "2", "--key", "k")
+    assert (status, out, errors) == (0, "", "pyqueue: nothing pushed: the key 'k' is taken\n")
     assert shell.ok("push", "a", "3", "--key", "k", "--on-duplicate", "replace") == [{"id": "mine"}]
     status, out, errors = shell.run("push", "a", "4", "--key", "k", "--on-duplicate", "error")
     assert (status, out) == (2, "")
@@ -121,6 +127,50 @@ def test_push_passes_lines_on_as_they_come(shell: Shell, client: Client) -> None
     assert (process.returncode, out) == (0, "3\n")
 
 
+def test_a_file_that_is_no_text_is_refused(shell: Shell, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    status, out, errors = shell.call("push", "a", "--text", "--file", "binary")
+    assert (status, out) == (2, "")
+    assert errors.startswith("pyqueue: the input cannot be read: ")
+    assert client.queue("a").counts().total == 0
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a terminal, the person's and the program's."""
+    ours, theirs = pty.openpty()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_push_without_a_payload_does_not_wait_for_a_person_to_type_one(shell: Shell) -> None:
+    command = [sys.executable, "-m", "pyqueue.cli", "push", "a"]
+    with terminal() as (_, theirs):
+        done = subprocess.run(command, env=shell.env, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pyqueue: PAYLOAD: give one, or --file, or pipe it in\n"
+
+
+def test_a_person_at_a_terminal_gets_a_table(shell: Shell, client: Client) -> None:
+    client.queue("a").push_many(["[bold]x[/bold]", 2])
+    command = [sys.executable, "-m", "pyqueue.cli", "peek", "a"]
+    env = shell.env | {"TERM": "dumb", "COLUMNS": "120"}
+    with terminal() as (ours, theirs):
+        done = subprocess.run(command, env=env, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+        lines = os.read(ours, 1 << 16).decode().splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    [head] = [line for line in lines if "payload" in line]
+    [first] = [line for line in lines if "bold" in line]
+    assert head.split() == ["id", "when", "tries", "key", "payload", "why"]
+    assert '"[bold]x[/bold]"' in first  # as it is, and not taken for markup
+    assert first.index('"[') == head.index("payload")  # below its head
+    assert any("──" in line for line in lines)
+    assert not any("\t" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "complaint"),
     [
@@ -129,12 +179,15 @@ def test_push_passes_lines_on_as_they_come(shell: Shell, client: Client) -> None
         (["push", "a", "1", "--header", "x"], "", "NAME=VALUE"),
         (["push", "a", "--file", "nowhere"], "", "nowhere"),
         (["push", "a", "--ndjson", "--key", "k"], "1", "--key"),
+        (["push", "a", "1", "--ndjson"], "2", "no PAYLOAD"),
+        (["push", "a", "1", "--file", "one.json"], "", "not both"),
         (["push", "a", "1", "--delay", "-1"], "", "delay"),
         (["push", "no name", "1"], "", "no queue name"),
         (["ls", "--namespace", "1"], "", "no namespace name"),
         (["move", "a", "a"], "", "TO"),
         (["trace", "~queue:a"], "", "id"),
         (["ls", "--url", "memory:"], "", "no other process"),
+        (["doctor", "--url", "nonsense"], "", "nonsense"),
         (["worker", "nonsense"], "", "MODULE:OBJECT"),
         (["worker", "nowhere:worker"], "", "no module 'nowhere'"),
         (["worker", "json:dumps"], "", "neither a Worker nor a Pipeline"),
@@ -298,6 +351,43 @@ def test_move_redrive_purge_pause_resume(shell: Shell, client: Client) -> None:
     assert shell.ok("purge", "b", "--yes") == [{"purged": 1}]
 
 
+def test_move_takes_nothing_from_a_paused_queue_and_says_why(shell: Shell, client: Client) -> None:
+    a = client.queue("a")
+    a.push_many(range(3))
+    a.pause()
+    assert shell.call("move", "a", "b") == (0, "0\n", "pyqueue: queue 'a' is paused: `pyqueue resume a`\n")
+    assert a.counts().ready == 3
+
+
+def test_move_does_not_count_what_others_took_meanwhile(
+    shell: Shell, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.queue("a").push_many(range(3))
+    whole = Queue.move
+
+    def move(self: Queue[Any], *batch: Any, to: Any) -> None:
+        client.database[client.namespace].delete_one({"_id": batch[0].id})
+        whole(self, *batch, to=to)
+
+    monkeypatch.setattr(Queue, "move", move)
+    assert shell.ok("move", "a", "b") == [{"moved": 2}]
+    assert client.queue("b").counts().ready == 2
+
+
+def test_a_move_that_is_interrupted_gives_back_what_it_held(
+    shell: Shell, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.queue("a").push_many(range(3))
+
+    def interrupted(self: Queue[Any], *batch: Any, to: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Queue, "move", interrupted)
+    assert shell.call("move", "a", "b") == (130, "", "")
+    counts = client.queue("a").counts()
+    assert (counts.ready, counts.reserved) == (3, 0)
+
+
 # ---- trace
 
 
@@ -413,6 +503,84 @@ def test_doctor_judges_what_the_server_says() -> None:
     three = doctor._kind({"setName": "s", "hosts": ["a", "b", "c"]})
     assert (three.level, three.text) == ("ok", "replica set 's', 3 members")
 
+    assert (
+        doctor._version(SimpleNamespace(client=SimpleNamespace(server_info=lambda: {"version": "5.0.31"}))).level
+        == "wrong"
+    )
+
+
+def test_doctor_tells_of_clocks_that_are_apart(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = SimpleNamespace(command=lambda name: {"localTime": datetime.now(UTC) + timedelta(seconds=3)})
+    finding = doctor._clock(ahead)
+    assert finding.level == "advice"
+    assert "ahead of this machine's" in finding.text
+    offsets = iter([-1.0, 2.0])
+    monkeypatch.setattr(doctor, "_offset", lambda command: next(offsets))
+    finding = doctor._members(client, {"hosts": ["one:1"], "passives": ["two:2"]})
+    assert finding.level == "wrong"
+    assert finding.text.startswith("3.000 s between the 2 members")
+
+
+def test_doctor_asks_each_member_for_its_clock(client: Client, mongod: EmbeddedServer) -> None:
+    there = [f"127.0.0.1:{mongod.port}", f"localhost:{mongod.port}"]
+    finding = doctor._members(client, {"hosts": there})
+    assert finding.level == "ok"
+    assert finding.text.endswith("between the 2 members")
+    finding = doctor._members(client, {"hosts": [there[0], "127.0.0.1:1"]})
+    assert finding.level == "wrong"
+    assert finding.text.startswith("no answer from 127.0.0.1:1:")
+    for url, scheme in (("mongodb+srv://u:s3cret@shop.example", "mongodb+srv"), (None, "this target")):
+        finding = doctor._members(cast(Client, SimpleNamespace(url=url)), {"hosts": there})
+        assert (finding.level, finding.text) == ("advice", f"not measured for {scheme}")
+
+
+def test_doctor_of_a_namespace_that_is_a_view_says_what_the_server_refuses(shell: Shell, client: Client) -> None:
+    client.database.command("create", "seen", viewOn="elsewhere", pipeline=[])
+    status, out, errors = shell.call("doctor", "--json", "--signals", "none:", "--namespace", "seen")
+    assert (status, errors) == (1, "")
+    found = {each["check"]: each for each in map(json.loads, out.splitlines())}
+    assert found["write concern"]["level"] == "wrong"
+    assert "view" in found["write concern"]["text"]
+    assert found["parameters"]["level"] == "ok"  # what comes after is looked at all the same
+
+
+def test_doctor_goes_on_when_the_server_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "REACH", 0.2)
+    with EmbeddedServer(tmp_path / "data") as server, Client(server.url.replace("/?", "/gone?"), owner=None) as client:
+        looking = doctor.findings(client, "none:")
+        monkeypatch.setattr(doctor, "REACH", 5.0)
+        assert next(looking).level == "ok"
+        monkeypatch.setattr(doctor, "REACH", 0.2)
+        server.close()
+        rest = {each.check: each.level for each in looking}
+    assert rest["permission"] == rest["write concern"] == rest["clock"] == "wrong"
+    assert rest["kind"] == rest["bus"] == "ok"  # what was said before, and what asks no server
+
+
+def test_doctor_hears_a_bus_that_is_dumb_or_unknown(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._bus(client, "pigeon:").level == "wrong"
+    monkeypatch.setattr(doctor, "REACH", 0.05)
+    monkeypatch.setattr("signals.capped_bus.CappedBus.emit", lambda *arguments: None)
+    finding = doctor._bus(client, "capped:")
+    assert finding.level == "wrong"
+    assert "nothing heard" in finding.text
+
+
+def test_doctor_looks_at_parameters(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = client.database.client.admin
+    name = "transactionLifetimeLimitSeconds"
+    before = admin.command("getParameter", 1, **{name: 1})[name]
+    admin.command("setParameter", 1, **{name: 20})
+    try:
+        finding = doctor._parameters(client.database)
+    finally:
+        admin.command("setParameter", 1, **{name: before})
+    assert (finding.level, finding.text.partition(":")[0]) == ("advice", f"{name}=20")
+    # Of another version of the server, that does not know it.
+    monkeypatch.setattr(doctor, "PARAMETERS", {"noSuchParameter": doctor.PARAMETERS[name]})
+    finding = doctor._parameters(client.database)
+    assert (finding.level, finding.text) == ("ok", "none to look at")
+
 
 # ---- worker
 
@@ -516,6 +684,34 @@ def test_a_dying_process_is_started_again_after_longer_and_longer(capsys: pytest
     assert capsys.readouterr().err.count("ended with status 3") == 3
 
 
+def test_a_process_that_waits_to_be_started_again_is_not_when_all_are_stopped() -> None:
+    ours, theirs = os.pipe()
+    child = work.Child(1, [sys.executable, "-c", "raise SystemExit(3)"], ours)
+    try:
+        child._process.wait(SECONDS)
+        child._pause, child._begun = 8.0, time.monotonic() - work.HEALTHY  # it had died often, and then ran well
+        assert child.look(False) is None
+        assert child._pause == 2 * work.PAUSES[0]  # so it begins with the short pause again
+        assert child.look(False) is None  # not yet
+        child.send(signal.SIGTERM)  # to nobody
+        assert child.look(True) == 0
+        assert child._process.returncode == 3
+    finally:
+        child.kill()
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_module_that_misses_another_is_told_from_one_that_is_not_there(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "half_a_shop.py").write_text("import no_such_till")
+    result = CliRunner(env=shell.env).invoke(app, ["worker", "half_a_shop:worker"])
+    assert isinstance(result.exception, ModuleNotFoundError)  # with its traceback
+    assert result.exception.name == "no_such_till"
+
+
 # ---- pipeline
 
 
@@ -542,6 +738,8 @@ def test_pipeline_run_and_show(shell: Shell, client: Client, tmp_path: Path) -> 
     assert report["name"] == "numbers"
     assert (report["stages"]["in"]["out"], report["stages"]["out"]["out"]) == (20, 20)
     del shell.env["PYQUEUE_URL"]
+    [told] = shell.ok("pipeline", "show", "numbers.toml")
+    assert (told["stages"], "counts" in told) == (shown["stages"], False)
     status, drawn, errors = shell.run("pipeline", "show", "numbers.toml")
     assert (status, errors) == (0, "")
     assert "20 ready" not in drawn
