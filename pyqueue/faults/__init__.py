@@ -162,7 +162,7 @@ def run(
         ledgers = Ledgers({path.stem: ledger.read(path) for path in world.crew.ledgers})
         troubles = [(event["at"], event["at"] + event["seconds"]) for event in lanes[0].events]
         known = Circumstances(world.crew.killed, troubles)
-        if keep is not None:
+        if keep is not None:  # one way only: a run takes its time, so there is one in the tests, and it keeps
             keep.mkdir(parents=True, exist_ok=True)
             for path in (*world.crew.ledgers, world.witnessed):
                 shutil.copy(path, keep)

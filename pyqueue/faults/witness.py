@@ -77,7 +77,7 @@ def watch(spec: dict[str, Any]) -> None:
                 MongoClient[dict[str, Any]](spec["url"], **options) as mongo,
                 mongo[spec["database"]][spec["namespace"]].watch(**since, max_await_time_ms=500) as stream,
             ):
-                while stream.alive:
+                while True:
                     event = stream.try_next()
                     if event is None:
                         out.flush()

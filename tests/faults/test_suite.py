@@ -26,10 +26,11 @@ from pyqueue.cli import app
 from pyqueue.drivers import _faults, translated
 from pyqueue.embedded import find_mongod
 from pyqueue.faults import ledger
-from pyqueue.faults.audit import MUST_BE_ZERO, Times
+from pyqueue.faults.audit import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
 from pyqueue.faults.kinds import OF_CLIENTS, OF_SERVERS
 from pyqueue.faults.load import CREW
 from pyqueue.faults.plot import per_second
+from pyqueue.faults.pops import Circumstances
 from pyqueue.faults.witness import note
 from pyqueue.requests import Delete, Find
 from tests.conftest import missing
@@ -391,6 +392,7 @@ def test_recovery_counts_from_the_fault_and_outages_leave_out_who_was_suspended(
         answered={"producer-1.1": [1.0, 2.0, 7.5], "consumer-1.1": [1.0, 9.0, 10.0], "mover-1.1": [4.0, 6.0]},
     )
     assert times.recovered(1.0) == {"push": 4.0, "settle": None}
+    assert times.recovered(5.0) == {"push": 2.0, "settle": None}
     assert times.outage("producer", {}) == 5.5
     assert times.outage("mover consumer", {}) == 8.0
     assert times.outage("mover consumer", {"consumer-1.1": [(2.0, 5.0)]}) == 2.0
@@ -479,7 +481,8 @@ def _mongod() -> None:
 
 def test_a_short_run_with_each_kind_of_fault(tmp_path: Path) -> None:
     _mongod()
-    result = faults.run(0, seed=1, at_least=1, haste=0.25, pause=(0.1, 0.3), rate=100, plot=tmp_path / "plot.svg")
+    plot, kept = tmp_path / "plot.svg", tmp_path / "kept"
+    result = faults.run(0, seed=1, at_least=1, haste=0.25, pause=(0.1, 0.3), rate=100, plot=plot, keep=kept)
     assert result["kinds"] == dict.fromkeys([*OF_SERVERS, *OF_CLIENTS], 1) | result["kinds"]
     zero(result)
     assert faults.is_good(result)
@@ -489,9 +492,17 @@ def test_a_short_run_with_each_kind_of_fault(tmp_path: Path) -> None:
     assert len(counted) >= 9
     assert all(counted)
     assert result["refused"] > 0
-    drawing = (tmp_path / "plot.svg").read_text()
+    drawing = plot.read_text()
     ElementTree.fromstring(drawing)
     assert all(kind in drawing for kind in result["kinds"])
+    # What it kept can be judged again.
+    ledgers = Ledgers({path.stem: ledger.read(path) for path in kept.glob("*.ledger")})
+    known = Circumstances(**json.loads((kept / "known.json").read_text()))
+    assert len(known.killed) >= 3
+    again = audit(ledgers, Witnessed(ledger.read(kept / "witness")), [], known)
+    assert {name: again[name] for name in ("messages", "pushed", "settled")} == {
+        name: result[name] for name in ("messages", "pushed", "settled")
+    }
 
 
 def is_load(process: psutil.Process) -> bool:
@@ -569,6 +580,19 @@ def test_the_exit_status_is_1_if_anything_happened_that_must_not(
     assert shown.exit_code == (name is not None)
     assert ("WRONG" in shown.stdout) == (name is not None)
     assert "primary killed" in shown.stdout
+
+
+def test_errors_that_nobody_thought_of_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    faults.show(result_with(errors={"TypeError: [no]": 3}))
+    assert "error, 3 times: TypeError: [no]\n" in capsys.readouterr().out
+
+
+def test_a_fault_after_which_nothing_was_called_has_no_recovery() -> None:
+    events = [{"kind": "clients cut off", "at": 11.0, "seconds": 1.0, "what": ""}]
+    told = faults._timed(Times(pushes=[(1.0, 2.0, 1)]), events, 10.0, 12.0, None, 1)
+    assert told["recovery"] == {"clients cut off": {}}
+    assert told["events"][0]["recovered"] == {"push": None, "settle": None}
+    assert told["events"][0]["at"] == 1.0
 
 
 @pytest.mark.slow
