@@ -18,7 +18,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from pyqueue import UNCHANGED, Client, ConfigurationError, Delivery, Pipeline, demo
+from pyqueue import UNCHANGED, Client, ConfigurationError, Delivery, Pipeline, QueueError, demo
 from pyqueue.cli import app
 from pyqueue.demo import consumer, figures, flights, rows
 from pyqueue.embedded import EmbeddedServer
@@ -349,6 +349,80 @@ def test_a_carrier_in_one_place_only_is_a_difference() -> None:
         2,
         [{"figure": "a, c", "file": None, "here": 2}],
     )
+
+
+# ---- the consumers
+
+
+def test_when_a_stage_fails_the_others_end_and_the_error_is_told(
+    client: Client, results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.queue("raw").push_many(rows.find_lines(40)[2]())
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(consumer, "handle", fail)
+    with pytest.raises(ZeroDivisionError):
+        consumer.in_batches(flights.pipeline(client))
+    assert client.queue("raw").counts().reserved == 40  # they come back
+
+
+def test_a_consumer_that_fails_tells_why() -> None:
+    with closing(demo.Consumers()) as processes:
+        processes.start("nonsense:", "demo", "batches")
+        processes.begin(victim=False)
+        for process in processes.running.values():
+            assert process.wait(SECONDS) == 0
+        with pytest.raises(QueueError, match=r"^a consumer: ConfigurationError: "):
+            processes.hear(SECONDS)
+
+
+def test_a_consumer_that_is_killed_by_another_is_heard_of() -> None:
+    with closing(demo.Consumers()) as processes:
+        processes.start("nonsense:", "demo", "batches")
+        for process in processes.running.values():
+            process.kill()
+        with pytest.raises(QueueError, match="a consumer process ended by itself, with status -9"):
+            processes.hear(SECONDS)
+
+
+# ---- by Spark
+
+
+def test_without_spark_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyqueue.demo.spark", None)
+    monkeypatch.delattr(demo, "spark", raising=False)
+    with pytest.raises(ConfigurationError, match=r'--spark: .*; pip install "pyqueue-mongo\[spark\]"'):
+        demo.run_spark(10)
+
+
+@pytest.mark.xdist_group("spark")  # not beside another: each takes much memory
+def test_by_spark_all_figures_are_equal_too(url: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> None:
+    status, out, errors = run("--spark", "--rows", "200", "--json", "--url", url)
+    assert status == 0, errors
+    found = json.loads(out)
+    assert (found["by"], found["rows"], found["moved"], found["dropped"]) == ("spark", 200, 200, rows.BROKEN)
+    assert found["check"]["equal"], found["check"]
+    assert sum(each["flights"] for each in found["carriers"].values()) == 200
+    assert mongo_name(url) not in mongo.list_database_names() or not [
+        name for name in mongo[mongo_name(url)].list_collection_names() if name.startswith("pyqueue_demo")
+    ]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_what_spark_did_is_shown(equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    different = [{"figure": "left in the queues", "file": 0, "here": 4711}]
+    check = {"equal": equal, "compared": 9, "different": [] if equal else different}
+    told = {"moved": 1, "dropped": 36, "batches": 2, "claims": 3, "seconds_to_start_spark": 4.5}
+    monkeypatch.setattr(demo, "run_spark", lambda rows, url: result(**check) | told)
+    done = CliRunner().invoke(app, ["demo", "--spark"])
+    assert done.exit_code == (not equal)
+    shown = " ".join(done.stdout.split())
+    for word in ("UA", "moved 1 messages from raw to parsed in 2 batches", "finished 36", "3 claims", "4.5 s to start"):
+        assert word in shown
+    assert ("all equal" in shown) == equal
+    assert ("4711" in shown) == (not equal)
 
 
 def result(**check: Any) -> dict[str, Any]:
