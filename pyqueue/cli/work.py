@@ -138,10 +138,10 @@ class Child:
         # In a session of its own: the terminal's Ctrl-C is for the parent, who passes it on once.
         self._process = subprocess.Popen(self._command, pass_fds=[self._lifeline], start_new_session=True)
 
-    def send(self, number: int) -> None:
-        """Pass a signal on."""
+    def stop(self) -> None:
+        """Have it end: at once if it listens to no signals yet, else as a worker ends. Another time: sooner."""
         if self._due is None:
-            self._process.send_signal(number)
+            self._process.terminate()  # by SIGTERM, never SIGINT: what is being imported may swallow a KeyboardInterrupt
 
     def look(self, stopping: bool) -> int | None:
         """See to it. The answer is None as long as it runs or will; then its exit status."""
@@ -182,7 +182,7 @@ class Family:
         self._heard: list[int] = []
 
     def run(self) -> int:
-        """Keep them running until SIGTERM or SIGINT, pass that on, and wait for them. Answers the exit status."""
+        """Keep them running until SIGTERM or SIGINT, have them end as well, and wait for them. Answers the exit status."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda number, frame: self._heard.append(number))
         lifeline, self._other_end = os.pipe()  # its other end is open as long as this process lives
@@ -193,10 +193,10 @@ class Family:
             children = [Child(place, command, lifeline) for place in range(1, self._number + 1)]
             running = list(children)
             while running:
-                for number in self._heard[passed:]:
+                while passed < len(self._heard):
                     passed += 1
                     for child in running:
-                        child.send(number)
+                        child.stop()
                 for child in list(running):
                     status = child.look(bool(self._heard))
                     if status is not None:

@@ -693,7 +693,7 @@ def test_a_process_that_waits_to_be_started_again_is_not_when_all_are_stopped() 
         assert child.look(False) is None
         assert child._pause == 2 * work.PAUSES[0]  # so it begins with the short pause again
         assert child.look(False) is None  # not yet
-        child.send(signal.SIGTERM)  # to nobody
+        child.stop()  # nobody
         assert child.look(True) == 0
         assert child._process.returncode == 3
     finally:
