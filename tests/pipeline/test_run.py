@@ -214,6 +214,35 @@ def test_what_cannot_begin_with_half_of_its_lease_is_given_back_unworked(server:
     assert running.join().stages["b"]["in"] == 1
 
 
+def test_what_cannot_be_given_back_comes_again_when_its_lease_ends(
+    server: Place, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AsyncQueue.release
+    failed: list[Any] = []
+
+    async def fail(self: Any, *reservations: Any) -> None:
+        if not failed:
+            failed.extend(each.payload for each in reservations)
+            raise Unavailable("no answer")
+        await real(self, *reservations)
+
+    monkeypatch.setattr(AsyncQueue, "release", fail)
+    server.queue("a").push("first")
+    options: dict[str, Any] = {"lease": 0.6}
+    running = server.start(
+        lambda client: Worker(client, concurrency=1).on("a", gate.handler, **options).on("b", gate.handler, **options)
+    )
+    until(lambda: gate.begun)
+    server.queue("b").push("second")
+    until(lambda: failed)
+    assert (failed, gate.begun) == (["second"], ["first"])
+    gate.open.set()
+    until(lambda: running.counters("b")["out"] == 1)
+    running.stop()
+    running.join()
+    assert gate.ended == ["first", "second"]
+
+
 def test_no_more_is_taken_than_can_begin(server: Place, gate: Gate) -> None:
     server.queue("in").push_many(range(20))
     running = busy(server, gate, concurrency=3)
