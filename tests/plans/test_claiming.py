@@ -83,6 +83,24 @@ def test_a_claim_that_others_won_looks_again() -> None:
     assert [each.id for each in held] == ["m2"]
 
 
+def test_who_met_others_looks_further_on_and_from_the_start_if_nothing_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("random.randrange", lambda most: most - 1)
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}, {"_id": "m3", "when": NOW}],
+        Change(1, None),  # another has two of them
+        lambda command: [document("m1", token=command.filter["token"], when=after(60))],
+        [],  # nothing is that far on
+        [{"_id": "m4", "when": NOW}],
+        Change(1, None),
+        lambda command: [document("m4", token=command.filter["token"], when=after(60))],
+    )
+    assert [each.id for each in runner.run(standard().receive(Line("t"), 3, timeout=0))] == ["m1", "m4"]
+    assert [command.skip for command in runner.commands if isinstance(command, Find) and command.limit > 1] == [0, 3, 0]
+
+
 def test_a_claim_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
     runner = Runner(
         NOT_PAUSED,
