@@ -204,7 +204,10 @@ def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
     verdict["received"] = sum(each.received for each in samples)
     for name, allowed in (("memory", GROWTH), ("threads", 0), ("tasks", GROWTH), ("files", 0), ("connections", 0)):
         values = [float(getattr(each, name)) for each in warm]
-        early, late = min(values[:third]), min(values[-third:])  # what never goes away; the rest comes and goes with the load
+        early, late = (
+            min(values[:third]),
+            min(values[-third:]),
+        )  # what never goes away; the rest comes and goes with the load
         verdict[name] = {
             "early": early,
             "late": late,
