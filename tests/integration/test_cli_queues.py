@@ -22,7 +22,7 @@ import pytest
 from bson import ObjectId
 from typer.testing import CliRunner
 
-from pyqueue import Client, Queue
+from pyqueue import AsyncClient, Client, Queue, QueueClosed, Worker
 from pyqueue.cli import app, doctor, work
 from pyqueue.cli.common import as_json_text, parsed
 from pyqueue.embedded import EmbeddedServer
@@ -624,6 +624,15 @@ def test_a_worker_works_until_it_is_stopped(
         out, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert json.loads(out)["stages"]["jobs"]["out"] == 10
+
+
+def test_a_run_closes_the_client_of_its_worker() -> None:
+    blocking, awaited = Client("memory:"), AsyncClient("memory:")
+    for client in (blocking, awaited):
+        report = work._run(Worker(client).on("jobs", print), client, until_empty=True)
+        assert report.stages["jobs"]["in"] == 0
+    with pytest.raises(QueueClosed):
+        blocking.queue("jobs").push(1)
 
 
 def test_worker_processes_are_started_again_and_stopped_together(shell: Shell, client: Client, tmp_path: Path) -> None:

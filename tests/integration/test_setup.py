@@ -17,6 +17,7 @@ import pytest
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueError
 from pyqueue.backends import namespace
 from pyqueue.requests import Now, Plan
+from signals import AsyncMemoryBus
 from tests.conftest import missing
 from tests.integration.conftest import Connect
 from tests.integration.opening import open_and_use
@@ -181,6 +182,19 @@ def test_a_client_that_was_never_used_closes() -> None:
         await client.close()
         with pytest.raises(QueueClosed):
             await client.queue("jobs").push(1)
+
+    asyncio.run(work())
+
+
+def test_a_bus_that_was_given_to_a_client_stays_open() -> None:
+    async def work() -> None:
+        bus = AsyncMemoryBus()
+        async with AsyncClient("memory:", signals=bus) as client:
+            await client.queue("jobs").push(1)
+        async with bus.listen("topic") as listener:
+            bus.emit("topic", None)
+            assert await listener.wait(20)
+        await bus.close()
 
     asyncio.run(work())
 

@@ -248,6 +248,38 @@ def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names
     run(test)
 
 
+def test_who_was_cancelled_is_told_nothing_of_the_batch_that_fails() -> None:
+    async def test(fake: Fake) -> None:
+        gone, stays = (fake.call(n, undo=True, lanes=1) for n in (1, 2))
+        await fake.until_open(1)
+        gone.cancel()
+        await asyncio.wait([gone])
+        fake.end(Unavailable("gone"))
+        await asyncio.wait([stays])
+        assert gone.cancelled()
+        assert isinstance(stays.exception(), Unavailable)
+
+    run(test)
+
+
+def test_what_is_no_error_reaches_the_callers_and_ends_the_task() -> None:
+    """As an interrupt does."""
+
+    class Interrupt(BaseException):
+        pass
+
+    async def test(fake: Fake) -> None:
+        calls = [fake.call(n, undo=True, lanes=1) for n in (1, 2)]
+        await fake.until_open(1)
+        (task,) = fake.joiner.tasks
+        fake.end(Interrupt())
+        await asyncio.wait([*calls, task])
+        assert [type(each.exception()) for each in (*calls, task)] == [Interrupt] * 3
+        assert await fake.finish(fake.call(3)) == ["answer to 3"]
+
+    run(test)
+
+
 def test_a_lone_call_that_fails_leaves_the_way_free() -> None:
     async def test(fake: Fake) -> None:
         lone = fake.call(0)

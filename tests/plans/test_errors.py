@@ -7,6 +7,7 @@ from bson.errors import InvalidBSON, InvalidDocument
 from pymongo import errors
 
 from pyqueue import (
+    Client,
     ConfigurationError,
     DuplicateKey,
     InvalidMessage,
@@ -14,8 +15,9 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
-from pyqueue.drivers import translated
+from pyqueue.drivers import _faults, translated
 from pyqueue.errors import MissingIndex, NotPermitted
+from pyqueue.requests import Insert
 
 
 def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
@@ -72,3 +74,19 @@ def test_what_an_error_means(error: Exception, meant: type[QueueError], says: st
 @pytest.mark.parametrize("error", [ValueError("mine"), QueueError("as it is")])
 def test_what_is_nothing_of_the_drivers_stays_as_it_is(error: Exception) -> None:
     assert translated(error) is error
+
+
+def test_a_write_that_no_majority_has_is_no_answer_about_its_documents() -> None:
+    error = errors.BulkWriteError({"writeConcernErrors": ["late"], "writeErrors": [{"index": 0, "code": 11000}]})
+    assert _faults(error) is None
+
+
+def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_is_asked_again() -> None:
+    with Client("memory:") as client:
+        driver = client._open()
+        before = driver.clock._taken
+        error = errors.BulkWriteError({"writeErrors": [{"index": 1, "code": 11602, "errmsg": "interrupted"}]})
+        (fault,) = driver._failed(Insert([]), error)
+        assert (fault.place, fault.field) == (1, None)
+        assert isinstance(fault.error, Unavailable)
+        assert driver.clock._taken < before

@@ -399,7 +399,7 @@ def test_of_one_instant_everything_is_looked_at() -> None:
     head.lower(NOW)
     assert head.start(NOW) == (NOW, None)
     head.looked((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
-    assert head.floor == (NOW, None)
+    assert head.start(NOW) == (NOW, None)
     head.looked((NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True)
     assert head.floor == (NOW, "m5")
 
