@@ -101,12 +101,12 @@ def _run(runner: Runner, client: Any, **options: Any) -> Report:
     if not isinstance(client, AsyncClient):
         with client:
             report: Report = runner.run(**options)
-            return report
+        return report
 
     async def main() -> Report:
         async with client:
             report: Report = await runner.run(**options)
-            return report
+        return report
 
     return anyio.run(main)
 
