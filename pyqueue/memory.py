@@ -47,7 +47,15 @@ class MemoryCollection:
 
     def __init__(self, database: Any, name: str) -> None:
         self.database = database
-        self._collection = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
+        shared = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
+        # One of our own, over the same store: others who use this database have theirs as mongomock made it.
+        self._collection = type(shared)(
+            database,
+            name,
+            database._store,
+            codec_options=shared.codec_options,
+            read_preference=shared.read_preference,
+        )
         self._collection._apply_update_document = _whole(self._collection._apply_update_document)
         store = database._store
         with _guard:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bson.codec_options import CodecOptions
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
@@ -86,3 +87,18 @@ def test_a_bulk_write_tells_which_operations_failed_as_a_server_does() -> None:
     assert caught.value.details["nMatched"] == 3
     assert [(each["index"], each["code"]) for each in caught.value.details["writeErrors"]] == [(2, 11000)]
     assert [each.get("key") for each in collection.find({})] == ["a", "b", None, "c"]
+
+
+def test_others_who_use_the_database_have_it_as_mongomock_made_it() -> None:
+    """However many clients came and went."""
+    with Client("memory:") as client:
+        client.queue("jobs").push("text", id="m1")
+        for _ in range(3):
+            with Client(client.database) as other:
+                other.queue("jobs").peek()
+        for each in (
+            client.database["pyqueue"],
+            client.database.get_collection("pyqueue", CodecOptions(tz_aware=True)),
+        ):
+            assert "_apply_update_document" not in vars(each)
+        assert client.database["pyqueue"].find_one({"_id": "m1"})["payload"] == "text"
