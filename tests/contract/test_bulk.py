@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from bson import ObjectId
@@ -15,7 +14,6 @@ from bson import ObjectId
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Queue, QueueError
 from pyqueue.backends import bulk
 from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page, pass_on
-from pyqueue.embedded import EmbeddedServer
 from pyqueue.requests import Fault, Signal
 from tests.plans.runner import Runner
 
@@ -23,15 +21,8 @@ from tests.plans.runner import Runner
 @pytest.fixture(params=["memory", "mongod"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of a database of its own."""
-    url = "memory:"
-    if request.param == "mongod":
-        server: EmbeddedServer = request.getfixturevalue("mongod")
-        front, _, query = server.url.partition("?")
-        url = f"{front.rstrip('/')}/b{uuid4().hex[:16]}?{query}"
-    with Client(url) as client:
+    with Client("memory:" if request.param == "memory" else request.getfixturevalue("url")) as client:
         yield client
-        if request.param == "mongod":
-            client.database.client.drop_database(client.database.name)
 
 
 @pytest.fixture

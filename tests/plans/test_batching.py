@@ -78,6 +78,13 @@ class Fake:
             await asyncio.sleep(0)
         raise AssertionError(f"{len(self.open)} of {number} batches are under way")
 
+    async def until_over(self) -> None:
+        """A batch that was ended has ended, in the turn in which it does."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+            if not self.running:
+                return
+
     def end(self, failure: BaseException | None = None) -> None:
         """End the oldest batch that is under way."""
         next(gate for gate in self.open if not gate.done()).set_result(failure)
@@ -336,10 +343,7 @@ def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
         gone = fake.call(1, undo=True, lanes=1)
         await fake.until_open(1)
         fake.end()
-        for _ in range(3):  # until the answer is there and the caller has not run yet
-            await asyncio.sleep(0)
-            if not fake.running:
-                break
+        await fake.until_over()  # the answer is there, and the caller has not run yet
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         while fake.joiner.tasks:
@@ -358,10 +362,7 @@ def test_cancelled_as_its_error_is_there_it_is_cancelled() -> None:
         gone = fake.call(1, undo=True, lanes=1)
         await fake.until_open(1)
         fake.end(Unavailable("gone"))
-        for _ in range(3):  # until the error is there and the caller has not run yet
-            await asyncio.sleep(0)
-            if not fake.running:
-                break
+        await fake.until_over()  # the error is there, and the caller has not run yet
         gone.cancel()
         await asyncio.wait([gone])
         assert gone.cancelled()

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from threading import Thread
@@ -246,18 +246,25 @@ def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flo
     other.reader.stop()
 
 
-def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
-    writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
+@contextmanager
+def waiting(flow: Flow, database: str) -> Iterator[list[Any]]:
+    """Somebody waits for a message of the target meanwhile; what it got is in the list in the end."""
     got: list[Any] = []
     with Client(database) as client:
         queue = client.queue(flow.target, poll=600)
         consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
         consumer.start()
         until(lambda: waiters(client, flow.target))
+        yield got
+        consumer.join()
+
+
+def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
+    writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
+    with waiting(flow, database) as got:
         writer.write(iter([batch([{"_id": "m", "q": "", "when": NOW, "payload": 1}], None)]))
         assert got == []
         writer.commit([], 0)
-        consumer.join()
     assert got[0] is not None
     assert got[0].id == "s~m"
 
@@ -555,15 +562,9 @@ def test_a_write_that_is_aborted_leaves_nothing_of_its_own(flow: Flow, database:
 def test_a_committed_write_wakes_who_waits(flow: Flow, database: str) -> None:
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     told = writer.write(rows_of(1))
-    got: list[Any] = []
-    with Client(database) as client:
-        queue = client.queue(flow.target, poll=600)
-        consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
-        consumer.start()
-        until(lambda: waiters(client, flow.target))
+    with waiting(flow, database) as got:
         assert got == []
         writer.commit([told])
-        consumer.join()
     assert [each.payload for each in got] == [1]
 
 
