@@ -10,15 +10,18 @@ It is pure: the time is an argument.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pyqueue.messages import Id
 
-__all__ = ["Floor", "Head"]
+__all__ = ["FIRST", "Floor", "Head"]
 
 #: From where a look starts: after this (when, _id), or at this ``when`` if the id is None.
 Floor = tuple[datetime, Id | None]
+
+#: Before all others.
+FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: How far behind the others a racing producer's ``when`` may come in without waiting for a sweep.
 SLACK: Final = timedelta(milliseconds=500)
@@ -110,7 +113,8 @@ class Head:
 
     def unsure(self) -> None:
         """The bus may have missed something: anything may be there."""
-        self._rest, self.sweep_at, self.flag_read, self.due_known = QUIET, None, None, False
+        self.heard(FIRST)
+        self.flag_read = None
 
     def expect(self, when: datetime) -> None:
         """Something becomes eligible then."""

@@ -25,7 +25,7 @@ from bson.errors import BSONError
 
 from pyqueue import arguments, tokens
 from pyqueue.backends import namespace
-from pyqueue.backends.head import Floor, Head
+from pyqueue.backends.head import FIRST, Floor, Head
 from pyqueue.backends.namespace import HOT
 from pyqueue.clock import BAND
 from pyqueue.errors import (
@@ -96,8 +96,6 @@ LABELS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: What belongs to a message's stay in one queue.
 STAY: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
 
-_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 Taken = list[tuple[dict[str, Any], Message[Any]]]
 Update_ = Mapping[str, Any]
 
@@ -142,13 +140,13 @@ def _due(document: Mapping[str, Any]) -> datetime:
     for name in ("due", "when"):
         if isinstance(document.get(name), datetime):
             return cast(datetime, document[name])
-    return _FIRST
+    return FIRST
 
 
 def _place(document: Mapping[str, Any], now: datetime) -> Floor:
     """Where it stood, if it was never claimed before; else lower, which is safe. So it is if others wrote it."""
     id, due = document["_id"], _due(document)
-    return due if due <= now else _FIRST, id if isinstance(id, (ObjectId, str)) else None
+    return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
 
 
 def _unfit(document: Mapping[str, Any]) -> list[str] | None:
@@ -1429,8 +1427,8 @@ class Standard:
         return (yield from namespace.paused(self.queue))
 
     def notify(self) -> Plan[None]:
-        """Wake waiting consumers."""
-        yield Signal(self.queue, (yield Now()))
+        """Wake waiting consumers. What they are to find may be as old as a transaction was long."""
+        yield Signal(self.queue, None)
 
     def purge(self) -> Plan[int]:
         """Delete what is ready or scheduled."""

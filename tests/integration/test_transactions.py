@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pymongo
@@ -407,11 +408,15 @@ def test_nothing_is_signalled_for_an_aborted_transaction(client: Client) -> None
     assert client.stats.get("signals", 0) == signals
 
 
-def test_after_a_transaction_of_ones_own_notify_wakes(client: Client) -> None:
+@pytest.mark.parametrize("age", [0, 60])
+def test_after_a_transaction_of_ones_own_notify_wakes(client: Client, age: float) -> None:
+    """However long it was open: its messages are as old as that, far below where looks begin."""
     queue = client.queue("jobs")
     with listening(client, "jobs") as future:
         with client.database.client.start_session() as session, session.start_transaction():
-            queue.push("pushed", session=session)
+            id = queue.push("pushed", session=session)
+            past = datetime.now(UTC) - timedelta(seconds=age)
+            client.database["pyqueue"].update_one({"_id": id}, {"$set": {"when": past}}, session=session)
         time.sleep(0.2)
         assert not future.done()
         queue.notify()

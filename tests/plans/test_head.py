@@ -521,8 +521,17 @@ def test_what_is_due_is_looked_at_and_known_no_more() -> None:
     assert (head.due, head.due_known) == (None, False)
     head.due_known = True
     head.unsure()
-    assert head.start(after(4)) is None
+    assert head.start(after(4)) == (rules.FIRST, None)
     assert not head.due_known
+
+
+@pytest.mark.parametrize("sweep_at", [None, after(60)])
+def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> None:
+    head = Head(floor=(after(-9), None), sweep_at=sweep_at)
+    start = head.start(NOW)
+    head.unsure()
+    head.looked(start, NOW, after(0.1), None, 15, ended=True)
+    assert head.start(after(0.2)) == (rules.FIRST, None)
 
 
 # ---- what idling costs
