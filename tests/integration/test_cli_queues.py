@@ -667,6 +667,23 @@ def test_worker_processes_end_when_their_parent_is_killed(shell: Shell, client: 
         assert psutil.wait_procs(family, timeout=SECONDS)[1] == []
 
 
+def test_worker_processes_that_swallow_a_ctrl_c_as_they_are_imported_end_all_the_same(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "open(f'{os.getpid()}.here', 'x').close()\n"
+        "while True:\n"
+        "    try: time.sleep(600)\n"
+        "    except KeyboardInterrupt: pass\n"
+    )
+    with working(shell, "slow:worker", "--processes", "2") as process:
+        until(lambda: len(list(tmp_path.glob("*.here"))) == 2)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+
+
 def test_worker_processes_that_cannot_run_end_the_parent(shell: Shell) -> None:
     status, out, errors = shell.run("worker", "nowhere:worker", "--processes", "2")
     assert (status, out) == (2, "")

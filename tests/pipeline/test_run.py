@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from pyqueue import (
     Unavailable,
     Worker,
 )
-from tests.integration.eventually import until
+from tests.integration.eventually import async_until, until
 from tests.pipeline.conftest import Place, Running, adds_up
 
 LONG = 20.0
@@ -155,9 +156,11 @@ def test_until_empty_goes_on_while_nobody_knows_whether_anything_is_left(
 
 
 def test_no_more_handlers_than_places_at_once(server: Place, awaited: bool) -> None:
+    """Each waits until its stage, or for "a" the worker, has had as many at work as may be."""
     at_work: Counter[str] = Counter()
     most: Counter[str] = Counter()
     lock = threading.Lock()
+    full: dict[str, Callable[[], bool]] = {"a": lambda: most["all"] >= 5, "b": lambda: most["b"] >= 2}
 
     def enter(name: str) -> None:
         with lock:
@@ -172,12 +175,12 @@ def test_no_more_handlers_than_places_at_once(server: Place, awaited: bool) -> N
     def make(name: str) -> Any:
         def plain(payload: Any) -> None:
             enter(name)
-            time.sleep(0.005)
+            until(full[name])
             leave(name)
 
         async def carried(payload: Any) -> None:
             enter(name)
-            await asyncio.sleep(0.005)
+            await async_until(full[name])
             leave(name)
 
         return carried if awaited else plain
