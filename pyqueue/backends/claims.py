@@ -200,7 +200,7 @@ class Claims:
         """Take the group over, with what is outstanding, or else claim anew. Answers the token, the last claim's number, and the ids."""
         token = yield from self.adopt(lease)
         standing = yield from self.standing(token)
-        upto: int | None = standing.claimed
+        upto: int | None = None
         ids = yield from self.ids(token, standing.acknowledged, standing.claimed)
         if not ids:
             upto = yield from self.claim(token, limit, lease)
@@ -330,13 +330,9 @@ class Claims:
             yield from self._advance(token, {"$max": {"n": upto, "claimed": upto}})
         return done
 
-    def rollback(self, token: str, upto: int, error: BaseException | str | None = None) -> Plan[int]:
-        """Give back what is still held, each as ``Queue.rollback`` does. Answers how many messages it was."""
+    def rollback(self, token: str, upto: int, error: BaseException | str | None = None) -> Plan[None]:
+        """Give back what is still held, each as ``Queue.rollback`` does."""
         held = yield from self.reservations(token, 0, upto)
-        taken = 0
-        try:
+        with suppress(LeaseLost):  # others took some in this very moment
             yield from self.backend.rollback(tuple(held), error=error)
-        except LeaseLost as some:  # by others, in this very moment
-            taken = len(some.lost) + len(some.unknown)
         yield from self.acknowledge(token, upto)
-        return len(held) - taken

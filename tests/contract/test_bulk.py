@@ -14,7 +14,7 @@ from bson import ObjectId
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Queue, QueueError
 from pyqueue.backends import bulk
 from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page, pass_on
-from pyqueue.requests import Fault, Signal
+from pyqueue.requests import Command, Fault, Plan, Signal
 from tests.plans.runner import Runner
 
 
@@ -73,16 +73,21 @@ def read(client: Client, queue: Queue[Any], parts: list[Glimpse], limit: int) ->
 @pytest.mark.parametrize("kind", ["str", "ObjectId", "both"])
 @pytest.mark.parametrize("count", [0, 1, 2, 90])
 @pytest.mark.parametrize("limit", [1, 7, 1000])
+@pytest.mark.parametrize("instants", [1, 5])
 def test_parts_are_disjoint_complete_even_and_in_order(
-    client: Client, queue: Queue[Any], kind: str, count: int, limit: int
+    client: Client, queue: Queue[Any], kind: str, count: int, limit: int, instants: int
 ) -> None:
-    """Most of the messages became ready in one and the same millisecond; their ids are of one type, or mixed."""
+    """They became ready in so many milliseconds; their ids are of one type, or mixed."""
     ids: list[Any] = [
         f"m{number * 7919 % 1000}" if kind == "str" or (kind == "both" and number % 2) else ObjectId()
         for number in range(count)
     ]
     queue.push_many(range(count), ids=ids)
     queue.push("later", delay=600)
+    now = datetime.now(UTC)
+    for instant in range(instants):
+        past = now - timedelta(milliseconds=instant)
+        client.database["pyqueue"].update_many({"_id": {"$in": ids[instant::instants]}}, {"$set": {"when": past}})
     order = [each.payload for each in queue.peek(limit=1000)][:count]
     for parts in (1, 2, 3, 7):
         found = client.run(glimpses(queue._backend, parts))
@@ -120,16 +125,32 @@ def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
 
 
 def test_append(client: Client, queue: Queue[Any]) -> None:
+    began = datetime.now(UTC)
     fresh = [Fresh("a", 1, {"h": "x"}, "k"), Fresh(None, 2)]
     assert client.run(append(queue._backend, fresh)) == 2
     first = queue.get("a")
     assert first is not None
     assert (first.payload, first.headers, first.key, first.state) == (1, {"h": "x"}, "k", "ready")
+    assert abs(first.pushed - began) < timedelta(seconds=5)
     assert payloads(queue) == [1, 2]
     # The same id is the same message; a key that is taken keeps its message out.
     assert client.run(append(queue._backend, [Fresh("a", 1), Fresh(None, 3, None, "k"), Fresh(None, 4)])) == 2
     assert payloads(queue) == [1, 2, 4]
     assert client.run(append(queue._backend, [])) == 0
+
+
+def test_an_append_is_part_of_a_transaction(url: str) -> None:
+    with Client(url) as client:
+        queue = client.queue("q")
+
+        def undone() -> None:
+            with client.transaction() as session:
+                client.run(append(queue._backend, [Fresh("a", 1), Fresh(None, 2)], session=session))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            undone()
+        assert payloads(queue) == []
 
 
 def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
@@ -296,29 +317,46 @@ def test_discarding_takes_what_the_job_staged_and_nothing_else(
     client.run(staging.publish({}))  # it shows nothing, and makes nothing of it
 
 
-def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
+def asked(client: Client, plan: Plan[Any]) -> list[Any]:
+    """What a plan asks of its driver."""
+    requests: list[Any] = []
+
+    def noted() -> Any:
+        answer = None
+        while True:
+            try:
+                requests.append(plan.send(answer))
+            except StopIteration as stop:
+                return stop.value
+            answer = yield requests[-1]
+
+    client.run(noted())
+    return requests
+
+
+def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, staging: Staging) -> None:
     def signals(places: dict[str, int]) -> int:
-        """How many signals a publish gives."""
-        said = 0
-        plan = staging.publish(places)
-
-        def counted() -> Any:
-            nonlocal said
-            answer = None
-            while True:
-                try:
-                    request = plan.send(answer)
-                except StopIteration as stop:
-                    return stop.value
-                said += isinstance(request, Signal)
-                answer = yield request
-
-        client.run(counted())
-        return said
+        return sum(isinstance(each, Signal) for each in asked(client, staging.publish(places)))
 
     client.run(staging.write("a", [Fresh("a", 1)]))
     assert signals({"a": 1}) == 1
     assert signals({}) == 0
+
+
+def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
+    client: Client, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 3)
+
+    def commands(free: int, keyed: int) -> int:
+        rows = [Fresh(None, n, None, f"{free} {keyed} {n}" if n < keyed else None) for n in range(free + keyed)]
+        client.run(staging.write("a", rows))
+        return sum(isinstance(each, Command) for each in asked(client, staging.publish({"a": len(rows)})))
+
+    least = commands(1, 0)
+    assert commands(50, 0) == least
+    assert commands(50, 3) == least + 1
+    assert commands(0, 7) == least + 3
 
 
 def test_what_the_server_refuses_for_a_reason_of_its_own_fails_the_write(staging: Staging) -> None:
@@ -347,6 +385,7 @@ def test_pass_on(client: Client, queue: Queue[Any]) -> None:
     assert second is not None
     assert (first.payload, first.headers, first.key) == ("a", {"old": 1, "both": 2, "new": 2}, "new key")
     assert (second.payload, second.headers, second.key) == ("b", {"old": 1, "both": 1}, None)
+    assert [each["last_key"] for each in stored(client, "target")] == ["k0", "k1"]
     assert queue.get("m0") is None
     (stays,) = stored(client, "q")
     assert stays["_id"] == lost.id
