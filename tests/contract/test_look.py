@@ -185,6 +185,18 @@ class TestHistory:
         assert queue.replay() == 0
         assert queue.push("again", key="k") is None
 
+    def test_a_replay_is_the_last_of_twenty_stays(self, world: World, queue: AnyQueue) -> None:
+        id = queue.push("x")
+        held = queue.reserve(0)
+        assert held is not None
+        queue.commit(held)
+        trail = [{"q": f"q{n}", "at": held.pushed} for n in range(20)]
+        world.raw().update_one({"_id": id}, {"$set": {"trail": trail}})
+        assert queue.replay(id) == 1
+        message = queue.get(id)
+        assert message is not None
+        assert [each["q"] for each in message.trail] == [*(f"q{n}" for n in range(1, 20)), queue.name]
+
     def test_replay_restores_a_key_only_if_it_is_free(self, queue: AnyQueue) -> None:
         id = queue.push("old", key="k")
         assert queue.pop(0) is not None

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Message
+from pyqueue.backends import standard
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World, near
 
@@ -237,6 +238,7 @@ def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
     said = None if error is None else "bad row"
     for each in (message.error, message.dead["error"]):
         assert (None if each is None else each["message"]) == said
+        assert each is None or near(each["at"], 0)
     assert [each["q"] for each in message.trail] == [queue.name]
 
 
@@ -297,6 +299,19 @@ def test_redrive_with_a_limit(client: AnyClient, queue: AnyQueue) -> None:
     assert dead.redrive(2) == 2
     assert (dead.counts().ready, queue.counts().ready) == (3, 2)
     assert dead.redrive(limit=100) == 3
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_redrive_of_many_batches(
+    client: AnyClient, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    monkeypatch.setattr(standard, "BATCH", 3)
+    queue.push_many(range(8))
+    queue.bury(*queue.reserve_many(8, timeout=0))
+    order = [each.payload for each in client.queue(f"{queue.name}.dead").peek(8)]
+    moved = limit or 8
+    assert client.queue(f"{queue.name}.dead").redrive(limit) == moved
+    assert sorted(each.payload for each in queue.peek(8)) == sorted(order[:moved])
 
 
 def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: AnyQueue) -> None:

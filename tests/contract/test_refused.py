@@ -266,6 +266,7 @@ BAD_SETTLES: dict[str, tuple[Settle, str]] = {
     "move to nothing": (lambda queue, held: queue.move(held, to=None), "to"),
     "move update operator": (lambda queue, held: queue.move(held, to="x", update={"$where": {"a": 1}}), "update"),
     "move update plain": (lambda queue, held: queue.move(held, to="x", update={"a": 1}), "update"),
+    "move update no fields": (lambda queue, held: queue.move(held, to="x", update={"$set": 1}), "update"),
     "move update empty name": (lambda queue, held: queue.move(held, to="x", update={"$set": {"": 1}}), "update"),
     "move update and payload": (
         lambda queue, held: queue.move(held, to="x", payload=1, update={"$set": {"a": 1}}),

@@ -162,8 +162,10 @@ def test_rollback_with_a_delay(queue: AnyQueue) -> None:
         ("no such carrier", "error", "no such carrier"),
         (KeyError("UA"), "KeyError", "'UA'"),
         ("ü" * 5000, "error", "ü" * 1024),
+        ("x" + "ü" * 5000, "error", "x" + "ü" * 1023),
+        (ValueError("a \ud800"), "ValueError", "a ?"),
     ],
-    ids=["str", "exception", "long"],
+    ids=["str", "exception", "long", "cut within a letter", "not Unicode"],
 )
 def test_rollback_with_an_error(queue: AnyQueue, error: Any, kind: str, text: str) -> None:
     held = hold(queue)
