@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -297,6 +297,23 @@ def test_a_receive_waits_for_the_next_when_and_no_longer() -> None:
     (held,) = runner.run(standard().receive(Line("t"), 1, timeout=60))
     assert held.id == "m1"
     assert runner.now == after(0.7)
+
+
+def test_the_next_when_is_read_once_a_second_however_much_is_heard() -> None:
+    line = Line("t")
+    runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
+    reads: list[datetime] = []
+
+    def wait(request: Wait) -> bool:
+        command = runner.commands[-1]
+        if isinstance(command, Find) and command.projection == {"_id": 1, "when": 1}:
+            reads.append(runner.now)
+        runner.now = min(request.until, runner.now + timedelta(seconds=0.1))
+        return line.heard(runner.now, runner.now)  # others take what it hears of
+
+    runner.on_wait = wait
+    assert runner.run(standard().receive(line, 1, timeout=4.5)) == []
+    assert reads == [after(seconds) for seconds in range(5)]
 
 
 def test_a_receive_looks_once_more_when_it_begins_to_listen() -> None:
