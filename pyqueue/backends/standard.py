@@ -889,18 +889,16 @@ class Standard:
                 yield from self._with_key(match, back, document.get("key"))
         yield Signal(self.queue, min(_due(document) for document, _ in taken))
 
-    def _with_key(
-        self, match: Mapping[str, Any], update: dict[str, Any], key: str | None, session: Any = None
-    ) -> Plan[bool]:
+    def _with_key(self, match: Mapping[str, Any], update: dict[str, Any], key: str | None) -> Plan[bool]:
         """Update one message and give it its key back, if that is free; whether it matched."""
         if key is not None:
             keyed = update | {"$set": {**update["$set"], "key": key}, "$unset": {**update["$unset"], "last_key": ""}}
             keyed.pop("$rename", None)
             try:
-                return bool((yield Update(match, keyed, session=session)).matched)
+                return bool((yield Update(match, keyed)).matched)
             except DuplicateKey:
                 pass
-        return bool((yield Update(match, update, session=session)).matched)
+        return bool((yield Update(match, update)).matched)
 
     # ---- settled by the holder
 

@@ -160,6 +160,13 @@ class TestHistory:
         assert queue.history(since=datetime.now(UTC) + timedelta(hours=1)) == []
         assert len(queue.history(since=datetime(1999, 1, 1, tzinfo=UTC))) == 6
 
+    def test_newest_are_those_that_were_finished_last(self, queue: AnyQueue) -> None:
+        ids = [queue.push(n, id=f"{queue.name}/{n}") for n in range(3)]
+        for n in (1, 2, 0):
+            assert queue.remove(ids[n])
+            time.sleep(0.002)  # each in a millisecond of its own
+        assert [each.payload for each in queue.history()] == [0, 2, 1]
+
     def test_the_history_is_out_of_the_way(self, queue: AnyQueue) -> None:
         queue.push_many(range(20))
         assert len(queue.pop_many(20, timeout=0)) == 20

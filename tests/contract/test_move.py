@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -222,6 +223,27 @@ def test_the_trail_has_the_last_twenty_queues(client: AnyClient, name: str) -> N
 
 # ---- bury, redrive
 
+FINISHES: dict[str, Callable[[AnyQueue], object]] = {
+    "commit": lambda queue: queue.commit(queue.reserve(0)),
+    "pop": lambda queue: queue.pop(0),
+    "pop_many": lambda queue: queue.pop_many(1, timeout=0),
+    "remove": lambda queue: queue.remove(queue.peek()[0].id),
+}
+
+
+@pytest.mark.needs("history")
+@pytest.mark.parametrize("key", [None, "here"])
+@pytest.mark.parametrize("finish", FINISHES)
+def test_a_replay_gives_the_key_that_it_had_here_and_no_earlier_one(
+    client: AnyClient, queue: AnyQueue, name: str, finish: str, key: str | None
+) -> None:
+    last = client.queue(f"{name}.last", history=60)
+    held = hold(queue, "x", key="there")
+    queue.move(held, to=last, key=key)
+    FINISHES[finish](last)
+    assert last.replay(held.id) == 1
+    assert found(last.get(held.id)).key == key
+
 
 @pytest.mark.parametrize("error", [None, "bad row", ValueError("bad row")], ids=["none", "str", "exception"])
 def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
@@ -330,13 +352,16 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
 
 
 @pytest.mark.needs("history")
-def test_redrive_of_a_message_that_has_a_key_in_the_dead_letter_queue(client: AnyClient, queue: AnyQueue) -> None:
+@pytest.mark.parametrize("finish", ["commit", "pop", "pop_many", "remove"])
+def test_redrive_of_a_message_that_has_a_key_in_the_dead_letter_queue(
+    client: AnyClient, queue: AnyQueue, finish: str
+) -> None:
     """By a replay there. At home the key may be free, or taken."""
     dead = client.queue(f"{queue.name}.dead", history=60)
     for taken in (False, True):
         one = hold(queue, "old", key="k")
         queue.bury(one)
-        dead.commit(*dead.reserve_many(1, timeout=0))
+        FINISHES[finish](dead)
         assert dead.replay(one.id) == 1
         assert found(dead.get(one.id)).key == "k"
         if taken:
@@ -358,6 +383,29 @@ def test_redrive_leaves_what_is_held_and_what_came_otherwise(client: AnyClient, 
     assert dead.redrive() == 1
     assert [each.payload for each in dead.peek()] == ["by hand"]
     assert [each.payload for each in queue.peek()] == ["held"]
+
+
+def test_redrive_passes_over_what_has_no_way_home(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(["at fault", "from nowhere", "good"])
+    held = {each.payload: each for each in queue.reserve_many(3, timeout=0)}
+    queue.bury(*held.values())
+    world.raw().update_one({"_id": held["at fault"].id}, {"$set": {"trail": 5}})
+    world.raw().update_one({"_id": held["from nowhere"].id}, {"$set": {"dead.from": "~"}})
+    for payload, place in (("good", 0.3), ("at fault", 0.2), ("from nowhere", 0.1)):  # whichever way the order goes
+        when = datetime.now(UTC) - timedelta(seconds=place)
+        world.raw().update_one({"_id": held[payload].id}, {"$set": {"when": when}})
+    if "fifo" in world.place.offers:
+        world.raw().update_one({"_id": held["good"].id}, {"$set": {"when": datetime.now(UTC)}})
+    assert client.queue(f"{queue.name}.dead").redrive() == 1
+    assert [each.payload for each in queue.peek()] == ["good"]
+
+
+def test_a_redriven_message_is_still_of_its_model(world: World, client: AnyClient, name: str) -> None:
+    queue = client.queue(name, Order)
+    queue.bury(hold(queue, Order(n=1)))
+    assert client.queue(f"{name}.dead").redrive() == 1
+    [message] = queue.peek()
+    assert world.document(message.id)["type"] == "Order"
 
 
 def test_a_dead_message_can_be_worked_on_like_any_other(client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:

@@ -179,6 +179,8 @@ class TestKeys:
         assert queue.push(1, key="k", id="first") == "first"
         assert queue.push(2, key="k", id="second", on_duplicate="replace") == "first"
         assert queue.get("second") is None
+        assert queue.push(3, key="k", id="first", on_duplicate="replace") == "first"
+        assert [each.payload for each in queue.peek()] == [3]
 
     def test_a_key_belongs_to_its_queue(self, queue: AnyQueue, other: AnyQueue) -> None:
         assert queue.push(1, key="k") is not None

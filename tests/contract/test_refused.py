@@ -267,6 +267,11 @@ BAD_SETTLES: dict[str, tuple[Settle, str]] = {
     "move update operator": (lambda queue, held: queue.move(held, to="x", update={"$where": {"a": 1}}), "update"),
     "move update plain": (lambda queue, held: queue.move(held, to="x", update={"a": 1}), "update"),
     "move update no fields": (lambda queue, held: queue.move(held, to="x", update={"$set": 1}), "update"),
+    "move update rename to nothing": (
+        lambda queue, held: queue.move(held, to="x", update={"$rename": {"a": ""}}),
+        "update",
+    ),
+    "progress long note": (lambda queue, held: queue.progress(held, 0.5, "x" * 2049), "note"),
     "move update empty name": (lambda queue, held: queue.move(held, to="x", update={"$set": {"": 1}}), "update"),
     "move update and payload": (
         lambda queue, held: queue.move(held, to="x", payload=1, update={"$set": {"a": 1}}),

@@ -385,6 +385,7 @@ def test_progress(queue: AnyQueue) -> None:
     assert message.progress is not None
     assert (message.progress["fraction"], message.progress["note"]) == (0.5, "half way")
     assert near(message.progress["at"], 0)
+    queue.progress(held, 1, "x" * 2048)
     queue.commit(held)
 
 

@@ -103,6 +103,22 @@ def test_a_push_whose_id_or_key_is_taken_fails_alone(driver: str, url: str) -> N
 
 
 @drivers
+def test_rollbacks_keep_the_errors_of_their_callers(driver: str, url: str) -> None:
+    async def test(client: AsyncClient) -> None:
+        queue = client.queue("jobs")
+        await queue.push_many(range(CALLERS))
+        held = await queue.reserve_many(CALLERS, timeout=0)
+        calls: list[Awaitable[None]] = [queue.rollback(each, delay=0, error=f"of {each.payload}") for each in held]
+        answers, cost = await commands(client, calls)
+        assert answers == [None] * CALLERS
+        assert cost <= 8  # they were joined
+        errors = {each.payload: each.error and each.error["message"] for each in await queue.peek(CALLERS)}
+        assert errors == {n: f"of {n}" for n in range(CALLERS)}
+
+    run(driver, url, test)
+
+
+@drivers
 @pytest.mark.parametrize("history", [None, 600.0])
 @pytest.mark.parametrize("settle", ["commit", "rollback"])
 def test_a_settle_whose_lease_is_lost_fails_alone(driver: str, url: str, history: float | None, settle: str) -> None:

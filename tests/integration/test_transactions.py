@@ -70,6 +70,14 @@ def test_a_key_that_is_taken_does_not_abort(client: Client, things: Any, on_dupl
     assert [each.payload for each in queue.peek()] == [{"ignore": "old", "replace": "new"}[on_duplicate], "another"]
 
 
+def test_of_many_keys_that_are_taken_none_is_answered(client: Client) -> None:
+    queue = client.queue("jobs")
+    queue.push_many(["old", "old"], keys=["k", "l"])
+    with client.transaction() as session:
+        answers = queue.push_many(["new"] * 3, keys=["k", "l", "m"], ids=[None, None, "a"], session=session)
+    assert answers == [None, None, "a"]
+
+
 def test_a_key_that_is_taken_and_reported_does_not_abort(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     queue.push("old", key="k")
@@ -95,6 +103,36 @@ def test_an_id_that_is_taken_does_not_abort(client: Client, things: Any) -> None
     assert ids(things) == [0, 1]
     assert [(each.id, each.payload) for each in queue.peek()] == [("a", "old"), ("b", "new")]
     assert totals(other) == [0]
+
+
+def test_a_replace_with_and_without_keys_does_not_abort(client: Client, things: Any) -> None:
+    queue = client.queue("jobs")
+    old, known = queue.push_many(["old", "known"], keys=["k", None], ids=[None, "a"])
+
+    def replace(session: Any) -> list[Any]:
+        return queue.push_many(
+            ["new", "again", "one more"],
+            keys=["k", None, None],
+            ids=[None, "a", "b"],
+            on_duplicate="replace",
+            session=session,
+        )
+
+    with undone(client) as session:
+        replace(session)
+    assert sorted(each.payload for each in queue.peek()) == ["known", "old"]
+    with client.transaction() as session:
+        assert replace(session) == [old, known, "b"]
+        client.database.things.insert_one({"_id": 1}, session=session)
+    assert ids(things) == [0, 1]
+    assert sorted(each.payload for each in queue.peek()) == ["known", "new", "one more"]
+
+
+def test_a_transaction_knows_the_ids_it_pushed(client: Client) -> None:
+    queue = client.queue("jobs")
+    with client.transaction() as session:
+        assert [queue.push("x", id="a", session=session) for _ in range(2)] == ["a", "a"]
+    assert totals(queue) == [1]
 
 
 # All or nothing
