@@ -51,7 +51,7 @@ class TestNewest:
 def test_a_queue_of_a_kind_or_version_that_is_not_known(
     world: World, queue: AnyQueue, other: AnyQueue, change: dict[str, Any]
 ) -> None:
-    queue.push("there")
+    there = queue.push("there")
     world.raw().update_one({"_id": f"~queue:{queue.name}"}, {"$set": change})
     held = hold(other)
     before = world.stored(queue, other)
@@ -62,7 +62,15 @@ def test_a_queue_of_a_kind_or_version_that_is_not_known(
         lambda: stranger.pop(0),
         lambda: stranger.reserve(0),
         lambda: stranger.pop_many(5, timeout=0),
+        lambda: stranger.remove(there),
+        stranger.purge,
+        stranger.pause,
+        stranger.resume,
     ]
+    if "dead_letter" in world.place.offers:
+        calls.append(stranger.redrive)
+    if "history" in world.place.offers:
+        calls.append(lambda: stranger.replay(there))
     for call in calls:
         with pytest.raises(ConfigurationError, match=queue.name):
             call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -293,6 +294,13 @@ def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
 
 
 # ---- pausing
+
+
+@pytest.mark.parametrize("make", [lambda queue: queue.push(1), lambda queue: queue.pause()], ids=["push", "pause"])
+def test_a_queues_record_has_an_instant(world: World, queue: AnyQueue, make: Callable[[AnyQueue], object]) -> None:
+    """Or it never could be put where looks end."""
+    make(queue)
+    assert near(world.document(f"~queue:{queue.name}")["when"], 0)
 
 
 def test_a_paused_queue_looks_empty(queue: AnyQueue) -> None:
