@@ -304,7 +304,7 @@ def test_discarding_takes_what_the_job_staged_and_nothing_else(
 ) -> None:
     queue.push("there")
     client.queue("q2").push("there too")
-    others = [Staging(queue._backend, job) for job in ("jo", "job2", "joc")] + [
+    others = [Staging(queue._backend, job) for job in ("jo", "job2", "jobA", "joc")] + [
         Staging(client.queue("q2")._backend, "job")
     ]
     for number, other in enumerate(others):

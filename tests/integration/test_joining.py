@@ -119,6 +119,23 @@ def test_rollbacks_keep_the_errors_of_their_callers(driver: str, url: str) -> No
 
 
 @drivers
+def test_commits_keep_the_payloads_of_their_callers(driver: str, url: str) -> None:
+    async def test(client: AsyncClient) -> None:
+        queue = client.queue("jobs", history=600)
+        await queue.push_many(range(CALLERS))
+        held = await queue.reserve_many(CALLERS, timeout=0)
+        calls: list[Awaitable[None]] = [queue.commit(each, payload={"of": each.payload}) for each in held]
+        answers, cost = await commands(client, calls)
+        assert answers == [None] * CALLERS
+        assert cost <= 8  # they were joined
+        assert {each.id: each.payload for each in await queue.history()} == {
+            each.id: {"of": each.payload} for each in held
+        }
+
+    run(driver, url, test)
+
+
+@drivers
 @pytest.mark.parametrize("history", [None, 600.0])
 @pytest.mark.parametrize("settle", ["commit", "rollback"])
 def test_a_settle_whose_lease_is_lost_fails_alone(driver: str, url: str, history: float | None, settle: str) -> None:

@@ -439,10 +439,14 @@ def test_waiters_wake_after_the_commit(connect: Connect, way: str) -> None:
 
 def test_nothing_is_signalled_for_an_aborted_transaction(client: Client) -> None:
     queue = client.queue("jobs")
-    queue.pop(0)
+    queue.push_many(["moved", "rolled back"])
+    moved, rolled = queue.reserve_many(2, timeout=0)
     signals = client.stats.get("signals", 0)
     with undone(client) as session:
         queue.push("pushed", session=session)
+        queue.push("pushed", key="k", on_duplicate="replace", session=session)
+        queue.move(moved, to="other", session=session)
+        queue.rollback(rolled, delay=0, session=session)
     assert client.stats.get("signals", 0) == signals
 
 

@@ -31,6 +31,7 @@ def test_a_claim_puts_a_token_and_the_lease_by_the_time_passed_in() -> None:
     command = runner.commands[1]
     assert isinstance(command, Take)
     assert command.quick
+    assert command.patience == 29  # of 30: the rest is for finding out what became of it
     assert command.hint == "hot"
     update: Any = command.update
     put = update["$set"]
@@ -62,6 +63,7 @@ def test_a_batch_is_read_by_the_token_and_not_before() -> None:
     assert isinstance(look, Find)
     assert look.projection == {"_id": 1, "when": 1}
     assert isinstance(claim, Update)
+    assert (claim.quick, claim.patience) == (True, 29)
     assert claim.filter == {"_id": {"$in": ["m1", "m2"]}, "q": "a", "when": {"$lte": NOW}}
     assert isinstance(read, Find)
     assert read.filter["token"] == claim.update["$set"]["token"]
@@ -336,6 +338,49 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
     assert runner.run(standard(poll=3).receive(Line("t"), 1, timeout=10)) == []
     assert runner.now == after(10)
     assert len(runner.waits) >= 4  # the poll
+
+
+def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_due() -> None:
+    def line() -> Line:
+        line = Line("t")
+        line.head.floor, line.head.sweep_at = (after(-1), None), after(0.001)
+        return line
+
+    def late(command: Any) -> None:
+        runner.now = after(0.001)
+
+    runner = Runner(NOT_PAUSED, late, lambda command: claimed(command, "m1")[0])
+    (held,) = runner.run(standard().receive(line(), 1, timeout=0))
+    first, second = runner.commands[1:]
+    assert first.filter["when"] == {"$gte": after(-1), "$lte": NOW}
+    assert second.filter["when"] == {"$lte": runner.now}
+    assert (held.id, held.until) == ("m1", after(60.001))
+
+    def found(command: Any) -> Any:
+        late(command)
+        return claimed(command, "m1")[0]
+
+    runner = Runner(NOT_PAUSED, found)
+    (held,) = runner.run(standard().receive(line(), 1, timeout=0))
+    assert held.id == "m1"
+
+
+@pytest.mark.parametrize(("took", "found"), [(0.005, False), (0.001, False), (0.005, True)])
+def test_the_record_is_put_where_looks_end_after_a_slow_look_at_nothing(took: float, found: bool) -> None:
+    def look(command: Any) -> Any:
+        runner.now = after(took)
+        return claimed(command, "m1")[0] if found else None
+
+    runner = Runner(NOT_PAUSED, look, Change(1, None))
+    assert len(runner.run(standard().receive(Line("t"), 1, timeout=0))) == found
+    updates = [command for command in runner.commands if isinstance(command, Update)]
+    if found or took < 0.002:
+        assert updates == []
+    else:
+        (update,) = updates
+        assert update.quick
+        assert update.filter == {"_id": "~queue:a", "when": {"$lt": after(1 + took)}}
+        assert update.update == {"$set": {"when": after(2 + took)}}
 
 
 def test_giving_back_a_reservation_leaves_no_trace() -> None:

@@ -530,6 +530,7 @@ def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> N
     head = Head(floor=(after(-9), None), sweep_at=sweep_at)
     start = head.start(NOW)
     head.unsure()
+    head.heard(after(-0.1))  # of less, and no less in doubt
     head.looked(start, NOW, after(0.1), None, 15, ended=True)
     assert head.start(after(0.2)) == (rules.FIRST, None)
 
