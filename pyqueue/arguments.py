@@ -13,7 +13,7 @@ from bson import ObjectId
 
 from pyqueue.clock import BAND, seconds
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import Backoff, Id, Reservation, hashable
+from pyqueue.messages import Backoff, Id, Reservation, hashable_id
 
 __all__ = [
     "backoff",
@@ -73,21 +73,32 @@ def namespace_name(value: Any) -> str:
 def duration(name: str, value: Any, *, positive: bool = False) -> float:
     """A duration in seconds, from seconds or a timedelta: finite, not negative, at most 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
-        raise ConfigurationError(f"{name}: give seconds (int or float) or a timedelta, not {type(value).__name__}")
+        raise ConfigurationError(
+            f"{name}: give seconds (int or float) or a timedelta, not {type(value).__name__}"
+        )
     try:
         length = seconds(value)
     except OverflowError:  # an int beyond every float
         length = math.inf
-    if not math.isfinite(length) or length < 0 or length > _CENTURY or (positive and length < 0.001):
+    if (
+        not math.isfinite(length)
+        or length < 0
+        or length > _CENTURY
+        or (positive and length < 0.001)
+    ):
         bound = "more than 0" if positive else "0 or more"
-        raise ConfigurationError(f"{name}: {_shown(value)} is not allowed: {bound} seconds, and at most 100 years")
+        raise ConfigurationError(
+            f"{name}: {_shown(value)} is not allowed: {bound} seconds, and at most 100 years"
+        )
     return length
 
 
 def instant(name: str, value: Any) -> datetime:
     """An aware instant before the year 8000, as UTC in whole milliseconds, the resolution of what is stored."""
     if not isinstance(value, datetime):
-        raise ConfigurationError(f"{name}: give a timezone-aware datetime, not {type(value).__name__}")
+        raise ConfigurationError(
+            f"{name}: give a timezone-aware datetime, not {type(value).__name__}"
+        )
     if value.utcoffset() is None:
         raise ConfigurationError(
             f"{name}: {value!r} has no time zone: give an aware datetime, e.g. datetime.now(timezone.utc)"
@@ -97,7 +108,9 @@ def instant(name: str, value: Any) -> datetime:
     except OverflowError:  # at either end of Python's calendar
         moment = BAND if value.year > 1 else datetime.min.replace(tzinfo=UTC)
     if moment >= BAND:
-        raise ConfigurationError(f"{name}: {value!r} is too far away: instants before the year 8000 are allowed")
+        raise ConfigurationError(
+            f"{name}: {value!r} is too far away: instants before the year 8000 are allowed"
+        )
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
@@ -124,15 +137,18 @@ def _shown(value: Any) -> str:
     """A value in an error's text."""
     try:
         return repr(value)[:120]
-    except (
-        Exception
-    ):  # of anybody's making; Python itself writes no int of thousands of digits, and nothing that is nested too deeply
+    except Exception:  # of anybody's making; Python itself writes no int of thousands of digits, and nothing that is nested too deeply
         return f"this {type(value).__name__}"
 
 
 def key(value: Any, name: str = "key") -> str:
     """A message key: a str of 1-512 characters without NUL."""
-    if not isinstance(value, str) or not 1 <= len(value) <= 512 or "\0" in value or not is_unicode(value):
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= 512
+        or "\0" in value
+        or not is_unicode(value)
+    ):
         raise ConfigurationError(
             f"{name}: {_shown(value)} is not allowed: give a str of 1-512 characters of Unicode without NUL"
         )
@@ -190,9 +206,18 @@ def backoff(value: Any) -> None:
     """A Backoff whose waits are durations: base and maximum 0 or more, factor 0 or more, jitter from 0 to 1."""
     if not isinstance(value, Backoff):
         raise ConfigurationError(f"backoff: give a Backoff, not {type(value).__name__}")
-    for name, most in (("base", _CENTURY), ("maximum", _CENTURY), ("factor", sys.float_info.max), ("jitter", 1)):
+    for name, most in (
+        ("base", _CENTURY),
+        ("maximum", _CENTURY),
+        ("factor", sys.float_info.max),
+        ("jitter", 1),
+    ):
         number = getattr(value, name)
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, (int, float))
+            or not 0 <= number <= most
+        ):
             raise ConfigurationError(
                 f"backoff.{name}: {_shown(number)} is not allowed: give a number from 0 to {most:g}"
             )
@@ -201,14 +226,18 @@ def backoff(value: Any) -> None:
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of a few words."""
     if value not in allowed:
-        raise ConfigurationError(f"{name}: {_shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}")
+        raise ConfigurationError(
+            f"{name}: {_shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
+        )
     return str(value)
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
     """A whole number of 31 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ConfigurationError(f"{name}: {_shown(value)} is not allowed: give a whole number from {least} to {_MOST}")
+        raise ConfigurationError(
+            f"{name}: {_shown(value)} is not allowed: give a whole number from {least} to {_MOST}"
+        )
     return value
 
 
@@ -217,10 +246,12 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
-            raise ConfigurationError(f"reservations: give what reserve() returned, not {type(each).__name__}")
+            raise ConfigurationError(
+                f"reservations: give what reserve() returned, not {type(each).__name__}"
+            )
         if each.queue != queue:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; settle it there, not at {queue!r}"
             )
-        unique[hashable(each.id), each.token] = each
+        unique[hashable_id(each.id), each.token] = each
     return list(unique.values())

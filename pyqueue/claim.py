@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 
 from pyqueue import arguments
-from pyqueue.backends.claims import MOST, Claims
+from pyqueue.backends.named_claims import MOST, NamedClaims
 from pyqueue.backends.standard import Standard
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Id
@@ -22,7 +22,7 @@ __all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
 class _Common:
     """What both kinds of claim are made of."""
 
-    def __init__(self, client: Any, claims: Claims, lease: float) -> None:
+    def __init__(self, client: Any, claims: NamedClaims, lease: float) -> None:
         self._client = client
         self._claims = claims
         self._token = ""
@@ -57,7 +57,9 @@ class _Common:
 
     def _settling(self) -> None:
         if self._settled:
-            raise ConfigurationError(f"claim: that of group {self.group!r} was committed or rolled back already")
+            raise ConfigurationError(
+                f"claim: that of group {self.group!r} was committed or rolled back already"
+            )
         self._settled = True
         self._client.renewer.discard(self)
 
@@ -125,7 +127,9 @@ class AsyncClaim(_Common):
         from pyqueue.spark.frames import frame
 
         documents = await self._client.run(self._documents())
-        return await anyio.to_thread.run_sync(frame, spark, documents, self._claims.backend.codec.model)
+        return await anyio.to_thread.run_sync(
+            frame, spark, documents, self._claims.backend.codec.model
+        )
 
     async def commit(self) -> None:
         """Finish the messages. See ``Claim.commit``."""
@@ -136,10 +140,12 @@ class AsyncClaim(_Common):
         await self._client.run(self._rollback(error))
 
 
-def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[Claims, float]:
+def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[NamedClaims, float]:
     if arguments.count("limit", limit) > MOST:
-        raise ConfigurationError(f"limit: {limit} is not allowed: at most {MOST} messages are claimed at once")
-    return Claims(backend, group), backend._lease(lease)
+        raise ConfigurationError(
+            f"limit: {limit} is not allowed: at most {MOST} messages are claimed at once"
+        )
+    return NamedClaims(backend, group), backend._lease(lease)
 
 
 @contextmanager
@@ -147,7 +153,9 @@ def claimed(client: Any, backend: Standard, group: str, limit: int, lease: Any) 
     """The block of ``Queue.claim``."""
     claim = Claim(client, *_checked(backend, group, limit, lease))
     client.run(claim._begin(limit))
-    client.renewer.add(claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease)))
+    client.renewer.add(
+        claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease))
+    )
     try:
         yield claim
     except BaseException as error:
@@ -166,12 +174,17 @@ async def claimed_async(
     """The block of ``AsyncQueue.claim``."""
     claim = AsyncClaim(client, *_checked(backend, group, limit, lease))
     await client.run(claim._begin(limit))
-    client.renewer.add(claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease)))
+    client.renewer.add(
+        claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease))
+    )
     try:
         yield claim
     except BaseException as error:
         if not claim._settled:
-            with anyio.CancelScope(shield=True), suppress(QueueError):  # the block's exception is the one to hear of
+            with (
+                anyio.CancelScope(shield=True),
+                suppress(QueueError),
+            ):  # the block's exception is the one to hear of
                 await claim.rollback(error)
         raise
     if not claim._settled:

@@ -28,7 +28,7 @@ import signals as buses
 from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.drivers import AsyncDriver, Driver, Funnel, translated
+from pyqueue.drivers import AsyncDriver, BaseDriver, Driver, translated
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.memory import memory_database
@@ -38,13 +38,13 @@ from pyqueue.pipeline import Pipeline
 from pyqueue.queues import AsyncQueue, Duration, Queue
 from pyqueue.renewal import AsyncRenewer, Renewer
 from pyqueue.requests import Plan
-from pyqueue.waiting import Line
+from pyqueue.waiters import Waiters
 
 __all__ = ["AsyncClient", "Client"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-D = TypeVar("D", bound=Funnel)
+D = TypeVar("D", bound=BaseDriver)
 
 log = logging.getLogger("pyqueue")
 
@@ -87,7 +87,9 @@ class _Common(Generic[D]):
         self.namespace = arguments.namespace_name(namespace)
         self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
         self._timeout = arguments.duration("command_timeout", command_timeout, positive=True)
-        if owner is not None and (not isinstance(owner, str) or len(owner) > 256 or not arguments.is_unicode(owner)):
+        if owner is not None and (
+            not isinstance(owner, str) or len(owner) > 256 or not arguments.is_unicode(owner)
+        ):
             raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
             raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
@@ -121,7 +123,12 @@ class _Common(Generic[D]):
 
     def _options(self) -> dict[str, Any]:
         milliseconds = max(1, math.ceil(self._timeout * 1000))
-        return {"serverSelectionTimeoutMS": milliseconds, "appname": "pyqueue", "retryWrites": True, "retryReads": True}
+        return {
+            "serverSelectionTimeoutMS": milliseconds,
+            "appname": "pyqueue",
+            "retryWrites": True,
+            "retryReads": True,
+        }
 
     def _open(self) -> D:
         """The driver; made at first use. May start a server, but asks nothing of one."""
@@ -176,24 +183,38 @@ class _Common(Generic[D]):
     def _bus_is_ours(self) -> bool:
         return self._signals is None or isinstance(self._signals, str)
 
-    def line(self, queue: str) -> Line:
+    def line(self, queue: str) -> Waiters:
         """The line of the consumers of a queue; for the queues of this client."""
         return self._open().line(queue)
 
     def _backend(
-        self, name: str, model: Any, lease: Any, max_tries: Any, dead_letter: Any, history: Any, backoff: Any, poll: Any
+        self,
+        name: str,
+        model: Any,
+        lease: Any,
+        max_tries: Any,
+        dead_letter: Any,
+        history: Any,
+        backoff: Any,
+        poll: Any,
     ) -> Standard:
         arguments.queue_name(name)
         arguments.backoff(backoff)
         options = Options(
             lease=arguments.duration("lease", lease, positive=True),
             max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
-            dead_letter=f"{name}.dead" if dead_letter is None else arguments.queue_name(dead_letter),
-            history=None if history is None else arguments.duration("history", history, positive=True),
+            dead_letter=f"{name}.dead"
+            if dead_letter is None
+            else arguments.queue_name(dead_letter),
+            history=None
+            if history is None
+            else arguments.duration("history", history, positive=True),
             backoff=backoff,
             poll=arguments.duration("poll", poll, positive=True),
         )
-        return self.backend(name, options, Codec(model), owner=self.owner, hold=self._timeout)
+        return self.backend(
+            name, options, Codec(model), owner=self.owner, command_timeout=self._timeout
+        )
 
     def _infos(self, names: list[str], counts: list[Any], paused: list[bool]) -> list[QueueInfo]:
         return [QueueInfo(*line) for line in zip(names, counts, paused, strict=True)]
@@ -227,12 +248,18 @@ class _Common(Generic[D]):
         return {**driver.stats, **bus}
 
     def __repr__(self) -> str:
-        target = _redacted(self._target) if isinstance(self._target, str) else type(self._target).__name__
+        target = (
+            _redacted(self._target)
+            if isinstance(self._target, str)
+            else type(self._target).__name__
+        )
         return f"{type(self).__name__}({target!r}, namespace={self.namespace!r})"
 
     def _transactional(self) -> None:
         if self._driver is None or not self._driver.replicated:
-            raise ConfigurationError("transaction: needs a MongoDB replica set (a one-node set will do)")
+            raise ConfigurationError(
+                "transaction: needs a MongoDB replica set (a one-node set will do)"
+            )
 
 
 _TRANSACTION: dict[str, Any] = {
@@ -287,7 +314,9 @@ class Client(_Common[Driver]):
     @overload
     def queue(self, name: str, model: type[T], **options: Unpack[QueueOptions]) -> Queue[T]: ...
     @overload
-    def queue(self, name: str, model: Any = None, **options: Unpack[QueueOptions]) -> Queue[Any]: ...
+    def queue(
+        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+    ) -> Queue[Any]: ...
     def queue(
         self,
         name: str,
@@ -319,7 +348,9 @@ class Client(_Common[Driver]):
             InvalidName: the name is not allowed.
             ConfigurationError: an option is not.
         """
-        return Queue(self, self._backend(name, model, lease, max_tries, dead_letter, history, backoff, poll))
+        return Queue(
+            self, self._backend(name, model, lease, max_tries, dead_letter, history, backoff, poll)
+        )
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
         """A pipeline of queues of this namespace. Does no I/O.
@@ -341,7 +372,9 @@ class Client(_Common[Driver]):
         names = self.run(namespaces.names())
         plans = [self._of(name) for name in names]
         return self._infos(
-            names, [self.run(each.counts()) for each in plans], [self.run(each.paused()) for each in plans]
+            names,
+            [self.run(each.counts()) for each in plans],
+            [self.run(each.paused()) for each in plans],
         )
 
     @contextmanager
@@ -426,7 +459,10 @@ class Client(_Common[Driver]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -448,7 +484,9 @@ class AsyncClient(_Common[AsyncDriver]):
 
     def _accepts(self, database: Any) -> bool:
         kind = type(database)
-        return isinstance(database, AsyncDatabase) or kind.__module__.startswith(("mongomock", "motor.motor_asyncio"))
+        return isinstance(database, AsyncDatabase) or kind.__module__.startswith(
+            ("mongomock", "motor.motor_asyncio")
+        )
 
     def _connect(self, url: str, **options: Any) -> Any:
         return pymongo.AsyncMongoClient(url, **options)
@@ -471,9 +509,13 @@ class AsyncClient(_Common[AsyncDriver]):
         return await driver.run(plan)
 
     @overload
-    def queue(self, name: str, model: type[T], **options: Unpack[QueueOptions]) -> AsyncQueue[T]: ...
+    def queue(
+        self, name: str, model: type[T], **options: Unpack[QueueOptions]
+    ) -> AsyncQueue[T]: ...
     @overload
-    def queue(self, name: str, model: Any = None, **options: Unpack[QueueOptions]) -> AsyncQueue[Any]: ...
+    def queue(
+        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+    ) -> AsyncQueue[Any]: ...
     def queue(
         self,
         name: str,
@@ -487,7 +529,9 @@ class AsyncClient(_Common[AsyncDriver]):
         poll: Duration = 15,
     ) -> AsyncQueue[Any]:
         """A queue of this namespace. Does no I/O. See ``Client.queue``."""
-        return AsyncQueue(self, self._backend(name, model, lease, max_tries, dead_letter, history, backoff, poll))
+        return AsyncQueue(
+            self, self._backend(name, model, lease, max_tries, dead_letter, history, backoff, poll)
+        )
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
         """A pipeline of queues of this namespace. Does no I/O. See ``Client.pipeline``."""
@@ -568,7 +612,10 @@ class AsyncClient(_Common[AsyncDriver]):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 

@@ -47,7 +47,10 @@ class Clock:
     def stale(self) -> bool:
         """Whether new samples are due: after 30 s, or when the machine's clocks were set apart by more than a second."""
         monotonic = time.monotonic()
-        return monotonic - self._taken >= _REFRESH or abs(time.time() - monotonic - self._apart) > _JUMP
+        return (
+            monotonic - self._taken >= _REFRESH
+            or abs(time.time() - monotonic - self._apart) > _JUMP
+        )
 
     def expire(self) -> None:
         """Ask for new samples: the primary may be another one now."""

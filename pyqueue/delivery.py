@@ -34,7 +34,11 @@ class To(Generic[Q]):
         self.payload = payload
 
     def __repr__(self) -> str:
-        return f"To({self.queue!r})" if self.payload is UNCHANGED else f"To({self.queue!r}, {self.payload!r})"
+        return (
+            f"To({self.queue!r})"
+            if self.payload is UNCHANGED
+            else f"To({self.queue!r}, {self.payload!r})"
+        )
 
 
 class Drop:
@@ -61,7 +65,9 @@ class Many:
         self.outputs = list(outputs)
         for each in self.outputs:
             if not isinstance(each, To):
-                raise ConfigurationError(f"outputs: give a list of To(...), not of {type(each).__name__}")
+                raise ConfigurationError(
+                    f"outputs: give a list of To(...), not of {type(each).__name__}"
+                )
 
     def __repr__(self) -> str:
         return f"Many({self.outputs!r})"
@@ -94,7 +100,9 @@ class Delivery(Generic[T]):
 
     __slots__ = ("_loop", "_queue", "lost", "message")
 
-    def __init__(self, message: Reservation[T], queue: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(
+        self, message: Reservation[T], queue: Any, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
         #: The message: its id, tries, headers, error and checkpoint of the last try, and so on.
         self.message = message
         #: Whether the message is not this handler's any more: its lease was lost, its time is up or the worker was stopped.
@@ -122,7 +130,9 @@ class Delivery(Generic[T]):
 
     def _carry(self, operation: Any, *args: Any) -> Any:
         if self.lost:
-            raise LeaseLost(f"message {self.message.id} is not this handler's any more", lost=[self.message])
+            raise LeaseLost(
+                f"message {self.message.id} is not this handler's any more", lost=[self.message]
+            )
         if self._loop is None:
             return operation(self.message, *args)
         return asyncio.run_coroutine_threadsafe(operation(self.message, *args), self._loop).result()

@@ -1,7 +1,7 @@
 """The drivers carry plans out. They are the only code that talks to a database.
 
 ``Driver`` blocks (pymongo, mongomock); ``AsyncDriver`` awaits (PyMongo's async client, motor). They differ by ``await`` and by how one
-waits; all rules they share are in ``Funnel``: which collection a request goes to, what errors mean, what is counted. A rule of the
+waits; all rules they share are in ``BaseDriver``: which collection a request goes to, what errors mean, what is counted. A rule of the
 queue has no place here.
 """
 
@@ -23,8 +23,8 @@ from bson.errors import InvalidBSON, InvalidDocument
 from pymongo import ReadPreference, WriteConcern, errors
 
 from pyqueue.backends import namespace
-from pyqueue.batching import Joiner
 from pyqueue.clock import Clock
+from pyqueue.coalescing import Coalescer
 from pyqueue.errors import (
     ConfigurationError,
     DuplicateKey,
@@ -37,11 +37,24 @@ from pyqueue.errors import (
 )
 from pyqueue.memory import MemoryCollection
 from pyqueue.payloads import OPTIONS
-from pyqueue.requests import Command, Enter, Fault, Hello, Insert, Join, Listen, Now, Plan, Signal, UpdateEach, Wait
-from pyqueue.threads import Threads
-from pyqueue.waiting import Line
+from pyqueue.requests import (
+    Coalesce,
+    Command,
+    EnsureQueue,
+    Hello,
+    Insert,
+    Listen,
+    Plan,
+    ServerTime,
+    Signal,
+    UpdateEach,
+    Wait,
+    WriteFailure,
+)
+from pyqueue.thread_pool import DaemonThreadPool
+from pyqueue.waiters import Waiters
 
-__all__ = ["AsyncDriver", "Driver", "Funnel", "ThreadDriver"]
+__all__ = ["AsyncDriver", "BaseDriver", "BlockingAdapter", "Driver"]
 
 T = TypeVar("T")
 
@@ -68,7 +81,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Funnel:
+class BaseDriver:
     """What both drivers share."""
 
     def __init__(
@@ -95,7 +108,7 @@ class Funnel:
         self._forks = _forks
         self._prepared = False
         self._failures = 0
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, Waiters] = {}
         self._kinds: dict[str, str] = {}
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
@@ -108,16 +121,22 @@ class Funnel:
                 uuid_representation=OPTIONS.uuid_representation,
                 datetime_conversion=OPTIONS.datetime_conversion,
             )
-            self._plain = database.get_collection(name, codec_options=options, read_preference=ReadPreference.PRIMARY)
-            sure = WriteConcern(w="majority", j=True) if durability == "majority" else WriteConcern(w=1)
+            self._plain = database.get_collection(
+                name, codec_options=options, read_preference=ReadPreference.PRIMARY
+            )
+            sure = (
+                WriteConcern(w="majority", j=True)
+                if durability == "majority"
+                else WriteConcern(w=1)
+            )
             self._durable = self._plain.with_options(write_concern=sure)
             self._quick = self._plain.with_options(write_concern=WriteConcern(w=1))
 
-    def line(self, queue: str) -> Line:
+    def line(self, queue: str) -> Waiters:
         """The line of the consumers of a queue."""
         line = self._lines.get(queue)
         if line is None:
-            line = self._lines.setdefault(queue, Line(f"{self.topic}/{queue}"))
+            line = self._lines.setdefault(queue, Waiters(f"{self.topic}/{queue}"))
         return line
 
     def _check(self) -> None:
@@ -132,7 +151,9 @@ class Funnel:
         """The time a command may take, its retries included; a transaction's is its owner's."""
         if self.memory or request.session is not None:
             return nullcontext()
-        return pymongo.timeout(self._timeout if request.patience is None else min(self._timeout, request.patience))
+        return pymongo.timeout(
+            self._timeout if request.max_time_s is None else min(self._timeout, request.max_time_s)
+        )
 
     def _limit(self) -> AbstractContextManager[Any]:
         """The time that all commands of a preparation may take together."""
@@ -159,7 +180,9 @@ class Funnel:
                     answer = yield Hello()
                     samples.append((sent, time.monotonic(), answer))
                 self.replicated = "setName" in answer or answer.get("msg") == "isdbgrid"
-                self.clock.sample([(sent, received, hello["localTime"]) for sent, received, hello in samples])
+                self.clock.sample(
+                    [(sent, received, hello["localTime"]) for sent, received, hello in samples]
+                )
             self._forget()
             yield from namespace.make_indexes(self._name)
             self._prepared = True
@@ -172,7 +195,7 @@ class Funnel:
         self.stats["commands"] += 1
         if request.session is not None:
             return request.send(self._plain)
-        return request.send(self._quick if request.quick else self._durable)
+        return request.send(self._quick if request.w1 else self._durable)
 
     def _failed(self, request: Command, error: Exception) -> Any:
         """What an error means: the answer it stands for, or another error, which is raised."""
@@ -196,9 +219,9 @@ class Funnel:
     def _at_once(self, request: Any) -> Any:
         """The answer of a request that needs no waiting; else _PENDING."""
         kind = type(request)
-        if kind is Now:
+        if kind is ServerTime:
             return self.clock.now()
-        if kind is Enter:
+        if kind is EnsureQueue:
             return self._kinds.get(request.queue, _PENDING)
         if kind is Signal:
             return self.signal(request)
@@ -209,7 +232,9 @@ class Funnel:
         if request.session is None:
             self.stats["signals"] += 1
             line = self.line(request.queue)
-            line.heard(request.when, self.clock.now())  # this client knows it at once, whether it listens or not
+            line.on_signal(
+                request.when, self.clock.now()
+            )  # this client knows it at once, whether it listens or not
             self.bus.emit(line.topic, request.when)
         elif id(request.session) in self.sessions:
             self.sessions[id(request.session)].append(request)
@@ -232,26 +257,30 @@ class Funnel:
                 line.listener.close()
 
 
-def _faults(error: Exception) -> list[Fault] | None:
+def _faults(error: Exception) -> list[WriteFailure] | None:
     """Which operations of a batch the server refused; None if the batch as a whole went wrong."""
     if isinstance(error, errors.BulkWriteError):
         details = error.details or {}
         if details.get("writeConcernErrors"):
             return None
-        return [_fault(each["index"], each.get("code"), each) for each in details.get("writeErrors", [])]
+        return [
+            _fault(each["index"], each.get("code"), each) for each in details.get("writeErrors", [])
+        ]
     if isinstance(error, errors.WriteError):
         return [_fault(0, error.code, error.details or {"errmsg": str(error)})]
     return None
 
 
-def _fault(place: int, code: int | None, details: Mapping[str, Any]) -> Fault:
+def _fault(place: int, code: int | None, details: Mapping[str, Any]) -> WriteFailure:
     text = str(details.get("errmsg", ""))
     if code != 11000:
-        return Fault(place, None, _refused(errors.WriteError(text, code)))
+        return WriteFailure(place, None, _refused(errors.WriteError(text, code)))
     pattern = details.get("keyPattern")
     if pattern is None:  # mongomock names the values only
         pattern = {"key": 1} if "'key'" in text or "key:" in text else {"_id": 1}
-    return Fault(place, "_id" if "_id" in pattern else "key", DuplicateKey("the key or the id is taken"))
+    return WriteFailure(
+        place, "_id" if "_id" in pattern else "key", DuplicateKey("the key or the id is taken")
+    )
 
 
 def _matched(error: Exception) -> int:
@@ -264,17 +293,23 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, QueueError):
         return error
     if isinstance(error, errors.BulkWriteError):
-        return Unavailable(f"the write may not be durable: {(error.details or {}).get('writeConcernErrors')}")
+        return Unavailable(
+            f"the write may not be durable: {(error.details or {}).get('writeConcernErrors')}"
+        )
     if isinstance(error, errors.DuplicateKeyError):
         return DuplicateKey("the key or the id is taken")
     if isinstance(error, InvalidBSON):
         return InvalidMessage(f"payload: a stored message cannot be read: {error}")
-    if isinstance(error, (errors.DocumentTooLarge, InvalidDocument, UnicodeEncodeError, OverflowError)):
+    if isinstance(
+        error, (errors.DocumentTooLarge, InvalidDocument, UnicodeEncodeError, OverflowError)
+    ):
         return InvalidMessage(f"payload: {error}")
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
     if isinstance(error, errors.PyMongoError) and (
-        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout))
+        isinstance(
+            error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)
+        )
         or error.timeout
     ):
         return Unavailable(f"the server did not answer: {_brief(error)}")
@@ -294,13 +329,19 @@ def _refused(error: errors.OperationFailure) -> QueueError:
     if code == 18:
         return ConfigurationError("target: the server refused the user name or the password")
     if code in (85, 86):
-        return ConfigurationError(f"the collection has an index of the same name with other options: drop it ({text})")
+        return ConfigurationError(
+            f"the collection has an index of the same name with other options: drop it ({text})"
+        )
     if code == 20 or "Transaction numbers" in text:
-        return ConfigurationError("session: transactions need a replica set; this server is a standalone")
+        return ConfigurationError(
+            "session: transactions need a replica set; this server is a standalone"
+        )
     if "hint" in text:
         return MissingIndex(text)
     if code in _TOO_LARGE or "too large" in text or "larger than" in text:
-        return InvalidMessage(f"payload: the message would be larger than the server allows: {text}")
+        return InvalidMessage(
+            f"payload: the message would be larger than the server allows: {text}"
+        )
     if code in _ELECTION:
         return Unavailable(f"the server did not answer: {text}")
     if isinstance(error, errors.WriteError) or code in _MISFIT:
@@ -313,7 +354,7 @@ def _brief(error: Exception) -> str:
     return str(error).split(", Timeout:")[0].split(", full error:")[0][:1000]
 
 
-class Driver(Funnel):
+class Driver(BaseDriver):
     """Carries plans out over pymongo, or mongomock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -357,11 +398,11 @@ class Driver(Funnel):
     def _answer(self, request: Any) -> Any:
         if isinstance(request, Command):
             return self._ask(request)
-        if isinstance(request, Enter):
+        if isinstance(request, EnsureQueue):
             kind = self._drive(namespace.enter(request.queue, request.kind, request.options))
             self._kinds[request.queue] = kind
             return kind
-        if isinstance(request, Join):
+        if isinstance(request, Coalesce):
             return self._drive(request.batch([request.item]))[0]
         if isinstance(request, Listen):
             return self._listen(request.line)
@@ -384,7 +425,7 @@ class Driver(Funnel):
                     self._drive(namespace.make_indexes(self._name))
         raise AssertionError("unreachable")
 
-    def _listen(self, line: Line) -> bool:
+    def _listen(self, line: Waiters) -> bool:
         with self._lock:
             if line.listener is not None:
                 return False
@@ -401,21 +442,21 @@ class Driver(Funnel):
                 until = request.until if until is None else min(request.until, until)
             if leads:
                 heard = line.listener.wait(self._left(until))
-                return not heard or line.heard(line.listener.when, self.clock.now())
+                return not heard or line.on_signal(line.listener.when, self.clock.now())
             woken.wait(self._left(until))
             return True
         finally:
             line.leave(woken.set, leads, guards)
 
 
-class AsyncDriver(Funnel):
+class AsyncDriver(BaseDriver):
     """Carries plans out over PyMongo's async client, or motor; and over mongomock, inline."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
-        self._joiner = Joiner(self._drive, self.stats)
+        self._coalescer = Coalescer(self._drive, self.stats)
 
     async def run(self, plan: Plan[T]) -> T:
         """Carry a plan out, and return its result."""
@@ -459,12 +500,12 @@ class AsyncDriver(Funnel):
     async def _answer(self, request: Any) -> Any:
         if isinstance(request, Command):
             return await self._ask(request)
-        if isinstance(request, Enter):
+        if isinstance(request, EnsureQueue):
             kind = await self._drive(namespace.enter(request.queue, request.kind, request.options))
             self._kinds[request.queue] = kind
             return kind
-        if isinstance(request, Join):
-            return await self._joiner.join(request)
+        if isinstance(request, Coalesce):
+            return await self._coalescer.join(request)
         if isinstance(request, Listen):
             return await self._listen(request.line)
         return await self._wait(request)
@@ -492,9 +533,9 @@ class AsyncDriver(Funnel):
 
     async def settled(self) -> None:
         """Wait for what runs on behalf of callers that are gone."""
-        await self._joiner.settled()
+        await self._coalescer.settled()
 
-    async def _listen(self, line: Line) -> bool:
+    async def _listen(self, line: Waiters) -> bool:
         async with self._lock:
             if line.listener is not None:
                 return False
@@ -511,7 +552,7 @@ class AsyncDriver(Funnel):
                 until = request.until if until is None else min(request.until, until)
             if leads:
                 heard = await line.listener.wait(self._left(until))
-                return not heard or line.heard(line.listener.when, self.clock.now())
+                return not heard or line.on_signal(line.listener.when, self.clock.now())
             try:
                 async with asyncio.timeout(self._left(until)):
                     await woken.wait()
@@ -522,21 +563,21 @@ class AsyncDriver(Funnel):
             line.leave(woken.set, leads, guards)
 
 
-class ThreadDriver(AsyncDriver):
+class BlockingAdapter(AsyncDriver):
     """An AsyncDriver over a blocking one, for async code that serves a blocking client: its commands and waits run in threads.
 
     Concurrent calls are joined here, and consumers wait in lines of their own; clock, bus, transactions and counters are the blocking
     driver's. A call that is cancelled is answered at once, as with any AsyncDriver; its command goes on in its thread.
     """
 
-    def __init__(self, driver: Driver, threads: Threads) -> None:
+    def __init__(self, driver: Driver, threads: DaemonThreadPool) -> None:
         vars(self).update(vars(driver))
         self._driver = driver
         self._threads = threads
         self._lines = {}
         self._loop = None
         self._lock = asyncio.Lock()
-        self._joiner = Joiner(self._drive, self.stats)
+        self._coalescer = Coalescer(self._drive, self.stats)
 
     def _check(self) -> None:
         self._driver._check()
@@ -551,7 +592,7 @@ class ThreadDriver(AsyncDriver):
         self._check()
         return await self._threads.run(self._driver._ask, request)
 
-    async def _listen(self, line: Line) -> bool:
+    async def _listen(self, line: Waiters) -> bool:
         async with self._lock:
             if line.listener is not None:
                 return False
@@ -559,20 +600,22 @@ class ThreadDriver(AsyncDriver):
             await asyncio.shield(asyncio.ensure_future(self._hear(line)))
             return True
 
-    async def _hear(self, line: Line) -> None:
+    async def _hear(self, line: Waiters) -> None:
         listener = await self._threads.run(self.bus.listen(line.topic).__enter__)
-        if self.closed or line.listener is not None:  # not covered: the client was closed as it began to listen
+        if (
+            self.closed or line.listener is not None
+        ):  # not covered: the client was closed as it began to listen
             listener.close()
         else:
-            line.listener = ThreadListener(listener, self._threads, self._check)
+            line.listener = AdaptedListener(listener, self._threads, self._check)
 
 
-class ThreadListener:
+class AdaptedListener:
     """A bus's blocking listener, awaited: in slices, so that a thread that waits ends soon after whoever waited."""
 
     SLICE: Final = 0.25
 
-    def __init__(self, listener: Any, threads: Threads, check: Callable[[], None]) -> None:
+    def __init__(self, listener: Any, threads: DaemonThreadPool, check: Callable[[], None]) -> None:
         self._listener = listener
         self._threads = threads
         self._check = check

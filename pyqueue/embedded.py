@@ -3,7 +3,7 @@
 It is a replica set of one node, so transactions and retryable writes work. It listens on 127.0.0.1 without a password:
 every process of this machine can read and change what is in it. So it must never be used for production, never listen
 on another address, and never outlive the process that started it. A keeper process sees to the last, even when that
-process is killed by ``kill -9`` (see ``_keeper.py``). The data stay.
+process is killed by ``kill -9`` (see ``_watchdog.py``). The data stay.
 
 In the directory: ``db`` (the data), ``mongod.log`` (the log since the last start), ``lock`` (held while it runs).
 """
@@ -29,7 +29,7 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pyqueue import _keeper
+from pyqueue import _watchdog
 from pyqueue.errors import ConfigurationError, Unavailable
 
 __all__ = ["EmbeddedServer", "find_mongod", "run_foreground"]
@@ -68,25 +68,39 @@ def find_mongod() -> str:
     named = os.environ.get("PYQUEUE_MONGOD")
     found = shutil.which(named or "mongod")
     if named and not found:
-        raise ConfigurationError(f"PYQUEUE_MONGOD={named} is not an executable file; name one, or unset it")
+        raise ConfigurationError(
+            f"PYQUEUE_MONGOD={named} is not an executable file; name one, or unset it"
+        )
     found = found or _packaged_mongod()
     if not found:
         raise ConfigurationError(f"no mongod was found: {_REMEDY}")
     try:
         trial = subprocess.run(
-            [found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
+            [found, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
         )
-        words = "" if trial.returncode == 0 else trial.stderr or trial.stdout or f"exit status {trial.returncode}"
+        words = (
+            ""
+            if trial.returncode == 0
+            else trial.stderr or trial.stdout or f"exit status {trial.returncode}"
+        )
     except OSError as error:
         words = str(error)
     if words:
-        raise ConfigurationError(f"{found} cannot run here: {words.strip()}; to use another: {_REMEDY}")
+        raise ConfigurationError(
+            f"{found} cannot run here: {words.strip()}; to use another: {_REMEDY}"
+        )
     return os.path.abspath(found)
 
 
 def _packaged_mongod() -> str | None:
     try:
-        mongod = Path(str(importlib.metadata.distribution(_EXTRA).locate_file("fiftyone/db/bin/mongod")))
+        mongod = Path(
+            str(importlib.metadata.distribution(_EXTRA).locate_file("fiftyone/db/bin/mongod"))
+        )
     except importlib.metadata.PackageNotFoundError:
         return None
     if not os.access(mongod, os.X_OK):
@@ -101,7 +115,9 @@ def _free_port(wanted: int) -> int:
     # that very port, is connected to itself, and so keeps the server from coming back on it.
     port = wanted or random.randrange(10_000, 32_000)
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as mongod does, lest closed connections block it
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as mongod does, lest closed connections block it
         with suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -131,14 +147,18 @@ class EmbeddedServer:
     url: str
     """For any MongoDB client on this machine."""
 
-    def __init__(self, path: str | os.PathLike[str], *, parameters: Mapping[str, object] = {}) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, parameters: Mapping[str, object] = {}
+    ) -> None:
         self.path = Path(path).absolute()
         self._owner = os.getpid()
         self._parameters = {**_PARAMETERS, **parameters}
         self._check_platform()
         mongod = find_mongod()
         self._prepare_directory()
-        wanted, _ = _keeper.read_lock(str(self.path))  # the port of the last time: clients find the server again
+        wanted, _ = _watchdog.read_lock(
+            str(self.path)
+        )  # the port of the last time: clients find the server again
         for _ in range(_PORTS):
             self.port = _free_port(wanted)
             self._start(mongod)
@@ -148,7 +168,7 @@ class EmbeddedServer:
             except BaseException:
                 self.close()
                 raise
-            if self._keeper.returncode != _PORT_TAKEN:
+            if self._watchdog.returncode != _PORT_TAKEN:
                 break
             wanted = 0
         raise self._failure()
@@ -160,18 +180,23 @@ class EmbeddedServer:
         """
         if os.getpid() != self._owner:
             return
-        self._keeper.terminate()
+        self._watchdog.terminate()
         try:
-            self._keeper.wait(2 * _keeper.GRACE)
-        except subprocess.TimeoutExpired:  # stopped by a debugger, say: the kernel kills mongod with it
-            self._keeper.kill()
-            self._keeper.wait()
+            self._watchdog.wait(2 * _watchdog.GRACE)
+        except (
+            subprocess.TimeoutExpired
+        ):  # stopped by a debugger, say: the kernel kills mongod with it
+            self._watchdog.kill()
+            self._watchdog.wait()
 
     def __enter__(self) -> EmbeddedServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -184,9 +209,11 @@ class EmbeddedServer:
                 "an embedded server runs on Linux only; give the URL of a MongoDB of yours instead"
             )
         try:
-            os.close(_keeper.pidfd(self._owner))
+            os.close(_watchdog.pidfd(self._owner))
         except OSError as error:
-            raise ConfigurationError(f"an embedded server needs pidfd_open, of Linux 5.3 or later: {error}") from error
+            raise ConfigurationError(
+                f"an embedded server needs pidfd_open, of Linux 5.3 or later: {error}"
+            ) from error
 
     def _prepare_directory(self) -> None:
         try:
@@ -204,8 +231,16 @@ class EmbeddedServer:
         for name, value in self._parameters.items():
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             command += ["--setParameter", f"{name}={text}"]
-        keeper = [sys.executable, "-I", "-S", _keeper.__file__, str(self._owner), str(self.path), str(self.port)]
-        self._keeper = subprocess.Popen(
+        keeper = [
+            sys.executable,
+            "-I",
+            "-S",
+            _watchdog.__file__,
+            str(self._owner),
+            str(self.path),
+            str(self.port),
+        ]
+        self._watchdog = subprocess.Popen(
             keeper + command,
             cwd=self.path,
             stdin=subprocess.DEVNULL,
@@ -217,18 +252,20 @@ class EmbeddedServer:
     def _wait_until_primary(self) -> bool:
         """Return whether the server became a writable primary; False if it ended instead."""
         deadline = time.monotonic() + _START
-        while self._keeper.poll() is None:
+        while self._watchdog.poll() is None:
             try:
                 # A connection first, since the driver looks only twice a second for a server that does not answer yet.
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                with MongoClient[dict[str, Any]](
-                    "127.0.0.1",
-                    self.port,
-                    directConnection=True,
-                    connectTimeoutMS=1000,  # another program that took the port may accept and never answer
-                    socketTimeoutMS=5000,
-                    serverSelectionTimeoutMS=1000,
-                ) as client:
+                with (
+                    MongoClient[dict[str, Any]](
+                        "127.0.0.1",
+                        self.port,
+                        directConnection=True,
+                        connectTimeoutMS=1000,  # another program that took the port may accept and never answer
+                        socketTimeoutMS=5000,
+                        serverSelectionTimeoutMS=1000,
+                    ) as client
+                ):
                     if self._is_ours(client) and self._is_primary(client):
                         return True
             except (OSError, PyMongoError) as error:
@@ -245,7 +282,7 @@ class EmbeddedServer:
         self.pid = client.admin.command("serverStatus")["pid"]
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         parent = stat.rpartition(")")[2].split()[1]  # the name before it may hold anything
-        return int(parent) == self._keeper.pid
+        return int(parent) == self._watchdog.pid
 
     def _is_primary(self, client: MongoClient[dict[str, Any]]) -> bool:
         members = [{"_id": 0, "host": f"127.0.0.1:{self.port}"}]
@@ -263,17 +300,27 @@ class EmbeddedServer:
         return bool(client.admin.command("hello")["isWritablePrimary"])
 
     def _failure(self, what: str = "") -> ConfigurationError:
-        status = self._keeper.returncode
-        if status == _keeper.IN_USE:
-            port, holders = _keeper.read_lock(str(self.path))
-            who = f"process {holders[0]}, its server is on port {port}" if holders else "a server that is stopping"
-            return ConfigurationError(f"path={self.path} is in use by {who}; close that one, or name another directory")
+        status = self._watchdog.returncode
+        if status == _watchdog.IN_USE:
+            port, holders = _watchdog.read_lock(str(self.path))
+            who = (
+                f"process {holders[0]}, its server is on port {port}"
+                if holders
+                else "a server that is stopping"
+            )
+            return ConfigurationError(
+                f"path={self.path} is in use by {who}; close that one, or name another directory"
+            )
         what = what or f"mongod ended with status {status}"
-        return ConfigurationError(f"path={self.path}: {what}; the end of its mongod.log:\n{self._log_end()}")
+        return ConfigurationError(
+            f"path={self.path}: {what}; the end of its mongod.log:\n{self._log_end()}"
+        )
 
     def _log_end(self) -> str:
         lines = (self.path / "mongod.log").read_text(errors="replace").splitlines()
-        telling = [line for line in lines if '"s":"I"' not in line]  # backtraces are "I" too, and long
+        telling = [
+            line for line in lines if '"s":"I"' not in line
+        ]  # backtraces are "I" too, and long
         return "\n".join(line[:500] for line in (telling or lines)[-5:])
 
 
@@ -284,12 +331,15 @@ def run_foreground(path: str | os.PathLike[str]) -> None:
     Raises ConfigurationError as EmbeddedServer does, and Unavailable if mongod ends by itself.
     """
     # Both are set, since a shell starts its background jobs with SIGINT ignored.
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         with EmbeddedServer(path) as server:
             print(server.url, flush=True)
             print(f"the data are in {server.path}; stop with Ctrl-C", file=sys.stderr, flush=True)
-            server._keeper.wait()
+            server._watchdog.wait()
             raise Unavailable(str(server._failure()))
     except KeyboardInterrupt:
         pass

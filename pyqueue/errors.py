@@ -44,7 +44,9 @@ class LeaseLost(QueueError):
     another holder: only a batch without history can leave any.
     """
 
-    def __init__(self, message: str, *, lost: Sequence[Any] = (), unknown: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, message: str, *, lost: Sequence[Any] = (), unknown: Sequence[Any] = ()
+    ) -> None:
         super().__init__(message)
         self.lost = list(lost)
         self.unknown = list(unknown)

@@ -38,7 +38,9 @@ def memory_database(name: str) -> Any:
     try:
         import mongomock
     except ImportError as error:
-        raise ConfigurationError('target: "memory:" needs mongomock: pip install mongomock') from error
+        raise ConfigurationError(
+            'target: "memory:" needs mongomock: pip install mongomock'
+        ) from error
     return mongomock.MongoClient()[name]
 
 
@@ -72,9 +74,18 @@ class MemoryCollection:
         matched, errors = 0, []
         for place, operation in enumerate(operations):
             try:
-                matched += self.update_one(operation._filter, operation._doc, session=session).matched_count
+                matched += self.update_one(
+                    operation._filter, operation._doc, session=session
+                ).matched_count
             except WriteError as error:
-                errors.append({"index": place, "code": error.code, "errmsg": str(error), **(error.details or {})})
+                errors.append(
+                    {
+                        "index": place,
+                        "code": error.code,
+                        "errmsg": str(error),
+                        **(error.details or {}),
+                    }
+                )
         if errors:
             raise BulkWriteError({"writeErrors": errors, "nMatched": matched})
         return BulkWriteResult({"nMatched": matched}, acknowledged=True)
@@ -84,9 +95,13 @@ class MemoryCollection:
 
         def locked(*args: Any, hint: Any = None, session: Any = None, **options: Any) -> Any:
             if session is not None:
-                raise ConfigurationError("session: mongomock has no sessions; use a MongoDB replica set")
+                raise ConfigurationError(
+                    "session: mongomock has no sessions; use a MongoDB replica set"
+                )
             given = [_given(each) for each in args]
-            if "update" in method and ("$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))):
+            if "update" in method and (
+                "$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))
+            ):
                 # It says nothing that a user could make something of.
                 raise ConfigurationError(
                     "update: mongomock has no $mul, and no $rename of nested fields; MongoDB has both"
@@ -95,7 +110,9 @@ class MemoryCollection:
                 try:
                     result = call(*given, **options)
                 except (NotImplementedError, ValueError) as error:
-                    raise ConfigurationError(f"mongomock does not do what MongoDB does here: {error}") from error
+                    raise ConfigurationError(
+                        f"mongomock does not do what MongoDB does here: {error}"
+                    ) from error
                 if method == "find":
                     return [_plain(document) for document in result]
                 return _plain(result)
@@ -137,4 +154,8 @@ def _given(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """A document as BSON would give it back."""
-    return bson.decode(bson.encode(value, codec_options=OPTIONS), OPTIONS) if isinstance(value, dict) else value
+    return (
+        bson.decode(bson.encode(value, codec_options=OPTIONS), OPTIONS)
+        if isinstance(value, dict)
+        else value
+    )

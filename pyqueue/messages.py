@@ -26,11 +26,11 @@ __all__ = [
     "Reservation",
     "State",
     "Unchanged",
-    "faults",
-    "hashable",
+    "hashable_id",
+    "invalid_fields",
     "message_of",
-    "sound",
     "state_of",
+    "without_fields",
 ]
 
 T = TypeVar("T")
@@ -189,12 +189,18 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 
 
-def faults(document: Mapping[str, Any]) -> list[str]:
+def invalid_fields(document: Mapping[str, Any]) -> list[str]:
     """The fields of a stored message that are not what pyqueue writes there, so that somebody else wrote them."""
     fields = _FIELDS
-    wrong = [name for name, value in document.items() if name in fields and not isinstance(value, fields[name])]
+    wrong = [
+        name
+        for name, value in document.items()
+        if name in fields and not isinstance(value, fields[name])
+    ]
     tries = document.get("tries", 0)
-    if "tries" not in wrong and (isinstance(tries, bool) or not -_EXACT < tries < _EXACT):  # nor is NaN
+    if "tries" not in wrong and (
+        isinstance(tries, bool) or not -_EXACT < tries < _EXACT
+    ):  # nor is NaN
         wrong.append("tries")
     if "due" in document and "due" not in wrong and document["due"].year >= _BAND:
         wrong.append("due")
@@ -209,18 +215,22 @@ def faults(document: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def hashable(id: Any) -> Hashable:
+def hashable_id(id: Any) -> Hashable:
     """An id as a key: those that others wrote may be anything."""
     return id if isinstance(id, (ObjectId, str)) else repr(id)
 
 
-def sound(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
+def without_fields(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
     """A stored message without its faults."""
     return {name: value for name, value in document.items() if name == "_id" or name not in wrong}
 
 
 def _is_stop(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("q"), str) and isinstance(value.get("at"), datetime)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("q"), str)
+        and isinstance(value.get("at"), datetime)
+    )
 
 
 def _is_death(value: Mapping[str, Any]) -> bool:
@@ -236,7 +246,9 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
     return "reserved" if "token" in document else "scheduled"
 
 
-def message_of(document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None) -> Message[Any]:
+def message_of(
+    document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
+) -> Message[Any]:
     """The message that a stored document tells of: a Reservation if ``lease`` is given, else a Message or a Finished.
 
     What is not as it should be (``faults``) is for the caller to leave out; then this shows what stands for nothing there.
@@ -248,7 +260,9 @@ def message_of(document: Mapping[str, Any], payload: Any, now: datetime, *, leas
         get("q", ""),
         payload,
         get("headers") or {},
-        get("key") or get("last_key") if "processed" in document or "dead" in document else get("key"),
+        get("key") or get("last_key")
+        if "processed" in document or "dead" in document
+        else get("key"),
         get("due", when),
         get("pushed", when),
         int(get("tries", 0)),

@@ -55,7 +55,9 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
     try:
         data = bson.encode(document, codec_options=OPTIONS)
     except (BSONError, OverflowError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidMessage(f"payload: not storable as BSON: {str(error)[:500] or type(error).__name__}") from error
+        raise InvalidMessage(
+            f"payload: not storable as BSON: {str(error)[:500] or type(error).__name__}"
+        ) from error
     if len(data) > LIMIT:
         raise InvalidMessage(
             f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed (store large data elsewhere and push a reference)"
@@ -84,7 +86,11 @@ def _storable(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    return key if type(key) is str else str(to_jsonable_python(key.value if isinstance(key, Enum) else key))
+    return (
+        key
+        if type(key) is str
+        else str(to_jsonable_python(key.value if isinstance(key, Enum) else key))
+    )
 
 
 def _loadable(value: Any) -> Any:
@@ -118,7 +124,9 @@ class Codec(Generic[T]):
                 if not self._adapter.pydantic_complete:
                     self._adapter.rebuild(raise_errors=True)
             except (PydanticUserError, NameError) as error:
-                raise ConfigurationError(f"model: {model!r} is nothing that pydantic can validate: {error}") from error
+                raise ConfigurationError(
+                    f"model: {model!r} is nothing that pydantic can validate: {error}"
+                ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Codec, (self.model,)  # adapters do not pickle, models do
@@ -126,7 +134,9 @@ class Codec(Generic[T]):
     @property
     def name(self) -> str | None:
         """What a message's ``type`` says; None without a model."""
-        return None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
+        return (
+            None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
+        )
 
     def dump(self, payload: Any) -> Any:
         """The BSON value of a payload.
@@ -142,7 +152,9 @@ class Codec(Generic[T]):
         except ValidationError as error:
             raise InvalidMessage(f"payload: not a valid {self.name}: {error}") from error
         except Exception as error:  # a model's validators are anybody's code
-            raise InvalidMessage(f"payload: not a valid {self.name}: {type(error).__name__}: {error}") from error
+            raise InvalidMessage(
+                f"payload: not a valid {self.name}: {type(error).__name__}: {error}"
+            ) from error
 
     def load(self, value: Any) -> T:
         """The payload of a BSON value.

@@ -62,10 +62,16 @@ class _Common(Generic[T]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, namespace={self._client.namespace!r})"
 
-    def _receive(self, limit: int, timeout: Any, *, pop: bool = False, lease: Any = None) -> Plan[list[Any]]:
-        return self._backend.receive(self._client.line(self.name), limit, timeout=timeout, pop=pop, lease=lease)
+    def _receive(
+        self, limit: int, timeout: Any, *, pop: bool = False, lease: Any = None
+    ) -> Plan[list[Any]]:
+        return self._backend.receive(
+            self._client.line(self.name), limit, timeout=timeout, pop=pop, lease=lease
+        )
 
-    def _move(self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, **options: Any) -> Plan[None]:
+    def _move(
+        self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, **options: Any
+    ) -> Plan[None]:
         if isinstance(to, _Common):
             if to._client.namespace != self._client.namespace or to._client.url != self._client.url:
                 raise ConfigurationError(
@@ -228,7 +234,9 @@ class Queue(_Common[T]):
         """
         return self._run(self._receive(limit, timeout, pop=True))
 
-    def reserve(self, timeout: Duration | None = None, *, lease: Duration | None = None) -> Reservation[T] | None:
+    def reserve(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Reservation[T] | None:
         """Receive a message under a lease: at least once, it comes back if it is not settled in time.
 
         Args:
@@ -289,7 +297,9 @@ class Queue(_Common[T]):
         if renewer.discard(reservation) == "renewed":
             self.commit(reservation)
 
-    def commit(self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None) -> None:
+    def commit(
+        self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
+    ) -> None:
         """Finish messages: into the history if the queue keeps one, else they are gone.
 
         Args:
@@ -302,7 +312,11 @@ class Queue(_Common[T]):
             ConfigurationError: with a session, a lease with too little time left.
         """
         return self._run(
-            self._settles(reservations, session, self._backend.commit(reservations, payload=payload, session=session))
+            self._settles(
+                reservations,
+                session,
+                self._backend.commit(reservations, payload=payload, session=session),
+            )
         )
 
     def rollback(
@@ -325,7 +339,9 @@ class Queue(_Common[T]):
         """
         return self._run(
             self._settles(
-                reservations, session, self._backend.rollback(reservations, delay=delay, error=error, session=session)
+                reservations,
+                session,
+                self._backend.rollback(reservations, delay=delay, error=error, session=session),
             )
         )
 
@@ -418,7 +434,9 @@ class Queue(_Common[T]):
             LeaseLost: some were no longer held; all the others are moved.
             InvalidMessage: a payload cannot be stored; nothing was moved.
         """
-        return self._run(self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key))
+        return self._run(
+            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
+        )
 
     def bury(self, *reservations: Reservation[T], error: BaseException | str | None = None) -> None:
         """Send messages to the dead-letter queue now.
@@ -431,9 +449,13 @@ class Queue(_Common[T]):
             LeaseLost: some were no longer held; all the others are buried.
             ConfigurationError: a message is in a dead-letter queue already.
         """
-        return self._run(self._settles(reservations, None, self._backend.bury(reservations, error=error)))
+        return self._run(
+            self._settles(reservations, None, self._backend.bury(reservations, error=error))
+        )
 
-    def progress(self, reservation: Reservation[T], fraction: float, note: str | None = None) -> None:
+    def progress(
+        self, reservation: Reservation[T], fraction: float, note: str | None = None
+    ) -> None:
         """Say how far the work is, for others to read in ``Message.progress``.
 
         Args:
@@ -459,7 +481,9 @@ class Queue(_Common[T]):
         """
         return self._run(self._backend.checkpoint(reservation, state))
 
-    def claim(self, group: str, *, limit: int, lease: Duration | None = None) -> AbstractContextManager[Claim]:
+    def claim(
+        self, group: str, *, limit: int, lease: Duration | None = None
+    ) -> AbstractContextManager[Claim]:
         """Claim many messages for a ``with`` block, under one lease that is renewed: for staging them into Spark, or anywhere in bulk.
 
         What an earlier claim of the group left behind, by a process that died, say, is taken over first. A block that raises, or ends
@@ -658,7 +682,9 @@ class AsyncQueue(_Common[T]):
     async def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
         return await self._run(self._receive(limit, timeout, pop=True))
 
-    async def reserve(self, timeout: Duration | None = None, *, lease: Duration | None = None) -> Reservation[T] | None:
+    async def reserve(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Reservation[T] | None:
         return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
 
     async def reserve_many(
@@ -689,9 +715,15 @@ class AsyncQueue(_Common[T]):
         if renewer.discard(reservation) == "renewed":
             await self.commit(reservation)
 
-    async def commit(self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None) -> None:
+    async def commit(
+        self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
+    ) -> None:
         return await self._run(
-            self._settles(reservations, session, self._backend.commit(reservations, payload=payload, session=session))
+            self._settles(
+                reservations,
+                session,
+                self._backend.commit(reservations, payload=payload, session=session),
+            )
         )
 
     async def rollback(
@@ -703,7 +735,9 @@ class AsyncQueue(_Common[T]):
     ) -> None:
         return await self._run(
             self._settles(
-                reservations, session, self._backend.rollback(reservations, delay=delay, error=error, session=session)
+                reservations,
+                session,
+                self._backend.rollback(reservations, delay=delay, error=error, session=session),
             )
         )
 
@@ -711,7 +745,9 @@ class AsyncQueue(_Common[T]):
         return await self._run(self._backend.extend(reservations, lease=lease))
 
     async def release(self, *reservations: Reservation[T]) -> None:
-        return await self._run(self._settles(reservations, None, self._backend.release(reservations)))
+        return await self._run(
+            self._settles(reservations, None, self._backend.release(reservations))
+        )
 
     async def move(
         self,
@@ -747,12 +783,20 @@ class AsyncQueue(_Common[T]):
         key: str | None = None,
         session: Any = None,
     ) -> None:
-        return await self._run(self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key))
+        return await self._run(
+            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
+        )
 
-    async def bury(self, *reservations: Reservation[T], error: BaseException | str | None = None) -> None:
-        return await self._run(self._settles(reservations, None, self._backend.bury(reservations, error=error)))
+    async def bury(
+        self, *reservations: Reservation[T], error: BaseException | str | None = None
+    ) -> None:
+        return await self._run(
+            self._settles(reservations, None, self._backend.bury(reservations, error=error))
+        )
 
-    async def progress(self, reservation: Reservation[T], fraction: float, note: str | None = None) -> None:
+    async def progress(
+        self, reservation: Reservation[T], fraction: float, note: str | None = None
+    ) -> None:
         return await self._run(self._backend.progress(reservation, fraction, note))
 
     async def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
@@ -796,7 +840,9 @@ class AsyncQueue(_Common[T]):
     async def purge(self) -> int:
         return await self._run(self._backend.purge())
 
-    async def history(self, limit: int = 100, *, since: datetime | None = None) -> list[Finished[T]]:
+    async def history(
+        self, limit: int = 100, *, since: datetime | None = None
+    ) -> list[Finished[T]]:
         return await self._run(self._backend.history(limit, since=since))
 
     async def replay(self, *ids: Id) -> int:

@@ -106,12 +106,16 @@ class Schedule:
         """What is to be renewed now."""
         now = time.monotonic()
         return [
-            entry for lane in self._lanes.values() for entry in takewhile(lambda each: each.due <= now, lane.values())
+            entry
+            for lane in self._lanes.values()
+            for entry in takewhile(lambda each: each.due <= now, lane.values())
         ]
 
     def pause(self) -> float | None:
         """Seconds until the next is due, for which the renewer will sleep; None: there is none."""
-        self._asleep = min((next(iter(lane.values())).due for lane in self._lanes.values()), default=math.inf)
+        self._asleep = min(
+            (next(iter(lane.values())).due for lane in self._lanes.values()), default=math.inf
+        )
         return None if self._asleep == math.inf else max(0.0, self._asleep - time.monotonic())
 
     def renewed(self, entry: Entry, error: QueueError | None) -> None:
@@ -125,7 +129,9 @@ class Schedule:
             self._take_out(entry)
             entry.lost()
         else:
-            log.warning("could not renew the lease of %s, trying again: %s", entry.reservation.id, error)
+            log.warning(
+                "could not renew the lease of %s, trying again: %s", entry.reservation.id, error
+            )
             self._line_up(entry, entry.reservation.lease / 10)
 
 
@@ -148,7 +154,9 @@ class Renewer:
         with self._changed:
             early = self._schedule.add(Entry(reservation, extend, lost))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pyqueue-renewer", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="pyqueue-renewer", daemon=True
+                )
                 self._thread.start()
             elif early:
                 self._changed.notify()

@@ -18,27 +18,27 @@ from pyqueue.errors import QueueError
 
 __all__ = [
     "Change",
+    "Coalesce",
     "Command",
     "Count",
     "CreateIndex",
     "Delete",
     "Distinct",
-    "Enter",
-    "Fault",
+    "EnsureQueue",
     "Find",
+    "FindAndModify",
     "Hello",
     "Indexes",
     "Insert",
-    "Join",
     "Listen",
-    "Now",
     "Plan",
     "Request",
+    "ServerTime",
     "Signal",
-    "Take",
     "Update",
     "UpdateEach",
     "Wait",
+    "WriteFailure",
 ]
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ Document = Mapping[str, Any]
 Sort = Sequence[tuple[str, int]]
 
 
-class Fault(NamedTuple):
+class WriteFailure(NamedTuple):
     """One operation of a batch that the server refused."""
 
     place: int
@@ -64,9 +64,9 @@ class Command:
     """
 
     session: Any = None
-    quick: bool = False
+    w1: bool = False
     #: Seconds it may take at most, if that is less than the client's time-out.
-    patience: float | None = None
+    max_time_s: float | None = None
 
     #: Whether ``send`` answers a cursor, for the driver to read to its end.
     cursor: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class Find(Command):
 
 
 @dataclass(slots=True)
-class Take(Command):
+class FindAndModify(Command):
     """Find the first and update it, or delete it (``update`` None). Answers the document (as updated) or None."""
 
     filter: Document
@@ -118,7 +118,9 @@ class Take(Command):
     def send(self, collection: Any) -> Any:
         """Find and modify."""
         if self.update is None:
-            return collection.find_one_and_delete(self.filter, sort=self.sort, hint=self.hint, session=self.session)
+            return collection.find_one_and_delete(
+                self.filter, sort=self.sort, hint=self.hint, session=self.session
+            )
         return collection.find_one_and_update(
             self.filter,
             self.update,
@@ -142,7 +144,7 @@ class Insert(Command):
             return collection.insert_one(self.documents[0], session=self.session)
         return collection.insert_many(self.documents, ordered=False, session=self.session)
 
-    def read(self, raw: Any) -> list[Fault]:
+    def read(self, raw: Any) -> list[WriteFailure]:
         """All were written."""
         return []
 
@@ -181,9 +183,11 @@ class UpdateEach(Command):
 
     def send(self, collection: Any) -> Any:
         """Update them."""
-        return collection.bulk_write([UpdateOne(*pair) for pair in self.pairs], ordered=False, session=self.session)
+        return collection.bulk_write(
+            [UpdateOne(*pair) for pair in self.pairs], ordered=False, session=self.session
+        )
 
-    def read(self, raw: Any) -> tuple[int, list[Fault]]:
+    def read(self, raw: Any) -> tuple[int, list[WriteFailure]]:
         """How many matched."""
         return raw.matched_count, []
 
@@ -260,12 +264,12 @@ class Hello(Command):
 
 
 @dataclass(slots=True)
-class Now:
+class ServerTime:
     """Answers the instant at the primary."""
 
 
 @dataclass(slots=True)
-class Enter:
+class EnsureQueue:
     """Make sure that a queue has its record. The answer is its kind; a driver remembers it and asks once."""
 
     queue: str
@@ -295,7 +299,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Join:
+class Coalesce:
     """Have ``item`` done together with those of other callers that give the same key. Answers what the batch's plan answers for it.
 
     ``batch`` makes the plan for a list of items; it answers a list, one for each, in order. It runs to its end even if a caller is
@@ -309,7 +313,7 @@ class Join:
     #: The item's size in bytes; a batch has a bound.
     size: int = 0
     #: How many batches of this key may be under way at once.
-    lanes: int = 2
+    max_in_flight: int = 2
 
 
 @dataclass(slots=True)
@@ -321,6 +325,6 @@ class Signal:
     session: Any = None
 
 
-Request = Command | Now | Enter | Listen | Wait | Join | Signal
+Request = Command | ServerTime | EnsureQueue | Listen | Wait | Coalesce | Signal
 
 Plan = Generator[Request, Any, T]

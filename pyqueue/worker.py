@@ -27,7 +27,9 @@ class Worker(Runner):
     @overload
     def on(self, queue: str, *, to: Iterable[str] = (), **options: Any) -> Callable[[H], H]: ...
     @overload
-    def on(self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any) -> Self: ...
+    def on(
+        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any
+    ) -> Self: ...
     def on(self, queue: str, handler: Any = None, *, to: Iterable[str] = (), **options: Any) -> Any:
         """Have a queue consumed by the decorated function.
 

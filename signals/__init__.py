@@ -56,11 +56,15 @@ def open(url: str, database: Any = None, *, prefix: str = "pyqueue") -> Bus:
 
 def open_async(url: str, database: Any = None, *, prefix: str = "pyqueue") -> AsyncBus:
     """Open the asyncio bus that `url` names; as `open`, where `database` is an AsyncDatabase or one of motor."""
-    bus: AsyncBus = _find(url, database, prefix, AsyncNullBus, AsyncMemoryBus, AsyncRedisBus, AsyncCappedBus)
+    bus: AsyncBus = _find(
+        url, database, prefix, AsyncNullBus, AsyncMemoryBus, AsyncRedisBus, AsyncCappedBus
+    )
     return bus
 
 
-def _find(url: str, database: Any, prefix: str, null: Any, memory: Any, redis: Any, capped: Any) -> Any:
+def _find(
+    url: str, database: Any, prefix: str, null: Any, memory: Any, redis: Any, capped: Any
+) -> Any:
     scheme = str(url).partition(":")[0]
     match scheme:
         case "memory":

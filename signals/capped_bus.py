@@ -53,7 +53,11 @@ class CappedWire:
 
     def __init__(self, database: Any, prefix: str, size: int, *, asynchronous: bool) -> None:
         kind = f"{type(database).__module__.partition('.')[0]} {type(database).__name__}"
-        fitting = ("pymongo AsyncDatabase", "motor AsyncIOMotorDatabase") if asynchronous else ("pymongo Database",)
+        fitting = (
+            ("pymongo AsyncDatabase", "motor AsyncIOMotorDatabase")
+            if asynchronous
+            else ("pymongo Database",)
+        )
         if kind not in fitting:
             raise BusError(f"a capped bus needs a database: {' or '.join(fitting)}, not {kind}")
         self._database, self._collection, self._size = database, f"{prefix}.signals", size
@@ -104,7 +108,12 @@ class CappedWire:
                     raise
                 # Those who may not list collections may still see which of their own exist.
                 reply = yield command(
-                    {"listCollections": 1, "filter": wanted, "nameOnly": True, "authorizedCollections": True}
+                    {
+                        "listCollections": 1,
+                        "filter": wanted,
+                        "nameOnly": True,
+                        "authorizedCollections": True,
+                    }
                 )
             found = reply["cursor"]["firstBatch"]
             try:
@@ -113,7 +122,9 @@ class CappedWire:
                 elif not found[0].get("options", {"capped": True}).get("capped"):
                     # An insert just after a drop made it anew. Only if it holds nothing but signals is it ours to mend.
                     if (yield self._events.find_one({"topic": {"$exists": False}})) is not None:
-                        raise BusError(f"the collection {self} exists, is not capped, and holds other things")
+                        raise BusError(
+                            f"the collection {self} exists, is not capped, and holds other things"
+                        )
                     yield command({"convertToCapped": self._collection, "size": self._size})
                 self._looked = monotonic()
                 return
@@ -135,7 +146,9 @@ class CappedWire:
             yield self._events.insert_one(marker)
             stored = yield self._events.find_one({"_id": marker["_id"]})
             since = Timestamp(max(0, stored["at"].time - SLACK), 0) if stored else Timestamp(0, 0)
-            cursor = self._events.find({"at": {"$gte": since}}, cursor_type=CursorType.TAILABLE_AWAIT)
+            cursor = self._events.find(
+                {"at": {"$gte": since}}, cursor_type=CursorType.TAILABLE_AWAIT
+            )
             cursor = cursor.max_await_time_ms(1000)
             while True:
                 event = yield from self._next(cursor)
@@ -147,7 +160,9 @@ class CappedWire:
             return (yield cursor.next())  # type: ignore[no-any-return]
         except (StopIteration, StopAsyncIteration):
             if not cursor.alive:
-                raise ConnectionError("the cursor died: ring overrun, or collection dropped") from None
+                raise ConnectionError(
+                    "the cursor died: ring overrun, or collection dropped"
+                ) from None
             return None
 
     def start(self) -> Steps[None]:
@@ -158,7 +173,9 @@ class CappedWire:
         """Every topic comes anyway."""
         yield from ()
 
-    def read(self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]) -> Steps[None]:
+    def read(
+        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Steps[None]:
         """Wait up to a second for one event."""
         event = yield from self._next(self._cursor)
         if event is not None:
@@ -193,7 +210,9 @@ class CappedBus(BlockingFront):
     `window`: seconds in which events of a topic are merged. Raises BusError for any other kind of database.
     """
 
-    def __init__(self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05) -> None:
+    def __init__(
+        self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
+    ) -> None:
         wire = CappedWire(database, prefix, size, asynchronous=False)
         name = f"CappedBus({wire})"
         super().__init__(name, ServedCore(name, wire, window, asynchronous=False))
@@ -202,7 +221,9 @@ class CappedBus(BlockingFront):
 class AsyncCappedBus(AsyncFront):
     """`CappedBus`, for asyncio: `database` is an AsyncDatabase of PyMongo or an AsyncIOMotorDatabase."""
 
-    def __init__(self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05) -> None:
+    def __init__(
+        self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
+    ) -> None:
         wire = CappedWire(database, prefix, size, asynchronous=True)
         name = f"AsyncCappedBus({wire})"
         super().__init__(name, ServedCore(name, wire, window, asynchronous=True))

@@ -57,7 +57,9 @@ def check_event(topic: str, when: datetime | None) -> None:
     """Refuse what no bus can carry, before anything is done with it."""
     # What a server's client cannot send would be tried again and again, and hold everything else up.
     if not isinstance(topic, str) or not topic:
-        raise BusError(f"a topic is a non-empty str, not {'empty' if topic == '' else type(topic).__name__}")
+        raise BusError(
+            f"a topic is a non-empty str, not {'empty' if topic == '' else type(topic).__name__}"
+        )
     try:
         topic.isascii() or topic.encode()
     except UnicodeEncodeError:
@@ -202,7 +204,10 @@ class ThreadListener(Ear):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -236,7 +241,10 @@ class TaskListener(Ear):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -45,7 +45,9 @@ class Wire(Protocol):
     def change(self, add: list[str], drop: list[str]) -> Steps[None]:
         """Ask for topics, and drop some."""
 
-    def read(self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]) -> Steps[None]:
+    def read(
+        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Steps[None]:
         """Wait up to a second for something, and tell what was heard, or that a topic is heard from now on."""
 
     def stop(self) -> Steps[None]:
@@ -155,7 +157,9 @@ class Tasks:
             self._loop.call_soon_threadsafe(self._create, steps, name)
 
     def _create(self, steps: Steps[None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(run_async(steps), name=name, context=contextvars.Context())
+        task = asyncio.get_running_loop().create_task(
+            run_async(steps), name=name, context=contextvars.Context()
+        )
         self._tasks.append(task)
 
     async def wait(self, flag: LoopFlag, timeout: float | None) -> None:
@@ -366,7 +370,9 @@ class ServedCore:
                     if add or drop:
                         yield from self._wire.change(add, drop)
                     yield from self._wire.read(self._hear, self.board.confirm)
-                    if now - since > 5.0:  # what works for less than that may be breaking again and again
+                    if (
+                        now - since > 5.0
+                    ):  # what works for less than that may be breaking again and again
                         pauses.reset()
                         self._worked("_listening")
                 except Exception as error:

@@ -57,7 +57,9 @@ class LocalCore:
                 if not self._trailing:
                     self._trailing = True
                     try:
-                        threading.Thread(target=self._trail, name="signals-memory", daemon=True).start()
+                        threading.Thread(
+                            target=self._trail, name="signals-memory", daemon=True
+                        ).start()
                     except RuntimeError:  # the interpreter ends: there is no later
                         self._trailing = False
                         self._deliver(self._window.flush())

@@ -53,24 +53,36 @@ class RedisWire:
             import redis.asyncio
             from redis.backoff import NoBackoff
         except ImportError:
-            raise BusError('this bus needs the redis package: pip install "pyqueue-mongo[redis]"') from None
+            raise BusError(
+                'this bus needs the redis package: pip install "pyqueue-mongo[redis]"'
+            ) from None
         module: Any = redis.asyncio if self._asynchronous else redis
         if isinstance(self._target, module.Redis):
             return self._target
         if not isinstance(self._target, str):
-            raise BusError(f"a URL or a {module.__name__}.Redis client is needed, not {type(self._target).__name__}")
+            raise BusError(
+                f"a URL or a {module.__name__}.Redis client is needed, not {type(self._target).__name__}"
+            )
         try:
             # No retries inside the client: the engine holds off by itself, and has to know of every break.
-            options = {"socket_connect_timeout": 2, "socket_timeout": 5, "retry": module.retry.Retry(NoBackoff(), 0)}
+            options = {
+                "socket_connect_timeout": 2,
+                "socket_timeout": 5,
+                "retry": module.retry.Retry(NoBackoff(), 0),
+            }
             if not self._target.startswith("unix:"):
                 options["socket_keepalive"] = True
             return module.Redis.from_url(self._target, **options)
         except Exception:
-            raise BusError("not a Redis URL: redis://[user:password@]host[:port][/db], rediss:// or unix://") from None
+            raise BusError(
+                "not a Redis URL: redis://[user:password@]host[:port][/db], rediss:// or unix://"
+            ) from None
 
     def __str__(self) -> str:
         given = self._client.connection_pool.connection_kwargs
-        return str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
+        return str(
+            given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}"
+        )
 
     def explain(self, error: Exception) -> str:
         """Describe an error without the password."""
@@ -101,7 +113,9 @@ class RedisWire:
         if drop:
             yield self._pubsub.unsubscribe(*map(self._channel, drop))
 
-    def read(self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]) -> Steps[None]:
+    def read(
+        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Steps[None]:
         """Wait up to a second for one message."""
         message = yield self._pubsub.get_message(timeout=1.0)
         now = monotonic()

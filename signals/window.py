@@ -23,7 +23,9 @@ class Window:
 
     def __init__(self, seconds: float = 0.05) -> None:
         self.seconds = seconds
-        self._ends: dict[str, float] = {}  # the open windows; all are equally long, so this is in order of end
+        self._ends: dict[
+            str, float
+        ] = {}  # the open windows; all are equally long, so this is in order of end
         self._held: dict[str, datetime | None] = {}
         self._trailing: list[tuple[float, str]] = []  # heap: when each held topic goes
 

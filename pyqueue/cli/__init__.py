@@ -43,7 +43,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def pyqueue(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Queues on MongoDB."""
@@ -65,15 +68,23 @@ def demo(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Run on this MongoDB (mongodb://...) instead of one started for the demo."),
+        typer.Option(
+            metavar="URL",
+            help="Run on this MongoDB (mongodb://...) instead of one started for the demo.",
+        ),
     ] = None,
     by: Annotated[
         Literal["batches", "pipeline"],
-        typer.Option(help="How the stages are worked on: a hundred messages at a time, or each by itself."),
+        typer.Option(
+            help="How the stages are worked on: a hundred messages at a time, or each by itself."
+        ),
     ] = "batches",
     spark: Annotated[
         bool,
-        typer.Option("--spark", help="Let a Spark stage parse the flights, and sum them in Spark from claims instead."),
+        typer.Option(
+            "--spark",
+            help="Let a Spark stage parse the flights, and sum them in Spark from claims instead.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +103,9 @@ def demo(
 
 @app.command()
 def embedded(
-    path: Annotated[str, typer.Argument(help="The directory of its data; made if missing.", metavar="PATH")],
+    path: Annotated[
+        str, typer.Argument(help="The directory of its data; made if missing.", metavar="PATH")
+    ],
 ) -> None:
     """Run a private MongoDB in the foreground: a one-node replica set on the loopback. Prints its URL; stop it with Ctrl-C."""
     from pyqueue.embedded import run_foreground
@@ -100,7 +113,13 @@ def embedded(
     run_foreground(path)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
 def bench(context: typer.Context) -> None:
     """Measure the speed, as ratios to the raw driver. Of a checkout only; takes the options of python -m tests.bench."""
     checkout = Path(library.__file__).parents[1]
@@ -108,5 +127,13 @@ def bench(context: typer.Context) -> None:
         raise ConfigurationError(
             "bench: is not part of the installed package; clone the repository and run `make bench`"
         )
-    command = [sys.executable, "-P", "-m", "tests.bench", *context.args]  # -P: not the `tests` of the working directory
-    raise typer.Exit(subprocess.run(command, env=os.environ | {"PYTHONPATH": str(checkout)}).returncode)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tests.bench",
+        *context.args,
+    ]  # -P: not the `tests` of the working directory
+    raise typer.Exit(
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(checkout)}).returncode
+    )

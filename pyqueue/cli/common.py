@@ -51,7 +51,9 @@ UsageError: Any = typer.BadParameter.__base__
 CLOSED_PIPE = 141  # what a shell says of a command that a closed pipe ended
 
 _EXTENDED = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.RELAXED, tz_aware=True, uuid_representation=UuidRepresentation.STANDARD
+    json_mode=json_util.JSONMode.RELAXED,
+    tz_aware=True,
+    uuid_representation=UuidRepresentation.STANDARD,
 )
 
 Url = Annotated[
@@ -66,7 +68,13 @@ Url = Annotated[
 ]
 Namespace = Annotated[
     str,
-    typer.Option("--namespace", envvar="PYQUEUE_NAMESPACE", metavar="NAME", help="The collection.", show_envvar=True),
+    typer.Option(
+        "--namespace",
+        envvar="PYQUEUE_NAMESPACE",
+        metavar="NAME",
+        help="The collection.",
+        show_envvar=True,
+    ),
 ]
 Signals = Annotated[
     str | None,
@@ -97,7 +105,9 @@ class Commands(TyperGroup):
             error.message = _redacted(error.message)
             raise
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at the interpreter's end is quiet, too
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), 1
+            )  # so that the flush at the interpreter's end is quiet, too
             raise typer.Exit(CLOSED_PIPE) from None
         return result
 
@@ -128,7 +138,9 @@ def target_of(url: str | None) -> str:
             "which server? Give --url mongodb://host/db or set PYQUEUE_URL; `pyqueue embedded PATH` starts one and prints its URL"
         )
     if url == "memory:":
-        raise ConfigurationError('--url: what is in "memory:" no other process can see; give mongodb://host/db')
+        raise ConfigurationError(
+            '--url: what is in "memory:" no other process can see; give mongodb://host/db'
+        )
     return url
 
 
@@ -154,7 +166,11 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 def queue(client: Client, name: str) -> Queue[Any]:
     """A queue with the options that its own programs last used: the command line must not bring in others."""
     options = client.run(options_of(client.queue(name).name))
-    known = {key: options[key] for key in ("lease", "max_tries", "dead_letter", "history") if key in options}
+    known = {
+        key: options[key]
+        for key in ("lease", "max_tries", "dead_letter", "history")
+        if key in options
+    }
     try:
         return client.queue(name, **known)
     except QueueError as error:
@@ -206,7 +222,9 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, right: Sequence[str] = ()) -> None:
+def table(
+    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, right: Sequence[str] = ()
+) -> None:
     """Print rows: as a table at a terminal, else as lines of a header and cells between tabs."""
     cells = [[shown(row.get(name)) for name in columns] for row in rows]
     if not sys.stdout.isatty():
@@ -217,7 +235,10 @@ def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, right: S
     from rich.console import Console
     from rich.table import Column, Table
 
-    heads = (Column(name, justify="right" if name in right else "left", overflow="fold") for name in columns)
+    heads = (
+        Column(name, justify="right" if name in right else "left", overflow="fold")
+        for name in columns
+    )
     grid = Table(*heads, box=box.SIMPLE_HEAD)
     for line in cells:
         grid.add_row(*line)

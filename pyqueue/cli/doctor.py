@@ -53,7 +53,9 @@ class Finding:
 
 @app.command()
 def doctor(
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing: the exit status is the answer."),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="Print nothing: the exit status is the answer."
+    ),
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -91,7 +93,9 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
             hello = database.command("hello")
             elapsed = time.monotonic() - begun
         except PyMongoError as error:
-            yield Finding("reach", "wrong", f"{translated(error)}; is it running, and is the URL right?")
+            yield Finding(
+                "reach", "wrong", f"{translated(error)}; is it running, and is the URL right?"
+            )
             return
     where = hello.get("me") or ":".join(map(str, database.client.address or ()))
     yield Finding("reach", "ok", f"{where} answers, in {elapsed * 1000:.0f} ms with the connection")
@@ -116,7 +120,9 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
             if error.code not in NOT_AUTHORIZED:
                 yield Finding(name, "wrong", str(translated(error)))
             elif name in ("permission", "write concern"):
-                yield Finding(name, "wrong", "this user may not; see docs/how-to/least-privileges.md")
+                yield Finding(
+                    name, "wrong", "this user may not; see docs/how-to/least-privileges.md"
+                )
             else:
                 yield Finding(name, "advice", "this user may not ask; nothing to do if it works")
         except PyMongoError as error:
@@ -132,13 +138,19 @@ def _permission(client: Client) -> Finding:
 def _version(database: Any) -> Finding:
     version = database.client.server_info()["version"]
     if tuple(map(int, version.split(".")[:2])) < OLDEST:
-        return Finding("version", "wrong", f"MongoDB {version}: {OLDEST[0]}.{OLDEST[1]} or later is needed: upgrade it")
+        return Finding(
+            "version",
+            "wrong",
+            f"MongoDB {version}: {OLDEST[0]}.{OLDEST[1]} or later is needed: upgrade it",
+        )
     return Finding("version", "ok", f"MongoDB {version}")
 
 
 def _kind(hello: Any) -> Finding:
     if hello.get("msg") == "isdbgrid":
-        return Finding("kind", "ok", "a sharded cluster, through mongos: keep the namespace unsharded")
+        return Finding(
+            "kind", "ok", "a sharded cluster, through mongos: keep the namespace unsharded"
+        )
     if "setName" not in hello:
         return Finding(
             "kind",
@@ -151,7 +163,9 @@ def _kind(hello: Any) -> Finding:
     text = f"replica set {hello['setName']!r}, {size} member{'s' if size > 1 else ''}"
     if arbiters:
         return Finding(
-            "kind", "advice", f"{text}, {arbiters} of them without data: writes stop when one with data is down"
+            "kind",
+            "advice",
+            f"{text}, {arbiters} of them without data: writes stop when one with data is down",
         )
     return Finding("kind", "ok", text)
 
@@ -160,18 +174,30 @@ def _write_concern(client: Client) -> Finding:
     """A delete that matches nothing waits for the majority like any other write."""
     sure = WriteConcern("majority", wtimeout=int(REACH * 1000), j=True)
     begun = time.monotonic()
-    client.database[client.namespace].with_options(write_concern=sure).delete_one({"_id": "~doctor"})
-    return Finding("write concern", "ok", f"majority and journal answer, in {(time.monotonic() - begun) * 1000:.0f} ms")
+    client.database[client.namespace].with_options(write_concern=sure).delete_one(
+        {"_id": "~doctor"}
+    )
+    return Finding(
+        "write concern",
+        "ok",
+        f"majority and journal answer, in {(time.monotonic() - begun) * 1000:.0f} ms",
+    )
 
 
 def _retryable(hello: Any) -> Finding:
     if "setName" in hello or hello.get("msg") == "isdbgrid":
         return Finding("retryable writes", "ok", "the server has them, and pyqueue uses them")
-    return Finding("retryable writes", "advice", "a standalone has none: a push that failed is repeated with its id")
+    return Finding(
+        "retryable writes",
+        "advice",
+        "a standalone has none: a push that failed is repeated with its id",
+    )
 
 
 def _indexes(client: Client) -> Finding:
-    there = client.database[client.namespace].index_information()  # of a collection that is not there: none
+    there = client.database[
+        client.namespace
+    ].index_information()  # of a collection that is not there: none
     if not there:
         return Finding("indexes", "ok", "the namespace is empty: its first client makes them")
     missing = [name for name in INDEXES if name not in there]
@@ -185,10 +211,15 @@ def _indexes(client: Client) -> Finding:
     other = [
         name
         for name, (keys, options) in INDEXES.items()
-        if list(there[name]["key"]) != keys or any(there[name].get(each) != value for each, value in options.items())
+        if list(there[name]["key"]) != keys
+        or any(there[name].get(each) != value for each, value in options.items())
     ]
     if other:
-        return Finding("indexes", "wrong", f"not as they should be: {', '.join(other)}; drop them, then start a client")
+        return Finding(
+            "indexes",
+            "wrong",
+            f"not as they should be: {', '.join(other)}; drop them, then start a client",
+        )
     return Finding("indexes", "ok", ", ".join(INDEXES))
 
 
@@ -210,13 +241,19 @@ def _documents(client: Client) -> Finding:
         return Finding("documents", "ok", "nothing to look at without the indexes")
 
     def between(*ends: tuple[Any, Any]) -> list[Any]:
-        least, most = ([("q", q), ("when", when), ("_id", MOST if when == MOST else LEAST)] for q, when in ends)
-        found = collection.find({"_id": {"$not": {"$regex": "^~"}}}, {"_id": 1}, limit=SHOWN, hint=HOT)
+        least, most = (
+            [("q", q), ("when", when), ("_id", MOST if when == MOST else LEAST)] for q, when in ends
+        )
+        found = collection.find(
+            {"_id": {"$not": {"$regex": "^~"}}}, {"_id": 1}, limit=SHOWN, hint=HOT
+        )
         return [each["_id"] for each in found.min(least).max(most)]
 
     names = [name for name in collection.distinct("q") if isinstance(name, str)]
     hidden = {
-        f"queue {name!r}": [id for first, last in NOWHERE for id in between((name, first), (name, last))]
+        f"queue {name!r}": [
+            id for first, last in NOWHERE for id in between((name, first), (name, last))
+        ]
         for name in names
     }
     hidden["no queue"] = between((LEAST, LEAST), ("", LEAST)) + between(({}, LEAST), (MOST, MOST))
@@ -224,7 +261,9 @@ def _documents(client: Client) -> Finding:
     if told:
         text = "no receive will ever find these, since their `when` is no instant for it, or their `q` no name: "
         return Finding(
-            "documents", "advice", f"{text}{'; '.join(told)}; others wrote them: mend or delete them by hand"
+            "documents",
+            "advice",
+            f"{text}{'; '.join(told)}; others wrote them: mend or delete them by hand",
         )
     return Finding("documents", "ok", "all of them are where receives look")
 
@@ -254,7 +293,11 @@ def _clock(database: Any) -> Finding:
     text = f"the primary's is {abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
     if abs(offset) < APART:
         return Finding("clock", "ok", text)
-    return Finding("clock", "advice", f"{text}; pyqueue goes by the primary's, so only logs differ: run NTP on both")
+    return Finding(
+        "clock",
+        "advice",
+        f"{text}; pyqueue goes by the primary's, so only logs differ: run NTP on both",
+    )
 
 
 def _members(client: Client, hello: Any) -> Finding:
@@ -264,28 +307,42 @@ def _members(client: Client, hello: Any) -> Finding:
         return Finding("member clocks", "ok", "one member has one clock")
     url = client.url or ""
     if not url.startswith("mongodb://"):
-        return Finding("member clocks", "advice", f"not measured for {url.partition(':')[0] or 'this target'}")
+        return Finding(
+            "member clocks", "advice", f"not measured for {url.partition(':')[0] or 'this target'}"
+        )
     refused = ("replicaset", "auth", "readpreference", "directconnection")
-    options = [pair for pair in parse_qsl(url.partition("?")[2]) if not pair[0].lower().startswith(refused)]
-    query = urlencode([*options, ("directConnection", "true"), ("serverSelectionTimeoutMS", "2000")])
+    options = [
+        pair for pair in parse_qsl(url.partition("?")[2]) if not pair[0].lower().startswith(refused)
+    ]
+    query = urlencode(
+        [*options, ("directConnection", "true"), ("serverSelectionTimeoutMS", "2000")]
+    )
     offsets, silent = {}, []
     for host in hosts:
         try:
             with pymongo.MongoClient[dict[str, Any]](f"mongodb://{host}/?{query}") as member:
                 offsets[host] = _offset(
-                    lambda member=member: member.admin.command("hello", read_preference=ReadPreference.NEAREST)  # type: ignore[misc]
+                    lambda member=member: member.admin.command(
+                        "hello", read_preference=ReadPreference.NEAREST
+                    )  # type: ignore[misc]
                 )
         except PyMongoError:
             silent.append(host)
     if silent:
         return Finding(
-            "member clocks", "wrong", f"no answer from {', '.join(silent)}: is it running, and reachable from here?"
+            "member clocks",
+            "wrong",
+            f"no answer from {', '.join(silent)}: is it running, and reachable from here?",
         )
     spread = max(offsets.values()) - min(offsets.values())
     text = f"{spread:.3f} s between the {len(hosts)} members"
     if spread < APART:
         return Finding("member clocks", "ok", text)
-    return Finding("member clocks", "wrong", f"{text}: a fail-over shifts leases and delays by that; run NTP on them")
+    return Finding(
+        "member clocks",
+        "wrong",
+        f"{text}: a fail-over shifts leases and delays by that; run NTP on them",
+    )
 
 
 # ---- the bus, the parameters
@@ -306,9 +363,13 @@ def _bus(client: Client, signals: str | None) -> Finding:
             begun = time.monotonic()
             bus.emit(topic, datetime.now(UTC))
             if listener.wait(REACH):
-                return Finding("bus", "ok", f"{name}: heard in {(time.monotonic() - begun) * 1000:.0f} ms")
+                return Finding(
+                    "bus", "ok", f"{name}: heard in {(time.monotonic() - begun) * 1000:.0f} ms"
+                )
         return Finding(
-            "bus", "wrong", f"{name}: nothing heard in {REACH:g} s; consumers find messages at their `poll` only"
+            "bus",
+            "wrong",
+            f"{name}: nothing heard in {REACH:g} s; consumers find messages at their `poll` only",
         )
     except buses.BusError as error:
         return Finding("bus", "wrong", f"{name}: {error}")
@@ -345,5 +406,7 @@ def _parameters(database: Any) -> Finding:
     if advice:
         return Finding("parameters", "advice", "; ".join(advice))
     return Finding(
-        "parameters", "ok", ", ".join(f"{name}={value}" for name, value in there.items()) or "none to look at"
+        "parameters",
+        "ok",
+        ", ".join(f"{name}={value}" for name, value in there.items()) or "none to look at",
     )

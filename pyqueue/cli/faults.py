@@ -17,16 +17,24 @@ app = typer.Typer(cls=Commands)
 
 @app.command()
 def faults(
-    minutes: Annotated[float, typer.Option(min=0.1, metavar="N", help="For how long faults are made.")] = 2,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="For how long faults are made.")
+    ] = 2,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="S", help="The same faults again, in the same order; default: others each time."),
+        typer.Option(
+            metavar="S", help="The same faults again, in the same order; default: others each time."
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw messages a second, and the faults, as SVG.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw messages a second, and the faults, as SVG."),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Leave there what the count is made of: who did what, and when.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Leave there what the count is made of: who did what, and when."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +44,9 @@ def faults(
     """
     from pyqueue import faults
 
-    result = faults.run(minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep)
+    result = faults.run(
+        minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep
+    )
     if as_json:
         emit(result)
     else:

@@ -43,7 +43,10 @@ def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False)
     with connect(url, namespace) as client:
         rows = [
             {"queue": info.name, "paused": info.paused}
-            | {name: getattr(info.counts, name) for name in ("ready", "scheduled", "reserved", "history")}
+            | {
+                name: getattr(info.counts, name)
+                for name in ("ready", "scheduled", "reserved", "history")
+            }
             for info in client.queues()
         ]
     if as_json:
@@ -60,19 +63,33 @@ def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False)
 def push(
     name: Name,
     payload: Annotated[
-        str | None, typer.Argument(metavar="[PAYLOAD]", help="As JSON; left out, or -: standard input.")
+        str | None,
+        typer.Argument(metavar="[PAYLOAD]", help="As JSON; left out, or -: standard input."),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="PATH", help="Read the payload from a file.")] = None,
-    ndjson: Annotated[bool, typer.Option("--ndjson", help="A message for each line of the input.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="The payload is a text, or each line is one: no JSON.")] = False,
-    delay: Annotated[float | None, typer.Option(metavar="SECONDS", help="Until it can be received.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="PATH", help="Read the payload from a file.")
+    ] = None,
+    ndjson: Annotated[
+        bool, typer.Option("--ndjson", help="A message for each line of the input.")
+    ] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="The payload is a text, or each line is one: no JSON.")
+    ] = False,
+    delay: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Until it can be received.")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="The message key, unique in the queue.")] = None,
     on_duplicate: Annotated[
         Literal["ignore", "replace", "error"], typer.Option(help="If the key is taken.")
     ] = "ignore",
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; can be repeated.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; can be repeated.")
+    ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The message's id; 24 hexadecimal digits are an ObjectId.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="The message's id; 24 hexadecimal digits are an ObjectId."
+        ),
     ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -167,7 +184,9 @@ def _push_lines(
                     pushed += len(target.push_many(payloads, **options))
     except (QueueError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, QueueError) else f"line {number}: "
-        raise ConfigurationError(f"{where}{error}; {pushed} messages were pushed before that") from error
+        raise ConfigurationError(
+            f"{where}{error}; {pushed} messages were pushed before that"
+        ) from error
     emit({"pushed": pushed}) if as_json else print(pushed)
 
 
@@ -176,7 +195,20 @@ def _push_lines(
 
 def _told(message: Message[Any]) -> dict[str, Any]:
     """A message for programs."""
-    fields = ("id", "queue", "payload", "headers", "key", "when", "pushed", "tries", "error", "trail", "state", "dead")
+    fields = (
+        "id",
+        "queue",
+        "payload",
+        "headers",
+        "key",
+        "when",
+        "pushed",
+        "tries",
+        "error",
+        "trail",
+        "state",
+        "dead",
+    )
     return {name: getattr(message, name) for name in fields}
 
 
@@ -184,7 +216,9 @@ def _told(message: Message[Any]) -> dict[str, Any]:
 def pop(
     name: Name,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")] = 1,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the first.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the first.")
+    ] = 0,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -227,7 +261,8 @@ def peek(
         return
     width = 200 if sys.stdout.isatty() else None
     rows = [
-        _told(each) | {"payload": as_json_text(each.payload)[:width], "why": (each.error or {}).get("message")}
+        _told(each)
+        | {"payload": as_json_text(each.payload)[:width], "why": (each.error or {}).get("message")}
         for each in messages
     ]
     table(("id", "when", "tries", "key", "payload", "why"), rows, right=("tries",))
@@ -280,8 +315,12 @@ def move(
 
 @app.command()
 def redrive(
-    name: Annotated[str, typer.Argument(metavar="QUEUE", help="The dead-letter queue, such as orders.dead.")],
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: all.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="The dead-letter queue, such as orders.dead.")
+    ],
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many; default: all.")
+    ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -346,7 +385,9 @@ def resume(
     _set_paused(False, name, url, namespace, signals, as_json)
 
 
-def _set_paused(value: bool, name: str, url: str | None, namespace: str, signals: str | None, as_json: bool) -> None:
+def _set_paused(
+    value: bool, name: str, url: str | None, namespace: str, signals: str | None, as_json: bool
+) -> None:
     with connect(url, namespace, signals) as client:
         target = client.queue(name)
         target.pause() if value else target.resume()

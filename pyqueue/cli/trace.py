@@ -10,8 +10,19 @@ import typer
 
 from pyqueue.arguments import identity as checked
 from pyqueue.backends.namespace import anywhere, options_of
-from pyqueue.cli.common import Commands, Json, Namespace, Url, as_json_text, connect, emit, identity, note, shown
-from pyqueue.messages import faults, message_of, sound
+from pyqueue.cli.common import (
+    Commands,
+    Json,
+    Namespace,
+    Url,
+    as_json_text,
+    connect,
+    emit,
+    identity,
+    note,
+    shown,
+)
+from pyqueue.messages import invalid_fields, message_of, without_fields
 
 __all__ = ["app"]
 
@@ -47,9 +58,9 @@ def trace(
 
 def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> dict[str, Any]:
     """All there is to say of a stored message; what there is none of is left out."""
-    wrong = faults(document)
+    wrong = invalid_fields(document)
     told = {name: document[name] for name in wrong}
-    document = sound(document, wrong)
+    document = without_fields(document, wrong)
     message = message_of(document, document.get("payload"), now)
     lease = None
     if "token" in document:
@@ -82,7 +93,11 @@ def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> 
         "wrong": told,
         "payload": message.payload,
     }
-    return {name: value for name, value in facts.items() if value not in (None, {}, []) or name == "payload"}
+    return {
+        name: value
+        for name, value in facts.items()
+        if value not in (None, {}, []) or name == "payload"
+    }
 
 
 def _show(told: Mapping[str, Any]) -> None:
@@ -101,7 +116,8 @@ def _show(told: Mapping[str, Any]) -> None:
     line("tries", tries)
     if lease := told.get("lease"):
         line(
-            "held by", f"{lease['owner']} since {shown(lease['since'])}, until {shown(lease['until'])}{_lapsed(lease)}"
+            "held by",
+            f"{lease['owner']} since {shown(lease['since'])}, until {shown(lease['until'])}{_lapsed(lease)}",
         )
     if progress := told.get("progress"):
         fraction = progress.get("fraction")
@@ -111,7 +127,8 @@ def _show(told: Mapping[str, Any]) -> None:
         line("failed", f"{error.get('type')}: {error.get('message')} at {shown(error.get('at'))}")
     if dead := told.get("dead"):
         line(
-            "dead", f"{dead.get('reason')}: from {dead['from']} at {shown(dead['at'])} after {dead.get('tries')} tries"
+            "dead",
+            f"{dead.get('reason')}: from {dead['from']} at {shown(dead['at'])} after {dead.get('tries')} tries",
         )
         line("", f"to send it back: pyqueue redrive {told['queue']}")
     for name in ("type", "key", "headers", "checkpoint"):

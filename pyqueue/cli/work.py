@@ -18,13 +18,26 @@ import anyio
 import typer
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
-from pyqueue.cli.common import Commands, Json, Namespace, Signals, Url, connect, emit, note, table, target_of
+from pyqueue.cli.common import (
+    Commands,
+    Json,
+    Namespace,
+    Signals,
+    Url,
+    connect,
+    emit,
+    note,
+    table,
+    target_of,
+)
 from pyqueue.pipeline import Report, Runner
 
 __all__ = ["app"]
 
 app = typer.Typer(cls=Commands)
-pipelines = typer.Typer(cls=Commands, no_args_is_help=True, help="Run or show a pipeline that a recipe describes.")
+pipelines = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Run or show a pipeline that a recipe describes."
+)
 app.add_typer(pipelines, name="pipeline")
 
 #: Seconds until a worker process that died is started again: at first, and at most; and after how many it counts as healthy.
@@ -41,11 +54,17 @@ Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML f
 
 @app.command()
 def worker(
-    name: Annotated[str, typer.Argument(metavar="APP", help="MODULE:OBJECT, where OBJECT is a Worker or a Pipeline.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP", help="MODULE:OBJECT, where OBJECT is a Worker or a Pipeline."
+        ),
+    ],
     concurrency: Concurrency = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="So many processes.")] = 1,
     grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped."),
     ] = 30,
     as_json: Json = False,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -64,7 +83,9 @@ def worker(
     if lifeline is not None:
         threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
     runner = _find(name)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     _report(runner, _run(runner, runner._client, concurrency=concurrency, grace=grace), as_json)
 
 
@@ -88,11 +109,15 @@ def _find(name: str) -> Runner:
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise  # it is there, and something that it imports is not: a traceback tells more
-        raise ConfigurationError(f"APP: there is no module {module!r}, here or installed") from error
+        raise ConfigurationError(
+            f"APP: there is no module {module!r}, here or installed"
+        ) from error
     except AttributeError as error:
         raise ConfigurationError(f"APP: {error}") from error
     if not isinstance(found, Runner):
-        raise ConfigurationError(f"APP: {name!r} is neither a Worker nor a Pipeline, but {type(found).__name__}")
+        raise ConfigurationError(
+            f"APP: {name!r} is neither a Worker nor a Pipeline, but {type(found).__name__}"
+        )
     return found
 
 
@@ -136,7 +161,9 @@ class Child:
         #: When it is to be started again; None: it runs.
         self._due: float | None = None
         # In a session of its own: the terminal's Ctrl-C is for the parent, who passes it on once.
-        self._process = subprocess.Popen(self._command, pass_fds=[self._lifeline], start_new_session=True)
+        self._process = subprocess.Popen(
+            self._command, pass_fds=[self._lifeline], start_new_session=True
+        )
 
     def stop(self) -> None:
         """Have it end: at once if it listens to no signals yet, else as a worker ends. Another time: sooner."""
@@ -157,11 +184,17 @@ class Child:
         if stopping:
             # Stopped before it had begun to listen to signals, it ends by them; or with 1, as Python and typer end when interrupted.
             early = time.monotonic() - self._begun < HEALTHY
-            return 0 if status in (-signal.SIGTERM, -signal.SIGINT, 130) or (early and status == 1) else 1
+            return (
+                0
+                if status in (-signal.SIGTERM, -signal.SIGINT, 130) or (early and status == 1)
+                else 1
+            )
         if time.monotonic() - self._begun >= HEALTHY:
             self._pause = PAUSES[0]
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        note(f"worker process {self._place} ({self._process.pid}) ended {how}; starting it again in {self._pause:g} s")
+        note(
+            f"worker process {self._place} ({self._process.pid}) ended {how}; starting it again in {self._pause:g} s"
+        )
         self._due = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, PAUSES[1])
         return None
@@ -186,7 +219,14 @@ class Family:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda number, frame: self._heard.append(number))
         lifeline, self._other_end = os.pipe()  # its other end is open as long as this process lives
-        command = [sys.executable, "-m", "pyqueue.cli", "worker", *self._arguments, f"--lifeline={lifeline}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pyqueue.cli",
+            "worker",
+            *self._arguments,
+            f"--lifeline={lifeline}",
+        ]
         children: list[Child] = []
         worst, passed = 0, 0
         try:
@@ -222,10 +262,13 @@ def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
 @pipelines.command("run")
 def run_(
     recipe: Recipe,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no stage has a message left.")] = False,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End when no stage has a message left.")
+    ] = False,
     concurrency: Concurrency = None,
     grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped."),
     ] = 30,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -241,8 +284,14 @@ def run_(
         pass  # is anybody there?
     client = AsyncClient(target_of(url), namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _report(pipeline, _run(pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace), as_json)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    _report(
+        pipeline,
+        _run(pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace),
+        as_json,
+    )
 
 
 @pipelines.command()
@@ -265,7 +314,10 @@ def show(
 
 
 def _drawn(
-    pipeline: Pipeline, format: Literal["text", "mermaid", "svg"], counts: dict[str, Any] | None, as_json: bool
+    pipeline: Pipeline,
+    format: Literal["text", "mermaid", "svg"],
+    counts: dict[str, Any] | None,
+    as_json: bool,
 ) -> None:
     if not as_json:
         print(pipeline.show(format, counts), end="")
@@ -274,8 +326,14 @@ def _drawn(
         {"queue": each.name, "kind": each.kind, "handler": each.label, "to": list(each.to)}
         for each in pipeline.graph.stages.values()
     ]
-    told: dict[str, Any] = {"name": pipeline.name, "stages": stages, "outputs": pipeline.graph.outputs}
+    told: dict[str, Any] = {
+        "name": pipeline.name,
+        "stages": stages,
+        "outputs": pipeline.graph.outputs,
+    }
     if counts is not None:
         states = ("ready", "scheduled", "reserved", "history")
-        told["counts"] = {name: {state: getattr(each, state) for state in states} for name, each in counts.items()}
+        told["counts"] = {
+            name: {state: getattr(each, state) for state in states} for name, each in counts.items()
+        }
     emit(told)

@@ -48,7 +48,9 @@ class Consumers:
             with theirs:
                 command = [sys.executable, "-m", "pyqueue.demo", str(theirs.fileno())]
                 # In a session of its own: the terminal's Ctrl-C is for the parent.
-                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], start_new_session=True
+                )
             self.running[ours] = process
             ours.send((url, namespace, place == 0, by))
 
@@ -60,12 +62,17 @@ class Consumers:
 
     def hear(self, timeout: float) -> None:
         """Hear what they have to say. Who holds messages is killed."""
-        for connection in [each for each in wait(self.running, timeout) if isinstance(each, Connection)]:
+        for connection in [
+            each for each in wait(self.running, timeout) if isinstance(each, Connection)
+        ]:
             process = self.running[connection]
             try:
                 what, value = connection.recv()
             except (EOFError, ConnectionError):
-                what, value = "error", f"a consumer process ended by itself, with status {process.wait()}"
+                what, value = (
+                    "error",
+                    f"a consumer process ended by itself, with status {process.wait()}",
+                )
             if what == "error":
                 raise QueueError(value)
             if what == "held":
@@ -118,7 +125,9 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
         "by": by,
         "seconds": round(seconds, 3),
         "messages_per_second": round(pushed / seconds),
-        "steps_per_second": round(sum(queue["out"] for queue in figures["queues"].values()) / seconds),
+        "steps_per_second": round(
+            sum(queue["out"] for queue in figures["queues"].values()) / seconds
+        ),
         "held_by_the_killed": len(consumers.held),
         "redelivered": returned,
         "a_dead_letter_says": letters[0].error and letters[0].error["message"] if letters else None,
@@ -138,7 +147,9 @@ def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]
     with ExitStack() as stack:
         client = stack.enter_context(opened(url))
         stack.callback(client.database.drop_collection, client.namespace)
-        return {"source": source, "rows": count, "broken": BROKEN} | spark.run(client, list(read()), stack)
+        return {"source": source, "rows": count, "broken": BROKEN} | spark.run(
+            client, list(read()), stack
+        )
 
 
 @contextmanager
@@ -179,7 +190,9 @@ def progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
         rich.TimeElapsedColumn(),
         rich.TextColumn("{task.description}"),
     )
-    with rich.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with rich.Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
         task = bar.add_task("starting", total=total)
 
         def show_progress(inside: dict[str, int]) -> None:
@@ -192,10 +205,14 @@ def progress(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
 def show(result: dict[str, Any]) -> None:
     """Print the result for people."""
     console = _console()
-    console.print(f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose.")
+    console.print(
+        f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose."
+    )
     _table(console, "queue", ["in", "out", "dead"], result["queues"])
     _table(console, "carrier", ["flights", "late", "cancelled", "mean_delay"], result["carriers"])
-    console.print("Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived.")
+    console.print(
+        "Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived."
+    )
     console.print(f"A dead letter says: {' '.join(str(result['a_dead_letter_says']).split())}")
     console.print(
         f"A consumer process was killed when it had stored {result['held_by_the_killed']} flights and not committed them. "
@@ -211,9 +228,13 @@ def show(result: dict[str, Any]) -> None:
 def show_spark(result: dict[str, Any]) -> None:
     """Print the result of the run through Spark for people."""
     console = _console()
-    console.print(f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose.")
+    console.print(
+        f"{result['rows']} rows: {result['source']}; and {result['broken']} copies broken on purpose."
+    )
     _table(console, "carrier", ["flights", "late", "cancelled", "mean_delay"], result["carriers"])
-    console.print("Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived.")
+    console.print(
+        "Late: arrived 15 minutes late or more, or was diverted. Mean delay: minutes, of those that arrived."
+    )
     console.print(
         f"A Spark stage moved {result['moved']} messages from raw to parsed in {result['batches']} batches, and finished {result['dropped']} "
         f"that it left out. The sums are of {result['claims']} claims on parsed."
@@ -236,12 +257,18 @@ def _table(console: Any, title: str, columns: list[str], lines: dict[str, Figure
     grid = Table(title, *(Column(name.replace("_", " "), justify="right") for name in columns))
     for name, figures in lines.items():
         cells = (figures[column] for column in columns)
-        grid.add_row(name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells))
+        grid.add_row(
+            name, *(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells)
+        )
     console.print(grid)
 
 
 def _show_check(console: Any, check: dict[str, Any]) -> None:
     for wrong in check["different"]:
-        console.print(f"NOT EQUAL: {wrong['figure']}: {wrong['file']} in the file, {wrong['here']} here")
+        console.print(
+            f"NOT EQUAL: {wrong['figure']}: {wrong['file']} in the file, {wrong['here']} here"
+        )
     if check["equal"]:
-        console.print(f"Check: {check['compared']} figures, all equal to those counted straight from the file.")
+        console.print(
+            f"Check: {check['compared']} figures, all equal to those counted straight from the file."
+        )

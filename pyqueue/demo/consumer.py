@@ -49,9 +49,13 @@ def in_batches(flights: Pipeline) -> None:
             while not failed:
                 batch = stage.queue.reserve_many(BATCH, timeout=0.25)
                 if batch:
-                    with suppress(LeaseLost):  # it took too long, and others have what was lost: leave it to them
+                    with suppress(
+                        LeaseLost
+                    ):  # it took too long, and others have what was lost: leave it to them
                         handle(stages, stage, batch)
-                elif all(each.queue.next_when() is None for each in stages.values()):  # in the order of the flow
+                elif all(
+                    each.queue.next_when() is None for each in stages.values()
+                ):  # in the order of the flow
                     return
         except BaseException as error:
             failed.append(error)
@@ -104,7 +108,9 @@ def consume(parent: Connection) -> None:
         with suppress(OSError):  # the parent is gone
             parent.send((what, value))
 
-    def hold(flight: Flight, delivery: Delivery[Flight]) -> None:  # not covered: the victim is killed
+    def hold(
+        flight: Flight, delivery: Delivery[Flight]
+    ) -> None:  # not covered: the victim is killed
         store(flight, delivery)
         held.append(flight.id)
         some.set()

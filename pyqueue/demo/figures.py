@@ -82,6 +82,9 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
 def compare(file: Any, here: Any, name: str = "") -> tuple[int, list[Figures]]:
     """How many figures there are, and those that are not equal."""
     if isinstance(file, dict) and isinstance(here, dict):
-        parts = [compare(file.get(each), here.get(each), f"{name}, {each}".strip(", ")) for each in file | here]
+        parts = [
+            compare(file.get(each), here.get(each), f"{name}, {each}".strip(", "))
+            for each in file | here
+        ]
         return sum(count for count, _ in parts), [wrong for _, some in parts for wrong in some]
     return 1, [] if file == here else [{"figure": name, "file": file, "here": here}]

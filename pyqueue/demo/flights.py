@@ -30,7 +30,18 @@ from pymongo.collection import Collection
 
 from pyqueue import Delivery, Message, Pipeline, To
 
-__all__ = ["LATE", "QUEUES", "Flight", "Row", "parse", "pipeline", "results", "route", "store", "upsert"]
+__all__ = [
+    "LATE",
+    "QUEUES",
+    "Flight",
+    "Row",
+    "parse",
+    "pipeline",
+    "results",
+    "route",
+    "store",
+    "upsert",
+]
 
 LATE = 15  # minutes, as the Department of Transportation counts
 QUEUES = ("raw", "parsed", "late", "on-time", "cancelled")  # in the order of the flow

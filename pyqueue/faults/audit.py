@@ -22,7 +22,12 @@ __all__ = ["MUST_BE_ZERO", "Ledgers", "Times", "Witnessed", "audit"]
 MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone")
 
 #: How a claim ends when an operation has its effect.
-_ENDS = {"commit": ("out",), "move": ("moved",), "rollback": ("back", "buried"), "release": ("back",)}
+_ENDS = {
+    "commit": ("out",),
+    "move": ("moved",),
+    "rollback": ("back", "buried"),
+    "release": ("back",),
+}
 _POPPED, _KEYED = "events", "states"
 
 Line = list[Any]
@@ -205,7 +210,9 @@ class Ledgers:
                 continue
             said = calls.pop(number)
             said.ended, (said.outcome, said.items) = at, rest
-            if said.outcome in ("ok", "refused") or (said.outcome == "taken" and said.queue == _KEYED):
+            if said.outcome in ("ok", "refused") or (
+                said.outcome == "taken" and said.queue == _KEYED
+            ):
                 answered.append(at)
             elif said.outcome not in ("unknown", "cancelled"):
                 self.errors[f"{said.op}: {said.outcome}"] += 1
@@ -228,9 +235,17 @@ class Ledgers:
                 self.figures["received"] += len(said.items)
                 self.figures["popped"] += len(said.items)
             else:
-                why = "killed" if not said.ended else "cancelled" if said.outcome == "cancelled" else "unknown"
+                why = (
+                    "killed"
+                    if not said.ended
+                    else "cancelled"
+                    if said.outcome == "cancelled"
+                    else "unknown"
+                )
                 ended = said.ended or float("inf")
-                self.unheard.append(Unheard(name, said.began, said.about, why, ended, said.about == 1))
+                self.unheard.append(
+                    Unheard(name, said.began, said.about, why, ended, said.about == 1)
+                )
         elif said.op == "reserve":
             for token, ids in said.items.items() if good else ():
                 self.received[token].update(ids)
@@ -248,16 +263,25 @@ class Ledgers:
             return
         lost, unknown = said.items if said.outcome == "refused" else ({}, {})
         left = {token: {*lost.get(token, ()), *unknown.get(token, ())} for token in said.about}
-        done = [(op, said.queue, id, token) for token, ids in said.about.items() for id in ids if id not in left[token]]
+        done = [
+            (op, said.queue, id, token)
+            for token, ids in said.about.items()
+            for id in ids
+            if id not in left[token]
+        ]
         self.figures["refused"] += sum(map(len, left.values()))
         if not again:
-            self.refused += [(op, said.queue, id, token) for token, ids in lost.items() for id in ids]
+            self.refused += [
+                (op, said.queue, id, token) for token, ids in lost.items() for id in ids
+            ]
         self.settled += done
         if done and op in ("commit", "move"):
             self.times.settles.append((said.began, said.ended, len(done)))
 
 
-def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: Circumstances) -> dict[str, Any]:
+def audit(
+    ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: Circumstances
+) -> dict[str, Any]:
     """Hold one against the other, and against the ids of what is stored in the end. The figures, and some of what is wrong, in words."""
     wrong: dict[str, list[str]] = defaultdict(list)
     remaining = set(stored)
@@ -266,13 +290,21 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: 
     for id, content in ledgers.acknowledged:
         acknowledged.add(id)
         if not witnessed.came[id] or (content != id and content not in witnessed.contents[id]):
-            wrong["lost"].append(f"{content}: its push was acknowledged, and it was never stored as {id}")
-    wrong["lost"] += [f"{id}: it is stored no longer" for id in witnessed.stored if id not in remaining]
-    wrong["lost"] += [f"{id}: it was deleted though nobody held it" for id in sorted(witnessed.vanished)]
+            wrong["lost"].append(
+                f"{content}: its push was acknowledged, and it was never stored as {id}"
+            )
+    wrong["lost"] += [
+        f"{id}: it is stored no longer" for id in witnessed.stored if id not in remaining
+    ]
+    wrong["lost"] += [
+        f"{id}: it was deleted though nobody held it" for id in sorted(witnessed.vanished)
+    ]
     for token, ends in witnessed.claims.items():
         for id, how in ends.items():
             if how == "out" and id not in ledgers.committing.get(token, ()):
-                wrong["lost"].append(f"{id}: it was finished, and its holder, of {token}, had not asked for that")
+                wrong["lost"].append(
+                    f"{id}: it was finished, and its holder, of {token}, had not asked for that"
+                )
     nobodys, twice = judge(witnessed.popped, ledgers.got, ledgers.unheard, known)
     wrong["lost"] += [f"{id}: it was popped, and no process got it" for id in nobodys]
 
@@ -283,7 +315,9 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: 
         end = witnessed.ended(id, token)
         if op == "extend":
             if end is None:
-                wrong["undone"].append(f"{id}: {op} in {queue} was acknowledged, and there is no such claim: {token}")
+                wrong["undone"].append(
+                    f"{id}: {op} in {queue} was acknowledged, and there is no such claim: {token}"
+                )
             continue
         if op in ("commit", "move"):
             finals[id, queue] += 1
@@ -298,10 +332,15 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: 
         seen.add((id, token))
     for (id, queue), times in finals.items():
         if times > witnessed.came[id]:
-            wrong["settled_twice"].append(f"{id}: it came {witnessed.came[id]} times and left {queue} {times} times")
-    wrong["settled_twice"] += [f"{id}: it was received by pop more often than it was popped" for id in twice]
+            wrong["settled_twice"].append(
+                f"{id}: it came {witnessed.came[id]} times and left {queue} {times} times"
+            )
+    wrong["settled_twice"] += [
+        f"{id}: it was received by pop more often than it was popped" for id in twice
+    ]
     wrong["fenced_effects"] += [
-        f"{id}: it was settled by {token}, whose claim held it no longer" for id, token in sorted(fenced)
+        f"{id}: it was settled by {token}, whose claim held it no longer"
+        for id, token in sorted(fenced)
     ]
 
     wrong["refused_though_done"] += [
@@ -309,7 +348,9 @@ def audit(ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: 
         for op, queue, id, token in ledgers.refused
         if op in _ENDS and witnessed.ended(id, token) in _ENDS[op]
     ]
-    undone_claims = sum(witnessed.ended(id, token) is None for token, ids in ledgers.received.items() for id in ids)
+    undone_claims = sum(
+        witnessed.ended(id, token) is None for token, ids in ledgers.received.items() for id in ids
+    )
     figures = ledgers.figures
     return {
         "messages": len(acknowledged),

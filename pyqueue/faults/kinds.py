@@ -111,7 +111,9 @@ def fill_disk(world: World, dice: random.Random) -> Fault:
     return f"member {member.place}"
 
 
-def _fail_point(world: World, seconds: float, name: str, mode: object, data: dict[str, object]) -> Fault:
+def _fail_point(
+    world: World, seconds: float, name: str, mode: object, data: dict[str, object]
+) -> Fault:
     member = yield from _primary(world)
     met = 0
     while not met:
@@ -125,7 +127,9 @@ def _fail_point(world: World, seconds: float, name: str, mode: object, data: dic
 
 def _commands_fail(world: World, dice: random.Random, **how: object) -> Fault:
     data = {"failCommands": WRITES, "appName": "pyqueue", **how}
-    return _fail_point(world, dice.uniform(1, 2), "failCommand", {"activationProbability": 0.3}, data)
+    return _fail_point(
+        world, dice.uniform(1, 2), "failCommand", {"activationProbability": 0.3}, data
+    )
 
 
 def close_connection(world: World, dice: random.Random) -> Fault:
@@ -135,12 +139,18 @@ def close_connection(world: World, dice: random.Random) -> Fault:
 
 def write_conflict(world: World, dice: random.Random) -> Fault:
     """In the storage; the server tries again by itself."""
-    return _fail_point(world, dice.uniform(1, 2), "WTWriteConflictException", {"activationProbability": 0.2}, {})
+    return _fail_point(
+        world, dice.uniform(1, 2), "WTWriteConflictException", {"activationProbability": 0.2}, {}
+    )
 
 
 def write_concern(world: World, dice: random.Random) -> Fault:
     """The write is there, and nobody knows whether it stays."""
-    error = {"code": 64, "errmsg": "waiting for replication timed out", "errInfo": {"wtimeout": True}}
+    error = {
+        "code": 64,
+        "errmsg": "waiting for replication timed out",
+        "errInfo": {"wtimeout": True},
+    }
     return _commands_fail(world, dice, writeConcernError=error)
 
 
@@ -152,7 +162,9 @@ def not_primary(world: World, dice: random.Random) -> Fault:
 # ---- the network between clients and the primary
 
 
-def _way(world: World, seconds: float, did: str, begin: dict[str, object], end: dict[str, object]) -> Fault:
+def _way(
+    world: World, seconds: float, did: str, begin: dict[str, object], end: dict[str, object]
+) -> Fault:
     member = yield from _primary(world)
     before = world.proxies.change(member.place)
     world.proxies.change(member.place, **begin)
@@ -188,7 +200,9 @@ def swallow(world: World, dice: random.Random) -> Fault:
 
 def tear(world: World, dice: random.Random) -> Fault:
     """Connections are reset in the middle of a reply."""
-    return _way(world, dice.uniform(1, 2), "torn", {"tear": [20, dice.randint(1, 60)]}, {"tear": [0, 0]})
+    return _way(
+        world, dice.uniform(1, 2), "torn", {"tear": [20, dice.randint(1, 60)]}, {"tear": [0, 0]}
+    )
 
 
 # ---- clients
@@ -233,7 +247,9 @@ def suspend_consumer(world: World, dice: random.Random) -> Fault:
 
 def set_clock(world: World, dice: random.Random) -> Fault:
     """The wall clock of a process is set wrong by ten minutes, and later right again."""
-    process = world.crew.processes[world.crew.one(dice.choice(["producer", "mover", "consumer"]), dice)]
+    process = world.crew.processes[
+        world.crew.one(dice.choice(["producer", "mover", "consumer"]), dice)
+    ]
     ahead = dice.choice([-SKEW, SKEW])
     process.tell(["skew", ahead])
     yield dice.uniform(2, 5)

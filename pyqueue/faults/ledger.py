@@ -77,7 +77,9 @@ class Ledger:
         except asyncio.CancelledError:
             self._heard(number, "cancelled", None)
             raise
-        self._heard(number, call.outcome, call.refused if call.outcome == "refused" else _told(op, call.got))
+        self._heard(
+            number, call.outcome, call.refused if call.outcome == "refused" else _told(op, call.got)
+        )
 
     def _heard(self, number: int, outcome: str, items: object) -> None:
         self._write(["heard", number, round(time.monotonic(), 3), outcome, items])

@@ -61,14 +61,22 @@ class Role:
 
 CREW: dict[str, Role] = {
     "producer-1": Role("producer", False, (("produce", "orders"), ("produce", "events"))),
-    "producer-2": Role("producer", True, (("produce", "orders"), ("produce", "events"), ("keyed",), ("trickle",))),
+    "producer-2": Role(
+        "producer", True, (("produce", "orders"), ("produce", "events"), ("keyed",), ("trickle",))
+    ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
     "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"))),
-    "consumer-1": Role("consumer", False, (("settle", "billed"), ("settle", "packed"), ("pop", "events"))),
-    "consumer-2": Role(
-        "consumer", True, (("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states"))
+    "consumer-1": Role(
+        "consumer", False, (("settle", "billed"), ("settle", "packed"), ("pop", "events"))
     ),
-    "consumer-3": Role("consumer", False, (("settle", "orders"), ("settle", "billed"), ("settle", "states"))),
+    "consumer-2": Role(
+        "consumer",
+        True,
+        (("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states")),
+    ),
+    "consumer-3": Role(
+        "consumer", False, (("settle", "orders"), ("settle", "billed"), ("settle", "states"))
+    ),
 }
 
 
@@ -88,7 +96,11 @@ class Do:
         """What it returned, in a list where others return several."""
         if self.method == "push":
             return [got]
-        return [each for each in [got] if each is not None] if self.method in ("pop", "reserve") else got
+        return (
+            [each for each in [got] if each is not None]
+            if self.method in ("pop", "reserve")
+            else got
+        )
 
 
 class Load:
@@ -140,10 +152,17 @@ class Load:
             payloads = [{"n": id, "trail": []} for id in ids]
             delay = self.dice.choice([None] * 9 + [1.5])
             if many:
-                push = Do("push", queue, "push_many", (payloads,), {"ids": ids, "delay": delay}, ids)
+                push = Do(
+                    "push", queue, "push_many", (payloads,), {"ids": ids, "delay": delay}, ids
+                )
             else:
                 push = Do(
-                    "push", queue, "push", (payloads[0],), {"id": ids[0], "delay": delay, "headers": {"one": True}}, ids
+                    "push",
+                    queue,
+                    "push",
+                    (payloads[0],),
+                    {"id": ids[0], "delay": delay, "headers": {"one": True}},
+                    ids,
                 )
             while (yield push).outcome != "ok" and not self.stopping.is_set():
                 yield 0.05
@@ -172,7 +191,14 @@ class Load:
             [n] = self.ids(1)
             what = self.dice.choice(["ignore", "replace", "replace", "error"])
             key = f"key-{self.dice.randrange(KEYS)}"
-            yield Do("push", "states", "push", ({"n": n, "trail": []},), {"key": key, "on_duplicate": what}, [n])
+            yield Do(
+                "push",
+                "states",
+                "push",
+                ({"n": n, "trail": []},),
+                {"key": key, "on_duplicate": what},
+                [n],
+            )
             yield self.dice.uniform(0, 0.1)
 
     # ---- workers: movers and consumers
@@ -192,7 +218,10 @@ class Load:
                 yield from self._done(queue, late.pop(0)[1])
 
     def _settled(
-        self, queue: str, held: list[Reservation[Any]], late: list[tuple[float, list[Reservation[Any]]]]
+        self,
+        queue: str,
+        held: list[Reservation[Any]],
+        late: list[tuple[float, list[Reservation[Any]]]],
     ) -> Plan:
         if self.hurrying:
             yield from self._done(queue, held)
@@ -213,9 +242,13 @@ class Load:
         ends: dict[str, list[Reservation[Any]]] = {"rollback": [], "release": [], "done": []}
         for each in held:
             chance = self.dice.random()
-            ends["rollback" if chance < 0.02 else "release" if chance < 0.04 else "done"].append(each)
+            ends["rollback" if chance < 0.02 else "release" if chance < 0.04 else "done"].append(
+                each
+            )
         for token, members in _grouped(ends["rollback"]).items():
-            yield self._of("rollback", queue, members, delay=self.dice.choice([0, 0.5]), error=f"by {token}")
+            yield self._of(
+                "rollback", queue, members, delay=self.dice.choice([0, 0.5]), error=f"by {token}"
+            )
         if ends["release"]:
             yield self._of("release", queue, ends["release"])
         yield from self._done(queue, ends["done"])
@@ -226,11 +259,15 @@ class Load:
             mark = [queue, token]
             if queue in NEXT:
                 target = self.dice.choice(NEXT[queue])
-                step = self._of("move", queue, members, to=target, update={"$push": {"trail": mark}})
+                step = self._of(
+                    "move", queue, members, to=target, update={"$push": {"trail": mark}}
+                )
             elif "history" in QUEUES[queue]:
                 # One payload for all of a batch.
                 before = members[0].payload if len(members) == 1 else {"trail": []}
-                step = self._of("commit", queue, members, payload={**before, "trail": [*before["trail"], mark]})
+                step = self._of(
+                    "commit", queue, members, payload={**before, "trail": [*before["trail"], mark]}
+                )
             else:
                 step = self._of("commit", queue, members)
             call = yield step
@@ -279,13 +316,17 @@ def _blocking(load: Load, client: Client) -> None:
                     answer = None
                     if isinstance(step, Do):
                         with load.ledger.noted(step.op, step.queue, step.items) as answer:
-                            answer.got = step.told(getattr(queues[step.queue], step.method)(*step.args, **step.options))
+                            answer.got = step.told(
+                                getattr(queues[step.queue], step.method)(*step.args, **step.options)
+                            )
                     elif step:
                         load.stopping.wait(step)
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=run, args=(load.worker(*each),)) for each in load.role.workers]
+    threads = [
+        threading.Thread(target=run, args=(load.worker(*each),)) for each in load.role.workers
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -340,7 +381,9 @@ class Tasks:
 
     async def _do(self, step: Do) -> Call:
         with self._load.ledger.noted(step.op, step.queue, step.items) as call:
-            call.got = step.told(await getattr(self._queues[step.queue], step.method)(*step.args, **step.options))
+            call.got = step.told(
+                await getattr(self._queues[step.queue], step.method)(*step.args, **step.options)
+            )
         return call
 
     async def _storms(self) -> None:
@@ -358,7 +401,14 @@ class Tasks:
         while time.monotonic() < self._load.storm_until and not self._stopped.is_set():
             ids = self._load.ids(BATCH // 2)
             await self._do(
-                Do("push", "events", "push_many", ([{"n": id, "trail": []} for id in ids],), {"ids": ids}, ids)
+                Do(
+                    "push",
+                    "events",
+                    "push_many",
+                    ([{"n": id, "trail": []} for id in ids],),
+                    {"ids": ids},
+                    ids,
+                )
             )
 
     async def _be_cancelled(self) -> None:
@@ -387,7 +437,9 @@ class Tasks:
             held = delivery.message
             with ledger.noted("reserve", held.queue, None) as call:
                 call.got = [held]
-            ledger.about_to("move", held.queue, by_token([held]))  # what comes of it only the pipeline is told
+            ledger.about_to(
+                "move", held.queue, by_token([held])
+            )  # what comes of it only the pipeline is told
             return {**payload, "trail": [*payload["trail"], [held.queue, held.token]]}
 
         async def parse(payload: dict[str, Any], delivery: Delivery[Any]) -> dict[str, Any]:
@@ -413,7 +465,11 @@ def work(spec: dict[str, Any]) -> None:
     skew.install()
     load = Load(spec)
     threading.Thread(target=load.obey, daemon=True).start()
-    options: dict[str, Any] = {"namespace": spec["namespace"], "owner": load.name, "command_timeout": COMMAND}
+    options: dict[str, Any] = {
+        "namespace": spec["namespace"],
+        "owner": load.name,
+        "command_timeout": COMMAND,
+    }
 
     async def main() -> None:
         client = AsyncClient(spec["url"], **options)

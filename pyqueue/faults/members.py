@@ -1,6 +1,6 @@
 """The replica set that is made to fail: three mongods of this process, and what can be done to them.
 
-Their keepers see to it that none outlives this process (see ``pyqueue/_keeper.py``). The members know one another by their real addresses;
+Their keepers see to it that none outlives this process (see ``pyqueue/_watchdog.py``). The members know one another by their real addresses;
 clients reach them through ``proxies``.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pyqueue import _keeper, embedded
+from pyqueue import _watchdog, embedded
 from pyqueue.errors import Unavailable
 
 __all__ = ["Member", "ReplicaSet", "url_of"]
@@ -55,7 +55,7 @@ class Member:
         self.port = embedded._free_port(0)
         self._path = path
         self._mongod = mongod
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self.suspended = False
         self.mongo: MongoClient[Document] = MongoClient(
@@ -79,12 +79,25 @@ class Member:
         parameters = {**embedded._PARAMETERS, "enableTestCommands": True}
         command = [
             *_FULL_DISK_FAILS,
-            *(self._mongod, f"--dbpath={self._path / 'db'}", f"--port={self.port}", *embedded._OPTIONS),
+            *(
+                self._mongod,
+                f"--dbpath={self._path / 'db'}",
+                f"--port={self.port}",
+                *embedded._OPTIONS,
+            ),
             *(f"--setParameter={name}={str(value).lower()}" for name, value in parameters.items()),
         ]
-        keeper = [sys.executable, "-I", "-S", _keeper.__file__, str(os.getpid()), str(self._path), str(self.port)]
+        keeper = [
+            sys.executable,
+            "-I",
+            "-S",
+            _watchdog.__file__,
+            str(os.getpid()),
+            str(self._path),
+            str(self.port),
+        ]
         self._pid = 0
-        self._keeper = subprocess.Popen(
+        self._watchdog = subprocess.Popen(
             keeper + command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -95,7 +108,7 @@ class Member:
     @property
     def running(self) -> bool:
         """Whether there is a process, suspended or not."""
-        return self._keeper is not None and self._keeper.poll() is None
+        return self._watchdog is not None and self._watchdog.poll() is None
 
     @property
     def pid(self) -> int:
@@ -138,20 +151,22 @@ class Member:
 
     def fail_point(self, name: str, mode: object, data: Mapping[str, object] | None = None) -> int:
         """Set a fail point; how often it was met since it was set before."""
-        return int(self.command("configureFailPoint", name, mode=mode, data=data or {}).get("count", 0))
+        return int(
+            self.command("configureFailPoint", name, mode=mode, data=data or {}).get("count", 0)
+        )
 
     def wait(self) -> None:
         """Wait until the process has ended."""
-        assert self._keeper is not None
-        self._keeper.wait(3 * _keeper.GRACE)
+        assert self._watchdog is not None
+        self._watchdog.wait(3 * _watchdog.GRACE)
 
     def close(self) -> None:
         """End it in any case."""
         self.mongo.close()
-        if self._keeper is not None and self.running:
+        if self._watchdog is not None and self.running:
             if self._pid:
                 os.kill(self._pid, signal.SIGKILL)  # the data go, too: nothing is to be saved
-            self._keeper.terminate()
+            self._watchdog.terminate()
             self.wait()
 
     def log_end(self) -> str:
@@ -169,9 +184,14 @@ class ReplicaSet:
             for member in self.members:
                 member.start()
             for member in self.members:
-                self._until(lambda member=member: bool(member.hello()), f"member {member.place} did not start")
+                self._until(
+                    lambda member=member: bool(member.hello()),
+                    f"member {member.place} did not start",
+                )
             hosts = [{"_id": each.place, "host": f"127.0.0.1:{each.port}"} for each in self.members]
-            self.members[0].command("replSetInitiate", {"_id": _NAME, "members": hosts, "settings": _SETTINGS})
+            self.members[0].command(
+                "replSetInitiate", {"_id": _NAME, "members": hosts, "settings": _SETTINGS}
+            )
             self._until(self.healthy, "there is no primary with two secondaries")
         except BaseException:
             self.close()
@@ -194,7 +214,11 @@ class ReplicaSet:
         """The member that takes writes, if there is one."""
         said = [(each.hello(), each) for each in self.members]
         return max(
-            ((str(hello["electionId"]), each) for hello, each in said if hello.get("isWritablePrimary")),
+            (
+                (str(hello["electionId"]), each)
+                for hello, each in said
+                if hello.get("isWritablePrimary")
+            ),
             key=lambda pair: pair[0],
             default=("", None),
         )[1]
@@ -202,7 +226,9 @@ class ReplicaSet:
     def healthy(self) -> bool:
         """Whether there is one primary, and the others follow it."""
         said = [each.hello() for each in self.members]
-        return sorted((bool(each.get("isWritablePrimary")), bool(each.get("secondary"))) for each in said) == [
+        return sorted(
+            (bool(each.get("isWritablePrimary")), bool(each.get("secondary"))) for each in said
+        ) == [
             (False, True),
             (False, True),
             (True, False),

@@ -9,13 +9,19 @@ from typing import Any
 __all__ = ["draw", "per_second"]
 
 WIDTH, LEFT, RIGHT, TOP = 1100, 220, 20, 40
-CURVES, AXIS, ROW = 260, 30, 14  # the heights of the curves, of what is written below them, and of a kind of fault
+CURVES, AXIS, ROW = (
+    260,
+    30,
+    14,
+)  # the heights of the curves, of what is written below them, and of a kind of fault
 COLOURS = {"pushed": "#1b6ca8", "settled": "#3a7d44"}
 FAULT = "#d1495b"
 POINTS = 240  # of a line, at most
 
 
-def per_second(done: Sequence[tuple[float, float, int]], begin: float, end: float) -> list[tuple[float, float]]:
+def per_second(
+    done: Sequence[tuple[float, float, int]], begin: float, end: float
+) -> list[tuple[float, float]]:
     """How many messages a second were done, over the time since the beginning."""
     width = max(1.0, (end - begin) / POINTS)
     sums = [0] * (int((end - begin) / width) + 1)
@@ -25,7 +31,11 @@ def per_second(done: Sequence[tuple[float, float, int]], begin: float, end: floa
     return [(index * width, count / width) for index, count in enumerate(sums)]
 
 
-def draw(lines: Mapping[str, Sequence[tuple[float, float]]], events: Sequence[Mapping[str, Any]], title: str) -> str:
+def draw(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    events: Sequence[Mapping[str, Any]],
+    title: str,
+) -> str:
     """The lines, and a mark for each fault, as one SVG document. Pointed at, a mark says what it was."""
     last = max((x for line in lines.values() for x, _ in line), default=1.0) or 1.0
     highest = max((y for line in lines.values() for _, y in line), default=1.0) or 1.0
@@ -39,7 +49,9 @@ def draw(lines: Mapping[str, Sequence[tuple[float, float]]], events: Sequence[Ma
     def y(value: float) -> float:
         return bottom - value / highest * CURVES
 
-    def text(left: float, top: float, what: str, anchor: str = "start", colour: str = "black") -> str:
+    def text(
+        left: float, top: float, what: str, anchor: str = "start", colour: str = "black"
+    ) -> str:
         return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(what)}</text>'
 
     parts = [

@@ -113,7 +113,9 @@ def judge(
         for answer in sorted(got.get(id, ())):
             # A message that is pushed again may be popped again within a moment: the last one before is the one.
             before = (each for each in reversed(left) if each.at <= answer.at + _COARSE)
-            if each := next((each for each in before if each.may_be(answer.who, single=answer.single)), None):
+            if each := next(
+                (each for each in before if each.may_be(answer.who, single=answer.single)), None
+            ):
                 left.remove(each)
                 answered |= {each.token} if each.owner == answer.who else set()
             else:
@@ -123,8 +125,14 @@ def judge(
     beginnings = [call.began for call in calls]
     lost = []
     # The single ones first, and of the calls first those that can have taken few: what fits many must not take the place of what fits one.
-    for each, id in sorted(missing, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])):
-        near = calls[bisect_left(beginnings, each.at - _LONGEST) : bisect_right(beginnings, each.at + _COARSE)]
+    for each, id in sorted(
+        missing, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])
+    ):
+        near = calls[
+            bisect_left(beginnings, each.at - _LONGEST) : bisect_right(
+                beginnings, each.at + _COARSE
+            )
+        ]
         fitting = [call for call in near if call.may_have(each, each.token in answered, known)]
         if fitting:
             min(fitting, key=lambda call: call.limit).limit -= 1

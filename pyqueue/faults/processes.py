@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyqueue import _keeper
+from pyqueue import _watchdog
 from pyqueue.errors import QueueError
 
 __all__ = ["Process", "begin"]
@@ -27,7 +27,9 @@ PATIENCE = 30.0  # seconds for a process to end when it was told to
 class Process:
     """A process of the suite, as the program holds it."""
 
-    def __init__(self, role: str, folder: Path, spec: dict[str, Any], name: str | None = None) -> None:
+    def __init__(
+        self, role: str, folder: Path, spec: dict[str, Any], name: str | None = None
+    ) -> None:
         self.role = role
         self.name = name or role
         self._errors = folder / f"{self.name}.stderr"
@@ -67,7 +69,9 @@ class Process:
         """That it ended by itself, and what it said to that."""
         self.kill()
         said = self._errors.read_text(errors="replace").strip()
-        return QueueError(f"{self.name} ended by itself, with status {self._process.returncode}: {said[-2000:]}")
+        return QueueError(
+            f"{self.name} ended by itself, with status {self._process.returncode}: {said[-2000:]}"
+        )
 
     def suspend(self) -> None:
         """Stop it where it stands."""
@@ -104,5 +108,5 @@ class Process:
 def begin(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:
     """Be a process of the suite: take the role that the command line names."""
     spec = json.loads(sys.stdin.readline())
-    _keeper._die_with_keeper(spec["parent"])
+    _watchdog._die_with_keeper(spec["parent"])
     roles[sys.argv[1]](spec)

@@ -47,7 +47,12 @@ class Way:
         self.done: Counter[str] = Counter()
 
     def change(
-        self, *, hold: bool | None = None, cut: bool | None = None, delay: float | None = None, **more: Any
+        self,
+        *,
+        hold: bool | None = None,
+        cut: bool | None = None,
+        delay: float | None = None,
+        **more: Any,
     ) -> None:
         """Change what is wrong with it."""
         if hold is not None:
@@ -112,7 +117,10 @@ class Way:
             _reset(*pair)
 
     async def _pump(
-        self, source: asyncio.StreamReader, pass_on: Callable[[bytes], Awaitable[None]], sink: asyncio.StreamWriter
+        self,
+        source: asyncio.StreamReader,
+        pass_on: Callable[[bytes], Awaitable[None]],
+        sink: asyncio.StreamWriter,
     ) -> None:
         while True:
             head = await source.readexactly(4)
@@ -149,7 +157,10 @@ def serve(spec: dict[str, Any]) -> None:
     """Be the proxies: obey line by line, and answer each with what was done so far."""
 
     async def main() -> None:
-        names = [(f"127.0.0.1:{real}".encode(), f"127.0.0.1:{ours}".encode()) for ours, real in spec["ports"]]
+        names = [
+            (f"127.0.0.1:{real}".encode(), f"127.0.0.1:{ours}".encode())
+            for ours, real in spec["ports"]
+        ]
         paths = [Way(ours, real, names) for ours, real in spec["ports"]]
         listening = [await path.listen() for path in paths]
         print("{}", flush=True)
@@ -172,7 +183,9 @@ class Proxies:
             port = embedded._free_port(0)
             if port not in (*targets, *self.ports):
                 self.ports.append(port)
-        self._process = Process("proxies", folder, {"ports": list(zip(self.ports, targets, strict=True))})
+        self._process = Process(
+            "proxies", folder, {"ports": list(zip(self.ports, targets, strict=True))}
+        )
         self._process.hear()  # they listen
 
     @property

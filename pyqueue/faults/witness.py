@@ -75,7 +75,9 @@ def watch(spec: dict[str, Any]) -> None:
             with (
                 suppress(PyMongoError),  # a fail-over: go on where the stream was
                 MongoClient[dict[str, Any]](spec["url"], **options) as mongo,
-                mongo[spec["database"]][spec["namespace"]].watch(**since, max_await_time_ms=500) as stream,
+                mongo[spec["database"]][spec["namespace"]].watch(
+                    **since, max_await_time_ms=500
+                ) as stream,
             ):
                 while True:
                     event = stream.try_next()

@@ -57,7 +57,9 @@ class Crew:
     def one(self, kind: str, dice: random.Random, *, asynchronous: bool | None = None) -> str:
         """The name of one of a kind."""
         fitting = [
-            name for name, role in CREW.items() if role.kind == kind and asynchronous in (None, role.asynchronous)
+            name
+            for name, role in CREW.items()
+            if role.kind == kind and asynchronous in (None, role.asynchronous)
         ]
         return dice.choice(fitting)
 
@@ -73,7 +75,9 @@ class Crew:
 
     def stop(self, *kinds: str) -> None:
         """Have all of these kinds end, and wait for them."""
-        ending = [self.processes.pop(name) for name in list(self.processes) if CREW[name].kind in kinds]
+        ending = [
+            self.processes.pop(name) for name in list(self.processes) if CREW[name].kind in kinds
+        ]
         for process in ending:
             process.tell(["stop"])
         for process in ending:
@@ -113,7 +117,10 @@ class World:
                 },
             )
             stack.callback(self.witness.kill)
-            self.crew = Crew(folder, {"url": self.proxies.url, "namespace": NAMESPACE, "seed": seed, "rate": rate})
+            self.crew = Crew(
+                folder,
+                {"url": self.proxies.url, "namespace": NAMESPACE, "seed": seed, "rate": rate},
+            )
             stack.callback(self.crew.close)
             while not all(map(self.crew.at_work, CREW)):
                 self.check()
@@ -123,7 +130,9 @@ class World:
     @property
     def messages(self) -> Collection[dict[str, Any]]:
         """The collection of the namespace."""
-        return self.mongo[DATABASE].get_collection(NAMESPACE, write_concern=WriteConcern("majority", j=True))
+        return self.mongo[DATABASE].get_collection(
+            NAMESPACE, write_concern=WriteConcern("majority", j=True)
+        )
 
     def check(self) -> None:
         """Raise QueueError if a process ended that should not have."""
@@ -140,7 +149,11 @@ class World:
         self.crew.stop("producer")
         for process in self.crew.processes.values():
             process.tell(["hurry"])
-        live = {"q": {"$in": list(QUEUES)}, "record": {"$exists": False}, "processed": {"$exists": False}}
+        live = {
+            "q": {"$in": list(QUEUES)},
+            "record": {"$exists": False},
+            "processed": {"$exists": False},
+        }
         deadline = time.monotonic() + DRAIN
         while self._left(live) and time.monotonic() < deadline:
             self.check()
@@ -159,7 +172,9 @@ class World:
         try:
             return self.messages.find_one(live) is not None
         except PyMongoError as error:
-            raise Unavailable(f"the servers are away though every fault was mended: {error}") from error
+            raise Unavailable(
+                f"the servers are away though every fault was mended: {error}"
+            ) from error
 
     def __enter__(self) -> World:
         return self

@@ -99,7 +99,9 @@ class Runner:
             self._run = Run(
                 self._client,
                 self.graph,
-                concurrency=self._concurrency if concurrency is None else arguments.count("concurrency", concurrency),
+                concurrency=self._concurrency
+                if concurrency is None
+                else arguments.count("concurrency", concurrency),
                 until_empty=until_empty,
                 grace=arguments.duration("grace", grace),
                 signals=signals,
@@ -121,9 +123,17 @@ class Runner:
     def counters(self) -> dict[str, dict[str, int]]:
         """What each stage has counted in the run there is."""
         run = self._run
-        return {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages} if run is None else run.counters
+        return (
+            {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages}
+            if run is None
+            else run.counters
+        )
 
-    def show(self, format: Literal["text", "mermaid", "svg"] = "text", counts: Mapping[str, Any] | None = None) -> str:
+    def show(
+        self,
+        format: Literal["text", "mermaid", "svg"] = "text",
+        counts: Mapping[str, Any] | None = None,
+    ) -> str:
         """Draw the graph.
 
         Args:
@@ -169,13 +179,17 @@ class Pipeline(Runner):
             options: model, concurrency, time_limit, lease, max_tries, backoff, history and the other options of a queue.
         """
         if not isinstance(to, str):
-            raise ConfigurationError(f"to: the link of queue {queue!r} leads to one queue; for several use choice()")
+            raise ConfigurationError(
+                f"to: the link of queue {queue!r} leads to one queue; for several use choice()"
+            )
         return self._add("link", queue, handler, (to,), **options)
 
     @overload
     def choice(self, queue: str, *, to: Iterable[str], **options: Any) -> Callable[[H], H]: ...
     @overload
-    def choice(self, queue: str, handler: Callable[..., Any], *, to: Iterable[str], **options: Any) -> Self: ...
+    def choice(
+        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str], **options: Any
+    ) -> Self: ...
     def choice(self, queue: str, handler: Any = None, *, to: Iterable[str], **options: Any) -> Any:
         """The handler answers where the message goes: ``To("late", payload)``, or ``To("late")`` with the payload it has.
 
@@ -190,8 +204,12 @@ class Pipeline(Runner):
     @overload
     def sink(self, queue: str, *, to: Iterable[str] = (), **options: Any) -> Callable[[H], H]: ...
     @overload
-    def sink(self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any) -> Self: ...
-    def sink(self, queue: str, handler: Any = None, *, to: Iterable[str] = (), **options: Any) -> Any:
+    def sink(
+        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any
+    ) -> Self: ...
+    def sink(
+        self, queue: str, handler: Any = None, *, to: Iterable[str] = (), **options: Any
+    ) -> Any:
         """The message leaves the pipeline when the handler ends, whatever it answers.
 
         Args:
@@ -205,7 +223,9 @@ class Pipeline(Runner):
     @overload
     def spark(self, queue: str, *, to: str, **options: Any) -> Callable[[H], H]: ...
     @overload
-    def spark(self, queue: str, transform: Callable[..., Any], *, to: str, **options: Any) -> Self: ...
+    def spark(
+        self, queue: str, transform: Callable[..., Any], *, to: str, **options: Any
+    ) -> Self: ...
     def spark(
         self,
         queue: str,

@@ -29,15 +29,23 @@ from pydantic import BaseModel
 from pymongo.errors import PyMongoError
 
 from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
-from pyqueue.drivers import AsyncDriver, Driver, ThreadDriver, translated
-from pyqueue.errors import ConfigurationError, Fenced, InvalidMessage, LeaseLost, QueueClosed, QueueError, Unavailable
+from pyqueue.drivers import AsyncDriver, BlockingAdapter, Driver, translated
+from pyqueue.errors import (
+    ConfigurationError,
+    Fenced,
+    InvalidMessage,
+    LeaseLost,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.queues import AsyncQueue
 from pyqueue.requests import Plan
-from pyqueue.threads import Threads
-from pyqueue.waiting import Line
+from pyqueue.thread_pool import DaemonThreadPool
+from pyqueue.waiters import Waiters
 
 __all__ = ["COUNTERS", "Report", "Run"]
 
@@ -73,14 +81,16 @@ class Report:
     seconds: float
 
 
-class Face:
+class PlanRunner:
     """What an AsyncQueue needs of a client, for either kind of client."""
 
-    def __init__(self, client: Any, driver: Driver | AsyncDriver, threads: Threads) -> None:
+    def __init__(
+        self, client: Any, driver: Driver | AsyncDriver, threads: DaemonThreadPool
+    ) -> None:
         self._client = client
         self._threads = threads
         self.blocking = isinstance(driver, Driver)
-        self.driver = ThreadDriver(driver, threads) if isinstance(driver, Driver) else driver
+        self.driver = BlockingAdapter(driver, threads) if isinstance(driver, Driver) else driver
         self.namespace: str = client.namespace
         self.url: str | None = client.url
         self.renewer: Any = client.renewer
@@ -89,7 +99,7 @@ class Face:
         """Carry a plan out."""
         return await self.driver.run(plan)
 
-    def line(self, queue: str) -> Line:
+    def line(self, queue: str) -> Waiters:
         """The line of the consumers of a queue."""
         return self.driver.line(queue)
 
@@ -114,7 +124,7 @@ class Face:
 class Active:
     """A stage in a run."""
 
-    def __init__(self, stage: Stage, face: Face, concurrency: int) -> None:
+    def __init__(self, stage: Stage, face: PlanRunner, concurrency: int) -> None:
         self.stage = stage
         self.queue: AsyncQueue[Any] = AsyncQueue(face, stage.queue._backend)
         self.options = stage.queue._backend.options
@@ -155,7 +165,14 @@ class Run:
     """
 
     def __init__(
-        self, client: Any, graph: Graph, *, concurrency: int, until_empty: bool, grace: float, signals: bool
+        self,
+        client: Any,
+        graph: Graph,
+        *,
+        concurrency: int,
+        until_empty: bool,
+        grace: float,
+        signals: bool,
     ) -> None:
         self._client = client
         self._graph = graph
@@ -163,7 +180,7 @@ class Run:
         self._until_empty = until_empty
         self._grace = grace
         self._signals = signals and threading.current_thread() is threading.main_thread()
-        self._threads = Threads()
+        self._threads = DaemonThreadPool()
         self._loop = asyncio.get_running_loop()
         self._taking, self._calm = anyio.CancelScope(), anyio.Event()
         self._places = anyio.Semaphore(concurrency, fast_acquire=True)
@@ -193,8 +210,12 @@ class Run:
     async def run(self) -> Report:
         """Run."""
         began = time.monotonic()
-        opened = self._client._open() if not hasattr(self._client, "__aenter__") else await self._client._opened()
-        self._face = face = Face(self._client, opened, self._threads)
+        opened = (
+            self._client._open()
+            if not hasattr(self._client, "__aenter__")
+            else await self._client._opened()
+        )
+        self._face = face = PlanRunner(self._client, opened, self._threads)
         for stage in self._graph.stages.values():
             self._stages[stage.name] = Active(stage, face, self._concurrency)
         try:
@@ -229,9 +250,16 @@ class Run:
                 work.cancel("stopped")
 
     async def _watch_signals(self) -> None:
-        with _handlers_kept(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        with (
+            _handlers_kept(),
+            anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received,
+        ):
             async for number in received:
-                log.info("%s: %s", signal.Signals(number).name, "ending at once" if self._stopping else "ending")
+                log.info(
+                    "%s: %s",
+                    signal.Signals(number).name,
+                    "ending at once" if self._stopping else "ending",
+                )
                 self._stop()
 
     async def _watch_for_the_end(self) -> None:
@@ -267,7 +295,9 @@ class Run:
             full = not active.places.value
             await active.places.acquire()
             if full and active.stage.concurrency is None:
-                await anyio.sleep(TOGETHER)  # it waits for settling, not for handlers: more places come with this one
+                await anyio.sleep(
+                    TOGETHER
+                )  # it waits for settling, not for handlers: more places come with this one
             async with self._places:
                 pass
             # No more than can begin now: what others could work on does not wait here.
@@ -283,7 +313,12 @@ class Run:
                 self._stop()
                 return
             except QueueError as error:
-                log.warning("queue %r: could not receive, trying again in %g s: %s", active.stage.name, pause, error)
+                log.warning(
+                    "queue %r: could not receive, trying again in %g s: %s",
+                    active.stage.name,
+                    pause,
+                    error,
+                )
                 await anyio.sleep(pause)
                 pause = min(pause * 2, TRIES[1])
             finally:
@@ -299,7 +334,9 @@ class Run:
                 batches = _batches(client, active.stage)
                 while True:
                     try:
-                        with anyio.CancelScope(shield=True):  # what is under way is brought to its end
+                        with anyio.CancelScope(
+                            shield=True
+                        ):  # what is under way is brought to its end
                             report = await self._threads.run(batches.run_once, _session)
                         _count(active.counters, report)
                         pause = LOOKS[0] if report.claimed else min(pause * 2, LOOKS[1])
@@ -307,7 +344,10 @@ class Run:
                         raise
                     except Exception as error:
                         log.warning(
-                            "queue %r: a batch failed, trying again in %g s: %s", active.stage.name, TRIES[1], error
+                            "queue %r: a batch failed, trying again in %g s: %s",
+                            active.stage.name,
+                            TRIES[1],
+                            error,
                         )
                         pause = TRIES[1]
                     await anyio.sleep(pause)
@@ -321,12 +361,16 @@ class Run:
         if self._face.blocking:
             yield self._client
         elif self._face.url is None:
-            raise ConfigurationError("spark: a stage of Spark's needs a client that was given a URL, or a blocking one")
+            raise ConfigurationError(
+                "spark: a stage of Spark's needs a client that was given a URL, or a blocking one"
+            )
         else:
             with type(self._client)._twin(self._face.url, namespace=self._face.namespace) as client:
                 yield client
 
-    async def _begin(self, active: Active, taken: deque[Reservation[Any]], works: TaskGroup) -> None:
+    async def _begin(
+        self, active: Active, taken: deque[Reservation[Any]], works: TaskGroup
+    ) -> None:
         """Give each message a handler's place. Those that would begin with less than half of their lease left are given back."""
         try:
             while taken:
@@ -348,7 +392,9 @@ class Run:
                     try:
                         await active.queue.release(*taken)
                     except QueueError as error:
-                        log.info("queue %r: %s", active.stage.name, error)  # then the lease gives them back
+                        log.info(
+                            "queue %r: %s", active.stage.name, error
+                        )  # then the lease gives them back
                 active.counters["released"] += len(taken)
                 for _ in taken:
                     active.places.release()
@@ -361,9 +407,15 @@ class Run:
 
     async def _work(self, active: Active, message: Reservation[Any]) -> None:
         stage = active.stage
-        delivery: Delivery[Any] = Delivery(message, active.queue, None if stage.awaited else self._loop)
+        delivery: Delivery[Any] = Delivery(
+            message, active.queue, None if stage.awaited else self._loop
+        )
         work = Work(message, delivery)
-        limit = None if stage.time_limit is None else self._loop.call_later(stage.time_limit, work.cancel, "late")
+        limit = (
+            None
+            if stage.time_limit is None
+            else self._loop.call_later(stage.time_limit, work.cancel, "late")
+        )
         self._works.add(work)
         active.counters["in"] += 1
         result: Any = None
@@ -380,7 +432,9 @@ class Run:
                         result = await result
         except asyncio.CancelledError as error:
             failure = error
-            if anyio.current_effective_deadline() == -math.inf:  # else it is one of the handler's own
+            if (
+                anyio.current_effective_deadline() == -math.inf
+            ):  # else it is one of the handler's own
                 work.cancel("stopped")
         except BaseException as error:
             failure = error
@@ -396,11 +450,15 @@ class Run:
                 elif held is None or (held == "suspended" and failure is None):
                     counter = _settled_by_the_handler(failure)
                 else:
-                    counter = await self._settle(active, work, self._verdict(active, work, result, failure))
+                    counter = await self._settle(
+                        active, work, self._verdict(active, work, result, failure)
+                    )
             active.counters[counter] += 1
             if counter == "lost":
                 log.warning(
-                    "message %s of queue %r: its lease was lost, its result was not applied", message.id, stage.name
+                    "message %s of queue %r: its lease was lost, its result was not applied",
+                    message.id,
+                    stage.name,
                 )
         finally:
             delivery.lost = True
@@ -417,14 +475,20 @@ class Run:
         else:
             work.cancelled = "lost"
 
-    def _verdict(self, active: Active, work: Work, result: Any, failure: BaseException | None) -> Verdict:
+    def _verdict(
+        self, active: Active, work: Work, result: Any, failure: BaseException | None
+    ) -> Verdict:
         """What is to be done with a message whose handler ended."""
         queue, message, stage = active.queue, work.message, active.stage
         if work.cancelled is not None and (failure is not None or work.scope.cancelled_caught):
             if work.cancelled == "stopped":
-                return self._again(active, message, error="the worker was stopped while it was worked on", delay=0)
+                return self._again(
+                    active, message, error="the worker was stopped while it was worked on", delay=0
+                )
             return self._again(
-                active, message, error=f"the handler took longer than its time limit of {stage.time_limit:g} s"
+                active,
+                message,
+                error=f"the handler took longer than its time limit of {stage.time_limit:g} s",
             )
         if isinstance(failure, RetryLater):
             return self._again(active, message, error=failure.reason, delay=failure.delay)
@@ -433,17 +497,25 @@ class Run:
                 raise failure
             if failure is not None:
                 log.warning(
-                    "message %s of queue %r failed, try %d", message.id, stage.name, message.tries, exc_info=failure
+                    "message %s of queue %r failed, try %d",
+                    message.id,
+                    stage.name,
+                    message.tries,
+                    exc_info=failure,
                 )
                 return self._again(active, message, error=failure)
             if isinstance(result, Drop):
                 return "dropped", partial(queue.commit, message)
             if isinstance(result, Many):
-                return "out", self._fan_out(active, message, [self._target(stage, each) for each in result.outputs])
+                return "out", self._fan_out(
+                    active, message, [self._target(stage, each) for each in result.outputs]
+                )
             if isinstance(result, To):
                 to, payload = self._target(stage, result)
             elif stage.kind == "choice":
-                raise Reject(f"{stage.label} answered {_short(result)}; a choice answers To, Drop or Many")
+                raise Reject(
+                    f"{stage.label} answered {_short(result)}; a choice answers To, Drop or Many"
+                )
             elif stage.kind == "link":
                 to, payload = self._target(stage, To(stage.to[0], result))
             else:
@@ -456,12 +528,19 @@ class Run:
 
     def _again(self, active: Active, message: Reservation[Any], **options: Any) -> Verdict:
         last = (
-            message.dead is None and active.options.max_tries is not None and message.tries >= active.options.max_tries
+            message.dead is None
+            and active.options.max_tries is not None
+            and message.tries >= active.options.max_tries
         )
         return "dead" if last else "retried", partial(active.queue.rollback, message, **options)
 
     def _bury(self, active: Active, message: Reservation[Any], error: BaseException) -> Verdict:
-        log.warning("message %s of queue %r: to the dead-letter queue: %s", message.id, active.stage.name, error)
+        log.warning(
+            "message %s of queue %r: to the dead-letter queue: %s",
+            message.id,
+            active.stage.name,
+            error,
+        )
         if message.dead is not None:  # it is in one
             return self._again(active, message, error=error)
         return "dead", partial(active.queue.bury, message, error=error)
@@ -492,18 +571,27 @@ class Run:
                 return "lost"
             except Unavailable as error:
                 if self._forced or self._left(message) < pause:
-                    log.warning("message %s of queue %r is left to its lease: %s", message.id, active.stage.name, error)
+                    log.warning(
+                        "message %s of queue %r is left to its lease: %s",
+                        message.id,
+                        active.stage.name,
+                        error,
+                    )
                     return "lost"
                 await anyio.sleep(pause)
                 pause = min(pause * 2, TRIES[1])
             except Exception as error:
                 if mended:
-                    log.exception("message %s of queue %r is left to its lease", message.id, active.stage.name)
+                    log.exception(
+                        "message %s of queue %r is left to its lease", message.id, active.stage.name
+                    )
                     return "lost"
                 mended = True
                 fault = isinstance(error, (InvalidMessage, TypeError))
                 counter, settle = (
-                    self._bury(active, message, error) if fault else self._again(active, message, error=error)
+                    self._bury(active, message, error)
+                    if fault
+                    else self._again(active, message, error=error)
                 )
 
     def _fan_out(
@@ -512,7 +600,11 @@ class Run:
         """Push the outputs and commit the input."""
         batches: dict[str, tuple[AsyncQueue[Any], list[Any], list[ObjectId]]] = {}
         for index, (to, payload) in enumerate(outputs):
-            queue = to if isinstance(to, AsyncQueue) else AsyncQueue(self._face, self._client.queue(to)._backend)
+            queue = (
+                to
+                if isinstance(to, AsyncQueue)
+                else AsyncQueue(self._face, self._client.queue(to)._backend)
+            )
             if payload is UNCHANGED:
                 payload = active.queue._backend.codec.dump(message.payload)
             _, payloads, ids = batches.setdefault(queue.name, (queue, [], []))
@@ -522,7 +614,10 @@ class Run:
         async def push(session: Any) -> None:
             for queue, payloads, ids in batches.values():
                 await queue.push_many(
-                    payloads, headers=message.headers, ids=None if session is not None else ids, session=session
+                    payloads,
+                    headers=message.headers,
+                    ids=None if session is not None else ids,
+                    session=session,
                 )
             await active.queue.commit(message, session=session)
 
@@ -542,7 +637,11 @@ class Run:
 
 def plain(payload: Any) -> Any:
     """A payload for a queue whose model is not known: what is pydantic's or a dataclass's is dumped by its own type."""
-    return ANYTHING.dump(payload) if isinstance(payload, BaseModel) or is_dataclass(payload) else payload
+    return (
+        ANYTHING.dump(payload)
+        if isinstance(payload, BaseModel) or is_dataclass(payload)
+        else payload
+    )
 
 
 def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
@@ -556,7 +655,9 @@ def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
         del trail[-2:]
     arrival = trail[-1:]
     told = repr((str(message.id), type(message.id).__name__, message.queue, arrival, target))
-    return ObjectId(hashlib.blake2b(told.encode(), digest_size=9).digest() + index.to_bytes(3, "big"))
+    return ObjectId(
+        hashlib.blake2b(told.encode(), digest_size=9).digest() + index.to_bytes(3, "big")
+    )
 
 
 def _batches(client: Any, stage: Stage) -> Any:
@@ -566,7 +667,9 @@ def _batches(client: Any, stage: Stage) -> Any:
         raise ConfigurationError(
             f'spark: the stage of queue {stage.name!r} needs PySpark: pip install "pyqueue-mongo[spark]"'
         ) from error
-    return Batches(client, stage.queue._backend, stage.to[0], transform=stage.handler, **(stage.batches or {}))
+    return Batches(
+        client, stage.queue._backend, stage.to[0], transform=stage.handler, **(stage.batches or {})
+    )
 
 
 def _session() -> Any:

@@ -49,12 +49,19 @@ class Stage:
 
 
 def stage(
-    kind: Kind, queue: Any, handler: Callable[..., Any], to: Iterable[str], concurrency: int | None, time_limit: Any
+    kind: Kind,
+    queue: Any,
+    handler: Callable[..., Any],
+    to: Iterable[str],
+    concurrency: int | None,
+    time_limit: Any,
 ) -> Stage:
     """A stage, if all that can be known of it alone is right."""
     name = queue.name
     if not callable(handler):
-        raise ConfigurationError(f"handler: of queue {name!r}: give a function, not {type(handler).__name__}")
+        raise ConfigurationError(
+            f"handler: of queue {name!r}: give a function, not {type(handler).__name__}"
+        )
     if isinstance(to, str) or not isinstance(to, Iterable):
         raise ConfigurationError(f"to: of queue {name!r}: give a list of queue names")
     targets = tuple(map(arguments.queue_name, to))
@@ -76,11 +83,14 @@ def stage(
         None if concurrency is None else arguments.count("concurrency", concurrency),
         None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
         _takes_delivery(name, handler),
-        inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
+        inspect.iscoroutinefunction(handler)
+        or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
     )
 
 
-def spark_stage(queue: Any, transform: Callable[..., Any], to: str, batches: Mapping[str, Any]) -> Stage:
+def spark_stage(
+    queue: Any, transform: Callable[..., Any], to: str, batches: Mapping[str, Any]
+) -> Stage:
     """A stage whose batches Spark transforms."""
     if not callable(transform):
         raise ConfigurationError(
@@ -88,7 +98,15 @@ def spark_stage(queue: Any, transform: Callable[..., Any], to: str, batches: Map
         )
     group = arguments.group(batches["group"] or f"{queue.name}>{to}")
     return Stage(
-        "spark", queue, transform, (arguments.queue_name(to),), None, None, False, False, {**batches, "group": group}
+        "spark",
+        queue,
+        transform,
+        (arguments.queue_name(to),),
+        None,
+        None,
+        False,
+        False,
+        {**batches, "group": group},
     )
 
 
@@ -98,12 +116,20 @@ def _takes_delivery(queue: str, handler: Callable[..., Any]) -> bool:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
         return False  # of a builtin, which says nothing of its parameters
-    given = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    given = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [each for each in given if each.default is each.empty]
-    named = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    named = [
+        each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
     anything = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     if len(needed) > 2 or named or not (given or anything):
-        raise ConfigurationError(f"handler: of queue {queue!r}: it takes (payload) or (payload, delivery)")
+        raise ConfigurationError(
+            f"handler: of queue {queue!r}: it takes (payload) or (payload, delivery)"
+        )
     return len(needed) == 2 or (len(given) > 1 and given[1].name == "delivery")
 
 
@@ -136,7 +162,12 @@ class Graph:
     def outputs(self) -> list[str]:
         """Targets that no stage reads, in order."""
         return list(
-            dict.fromkeys(name for stage in self.stages.values() for name in stage.to if name not in self.stages)
+            dict.fromkeys(
+                name
+                for stage in self.stages.values()
+                for name in stage.to
+                if name not in self.stages
+            )
         )
 
     def cycle(self) -> list[str] | None:

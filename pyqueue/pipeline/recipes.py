@@ -110,7 +110,9 @@ def _kind(stage: Any) -> str:
     return "spark" if isinstance(stage, dict) and "spark" in stage else "handler"
 
 
-AnyStage = Annotated[Annotated[StagePart, Tag("handler")] | Annotated[SparkPart, Tag("spark")], Discriminator(_kind)]
+AnyStage = Annotated[
+    Annotated[StagePart, Tag("handler")] | Annotated[SparkPart, Tag("spark")], Discriminator(_kind)
+]
 
 
 class Recipe(Part):
@@ -158,7 +160,10 @@ def _place(location: tuple[str | int, ...]) -> str:
     if location[0:1] == ("stages",):
         location = location[:2] + location[3:]  # without the name of the kind of stage
     return (
-        ".".join(f"[{each}]" if isinstance(each, int) else each for each in location).replace(".[", "[") or "the file"
+        ".".join(f"[{each}]" if isinstance(each, int) else each for each in location).replace(
+            ".[", "["
+        )
+        or "the file"
     )
 
 
@@ -166,7 +171,10 @@ def _parsed(path: Path, text: str) -> Any:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # beside what tomllib raises: huge ints, deep nesting
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # beside what tomllib raises: huge ints, deep nesting
             raise ConfigurationError(f"recipe {path}: no valid TOML: {error}") from error
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(f"recipe {path}: the name ends in .toml, .yaml or .yml")

@@ -22,7 +22,9 @@ def _status(counts: Mapping[str, Any], queue: str) -> str:
     """What is in a queue, in words; what there is none of is left out."""
     if queue not in counts:
         return ""
-    parts = [f"{getattr(counts[queue], state)} {state}" for state in ("ready", "reserved", "scheduled")]
+    parts = [
+        f"{getattr(counts[queue], state)} {state}" for state in ("ready", "reserved", "scheduled")
+    ]
     return ", ".join(part for part in parts if not part.startswith("0 ")) or "empty"
 
 
@@ -55,7 +57,12 @@ def _text(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
 
 def _mermaid(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
     def safe(text: str) -> str:
-        return text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
+        return (
+            text.replace("&", "#amp;")
+            .replace('"', "#quot;")
+            .replace("<", "#lt;")
+            .replace(">", "#gt;")
+        )
 
     ids = {queue: f"q{index}" for index, queue in enumerate(graph.depths())}
     lines = ["---", f"title: {safe(name)}", "---", "flowchart LR"]
@@ -98,7 +105,9 @@ def _svg(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
         if stage.kind == "sink":
             shapes.append(f'<path d="M{start},{middle} h30" fill="none" stroke="#666"/>')
             shapes.append(f'<circle cx="{start + 36}" cy="{middle}" r="6" fill="#666"/>')
-        shapes.append(f'<text x="{start + 6}" y="{middle - 8}" class="small">{escape(stage.label)}</text>')
+        shapes.append(
+            f'<text x="{start + 6}" y="{middle - 8}" class="small">{escape(stage.label)}</text>'
+        )
     for queue, (x, y) in places.items():
         status = _status(counts, queue)
         style = "" if queue in graph.stages else ' stroke-dasharray="4"'
@@ -110,7 +119,9 @@ def _svg(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
             f'<text x="{center}" y="{y + (19 if status else 27)}" text-anchor="middle">{escape(queue)}</text>'
         )
         if status:
-            shapes.append(f'<text x="{center}" y="{y + 35}" text-anchor="middle" class="small">{escape(status)}</text>')
+            shapes.append(
+                f'<text x="{center}" y="{y + 35}" text-anchor="middle" class="small">{escape(status)}</text>'
+            )
     width = EDGE * 2 + max(columns) * ACROSS + WIDTH + 60
     height = EDGE * 2 + 24 + (max(map(len, columns.values())) - 1) * DOWN + HEIGHT
     return (

@@ -16,11 +16,18 @@ from typing import Any, Final
 from pymongo.errors import PyMongoError
 
 from pyqueue import arguments
-from pyqueue.backends.bulk import Fresh, append, pass_on
-from pyqueue.backends.claims import MOST, Claims
+from pyqueue.backends.bulk import NewMessage, append, pass_on
+from pyqueue.backends.named_claims import MOST, NamedClaims
 from pyqueue.backends.standard import Standard
 from pyqueue.drivers import translated
-from pyqueue.errors import ConfigurationError, Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
+from pyqueue.errors import (
+    ConfigurationError,
+    Fenced,
+    LeaseLost,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
 from pyqueue.spark.frames import Reader, frame, label, payload_type
@@ -98,7 +105,7 @@ class Batches:
         self._client = client
         self._source = source
         self._target = client.queue(to)._backend
-        self._claims = Claims(source, group)
+        self._claims = NamedClaims(source, group)
         self._transform: Transform = transform or (lambda df: df)
         self.moves = output == "move"
         self._limit = max_messages
@@ -134,7 +141,9 @@ class Batches:
             # What is not there was taken by others since it was counted.
             batch.work(
                 lambda part: frame(
-                    session(), [documents[id] for id in part if id in documents], self._source.codec.model
+                    session(),
+                    [documents[id] for id in part if id in documents],
+                    self._source.codec.model,
                 )
             )
         except (Fenced, QueueClosed, Unavailable):
@@ -160,7 +169,11 @@ class Batches:
                 "queue, by the data source pyqueue, for that group"
             )
         batch.work(
-            lambda part: df.where(df["id"].isin([str(id) for id in part])) if len(part) < len(batch.held) else df
+            lambda part: (
+                df.where(df["id"].isin([str(id) for id in part]))
+                if len(part) < len(batch.held)
+                else df
+            )
         )
 
     def _run(self, plan: Plan[Any]) -> Any:
@@ -168,15 +181,19 @@ class Batches:
 
     # ---- what a batch is made of
 
-    def rows(self, df: Any) -> list[Fresh]:
+    def rows(self, df: Any) -> list[NewMessage]:
         """Run the transform, and bring what it answers here."""
         out = self._transform(df)
         if not hasattr(out, "toArrow"):
-            raise ConfigurationError(f"transform: it answered {type(out).__name__}, not a DataFrame")
+            raise ConfigurationError(
+                f"transform: it answered {type(out).__name__}, not a DataFrame"
+            )
         reader = Reader(out.schema, "id" if self.moves else None)
         return list(reader.rows(out.toArrow()))
 
-    def move(self, held: Held, rows: Sequence[Fresh]) -> tuple[int, int, int, list[tuple[Id, Exception]]]:
+    def move(
+        self, held: Held, rows: Sequence[NewMessage]
+    ) -> tuple[int, int, int, list[tuple[Id, Exception]]]:
         """Move each message whose id is there, and commit the others.
 
         Answers how many were moved, dropped and lost, and which ones the target refused.
@@ -200,7 +217,7 @@ class Batches:
             gone = len(error.lost) + len(error.unknown)
         return len(pairs) - lost - len(refused), len(absent) - gone, lost + gone, refused
 
-    def unambiguous(self, part: Sequence[Id], rows: Sequence[Fresh]) -> None:
+    def unambiguous(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
         """Refuse rows that a move can make nothing of.
 
         Raises:
@@ -218,7 +235,7 @@ class Batches:
                 )
             seen.add(row.id)
 
-    def transact(self, held: Held, rows: Iterable[Fresh]) -> None:
+    def transact(self, held: Held, rows: Iterable[NewMessage]) -> None:
         """Write the rows and commit the messages, in one transaction.
 
         Raises:
@@ -236,11 +253,15 @@ class Batches:
             raise translated(error) from error
 
 
-def _changed(held: Reservation[Any], row: Fresh) -> Fresh:
+def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:
     """A row without the headers that are as they were: in a frame all are strings, in a message they need not be."""
     were = {name: label(value) for name, value in held.headers.items()}
     return row._replace(
-        headers={name: text for name, text in (row.headers or {}).items() if name not in were or text != were[name]}
+        headers={
+            name: text
+            for name, text in (row.headers or {}).items()
+            if name not in were or text != were[name]
+        }
     )
 
 
@@ -291,7 +312,11 @@ class _Batch:
         for part in self._parts():
             self._attempt(part, frame_of)
             tried += len(part)
-        if self._error is not None and len(self.failed) + len(self.spared) == tried > 1 and not known:
+        if (
+            self._error is not None
+            and len(self.failed) + len(self.spared) == tried > 1
+            and not known
+        ):
             raise self._error
         if tried and (self.failed or self.spared):
             self._roll_back()
@@ -328,7 +353,10 @@ class _Batch:
         if source.options.max_tries is not None and held.tries > source.options.max_tries:
             with suppress(LeaseLost):
                 self._run(
-                    source.rollback((held,), error=Rejected("its process ended, each time that it was worked on"))
+                    source.rollback(
+                        (held,),
+                        error=Rejected("its process ended, each time that it was worked on"),
+                    )
                 )
                 self.buried += 1
             group.clear()
@@ -359,7 +387,9 @@ class _Batch:
             self._attempt(part[middle:], frame_of)
 
     def _settle(self, part: Sequence[Id], frame_of: Callable[[Sequence[Id]], Any]) -> None:
-        asked = len(part)  # those that are lost are counted in the end: if it fails, its halves are counted
+        asked = len(
+            part
+        )  # those that are lost are counted in the end: if it fails, its halves are counted
         for _ in range(LOST):
             part = [id for id in part if id in self.held]
             if not part:
@@ -373,7 +403,9 @@ class _Batch:
             held = {id: self.held[id] for id in part if id in self.held}
             if self._batches.moves:
                 here = {str(id) for id in held}
-                moved, dropped, lost, refused = self._batches.move(held, [row for row in rows if row.id in here])
+                moved, dropped, lost, refused = self._batches.move(
+                    held, [row for row in rows if row.id in here]
+                )
                 self.failed += refused
                 self.written += moved
                 self.dropped += dropped
@@ -398,7 +430,11 @@ class _Batch:
                 with suppress(LeaseLost):
                     self._run(self._batches._source.rollback((self.held[id],), error=error))
         with suppress(LeaseLost):
-            self._run(self._batches._source.release(tuple(self.held[id] for id in self.spared if id in self.held)))
+            self._run(
+                self._batches._source.release(
+                    tuple(self.held[id] for id in self.spared if id in self.held)
+                )
+            )
 
     def give_back(self, error: BaseException) -> None:
         """Roll back all that is left; or, if it is no failure but an end, release it."""

@@ -43,9 +43,9 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
-from pyqueue.backends.bulk import Fresh
+from pyqueue.backends.bulk import NewMessage
 from pyqueue.errors import ConfigurationError, InvalidMessage
-from pyqueue.messages import faults, sound
+from pyqueue.messages import invalid_fields, without_fields
 from pyqueue.payloads import OPTIONS
 
 __all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
@@ -60,7 +60,14 @@ JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
 Convert = Callable[[Any], Any]
 
 #: What Arrow and conversions raise for a value that is not of the type.
-_MISFITS: Final = (pa.ArrowException, InvalidMessage, AttributeError, TypeError, ValueError, ArithmeticError)
+_MISFITS: Final = (
+    pa.ArrowException,
+    InvalidMessage,
+    AttributeError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+)
 
 # ---- types
 
@@ -243,7 +250,9 @@ def _taking(type: DataType) -> Convert | None:
 def _each(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
-    return lambda value: [_maybe(convert, each) for each in value] if isinstance(value, list) else value
+    return lambda value: (
+        [_maybe(convert, each) for each in value] if isinstance(value, list) else value
+    )
 
 
 def _maybe(convert: Convert | None, value: Any) -> Any:
@@ -281,7 +290,7 @@ def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
     except InvalidMessage:
         raise
     except _MISFITS:  # some are not as pyqueue writes them: show what there is
-        return _rows([sound(each, faults(each)) for each in documents], payload)
+        return _rows([without_fields(each, invalid_fields(each)) for each in documents], payload)
 
 
 def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
@@ -292,11 +301,16 @@ def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
             pa.array([each["q"] for each in documents], pa.string()),
             _payloads(documents, payload, schema.field("payload").type),
             pa.array(
-                [[(name, label(value)) for name, value in (each.get("headers") or {}).items()] for each in documents],
+                [
+                    [(name, label(value)) for name, value in (each.get("headers") or {}).items()]
+                    for each in documents
+                ],
                 schema.field("headers").type,
             ),
             pa.array([each.get("key") for each in documents], pa.string()),
-            pa.array([each.get("due", each["when"]) for each in documents], schema.field("when").type),
+            pa.array(
+                [each.get("due", each["when"]) for each in documents], schema.field("when").type
+            ),
             pa.array([each.get("pushed") for each in documents], schema.field("pushed").type),
             pa.array([each.get("tries", 0) for each in documents], pa.int32()),
         ],
@@ -304,7 +318,9 @@ def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
     )
 
 
-def _payloads(documents: Sequence[Mapping[str, Any]], payload: DataType | None, type: pa.DataType) -> pa.Array:
+def _payloads(
+    documents: Sequence[Mapping[str, Any]], payload: DataType | None, type: pa.DataType
+) -> pa.Array:
     if payload is None:
         return pa.array([as_json(each.get("payload")) for each in documents], type)
     convert = _taking(payload) or (lambda value: value)
@@ -364,11 +380,15 @@ def _giving(type: DataType, name: str) -> Convert | None:
         return _each(_giving(type.elementType, name))
     if isinstance(type, MapType):
         if not isinstance(type.keyType, StringType):
-            raise ConfigurationError(f"payload: {name} is a map with keys that are not strings: cast them to string")
+            raise ConfigurationError(
+                f"payload: {name} is a map with keys that are not strings: cast them to string"
+            )
         value_of = _giving(type.valueType, name)
         return lambda value: {label: _maybe(value_of, each) for label, each in value}
     if isinstance(type, StructType):
-        inner = {field.name: _giving(field.dataType, f"{name}.{field.name}") for field in type.fields}
+        inner = {
+            field.name: _giving(field.dataType, f"{name}.{field.name}") for field in type.fields
+        }
         return _fields(inner) if any(inner.values()) else None
     return None
 
@@ -388,7 +408,9 @@ class Reader:
         names = schema.fieldNames()
         for needed in ("payload", *(() if id is None else (id,))):
             if needed not in names:
-                raise ConfigurationError(f"the DataFrame has no column {needed!r} (it has {', '.join(names)})")
+                raise ConfigurationError(
+                    f"the DataFrame has no column {needed!r} (it has {', '.join(names)})"
+                )
         payload = schema["payload"].dataType
         self._id = id
         self._json = isinstance(payload, StringType)
@@ -403,12 +425,14 @@ class Reader:
                 f"key: the column is of type {schema['key'].dataType.simpleString()}: cast it to string"
             )
         self._headers = "headers" in names
-        labels = schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
+        labels = (
+            schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
+        )
         if not isinstance(labels, MapType):
             raise ConfigurationError("headers: give a column of type map<string, string>")
         self._labels = _giving(labels, "headers")
 
-    def rows(self, batch: pa.RecordBatch | pa.Table) -> Iterator[Fresh]:
+    def rows(self, batch: pa.RecordBatch | pa.Table) -> Iterator[NewMessage]:
         """The rows of a batch.
 
         Raises:
@@ -423,7 +447,7 @@ class Reader:
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
         for id, payload, labels, key in zip(ids, payloads, headers, keys, strict=True):
-            yield Fresh(id, payload, _maybe(self._labels, labels) or None, key)
+            yield NewMessage(id, payload, _maybe(self._labels, labels) or None, key)
 
     def _payloads(self, column: Any, ids: Sequence[Any]) -> list[Any]:
         convert = self._convert or (lambda value: value)
@@ -439,5 +463,7 @@ class Reader:
                     made(column.slice(place, 1))
                 except _MISFITS as error:
                     where = f"row {place}" if id is None else f"the row with id {id}"
-                    raise InvalidMessage(f"payload: in {where}: {str(error)[:500] or type(error).__name__}") from error
+                    raise InvalidMessage(
+                        f"payload: in {where}: {str(error)[:500] or type(error).__name__}"
+                    ) from error
             raise  # not covered: what fails in all rows fails in one of them

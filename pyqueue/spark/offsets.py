@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from pyqueue.backends.claims import Claims
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.spark.places import Place, client_of
+from pyqueue.spark.addresses import NamespaceAddress, client_of
 
 __all__ = ["Offset"]
 
@@ -26,7 +26,7 @@ class Offset:
     token: str
     queue: str
     group: str
-    place: Place
+    place: NamespaceAddress
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it. Only ``n`` matters for what is read."""
@@ -52,7 +52,13 @@ class Offset:
             ConfigurationError: it does not say where the server is.
         """
         n, token, queue, group = (told[name] for name in ("n", "token", "queue", "group"))
-        return cls(n, token, queue, group, Place.of(told.get("uri"), told.get("uriEnv"), told["namespace"]))
+        return cls(
+            n,
+            token,
+            queue,
+            group,
+            NamespaceAddress.of(told.get("uri"), told.get("uriEnv"), told["namespace"]),
+        )
 
     def acknowledge(self) -> None:
         """Finish these claims.
@@ -60,5 +66,5 @@ class Offset:
         Raises:
             Fenced: another runs the group by now.
         """
-        claims = Claims(Standard(self.queue, Options()), self.group)
+        claims = NamedClaims(Standard(self.queue, Options()), self.group)
         client_of(self.place).run(claims.acknowledge(self.token, self.n))

@@ -32,7 +32,9 @@ exec {java} "$@"
 """
 
 
-def session(name: str, *, master: str | None = None, config: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    name: str, *, master: str | None = None, config: Mapping[str, str] | None = None
+) -> SparkSession:
     """The session of ``spark_session``, which knows no queues yet."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is None or master.startswith("local"):
@@ -74,7 +76,9 @@ def _quoted(path: str) -> str:
 def _version(java: str) -> int:
     """The major version of a java command; 0: it does not run."""
     try:
-        answer: Any = subprocess.run([java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        answer: Any = subprocess.run(
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     except OSError:
         return 0
     found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)

@@ -25,14 +25,14 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import DataType, StringType, StructType
 
 from pyqueue import arguments
-from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page
-from pyqueue.backends.claims import MOST, Claims, Span
+from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, slices
+from pyqueue.backends.named_claims import MOST, ClaimRange, NamedClaims
 from pyqueue.backends.standard import Standard
 from pyqueue.errors import ConfigurationError
-from pyqueue.requests import Enter, Now, Plan
+from pyqueue.requests import EnsureQueue, Plan, ServerTime
+from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import Reader, batch, columns
 from pyqueue.spark.offsets import Offset
-from pyqueue.spark.places import Place, client_of
 
 __all__ = ["QueueDataSource"]
 
@@ -49,7 +49,7 @@ CHUNK: Final = 10_000
 class Options:
     """The options of a read or a write, checked."""
 
-    place: Place
+    place: NamespaceAddress
     queue: str
     payload: str
     parts: int
@@ -65,11 +65,13 @@ class Options:
         client.run(_known(self.queue))
         return client.queue(self.queue)._backend
 
-    def claims(self) -> Claims:
+    def claims(self) -> NamedClaims:
         """The plans of the group."""
         if self.group is None:
-            raise ConfigurationError('group: a stream needs the durable name of this consumer: .option("group", "...")')
-        return Claims(self.backend(), self.group)
+            raise ConfigurationError(
+                'group: a stream needs the durable name of this consumer: .option("group", "...")'
+            )
+        return NamedClaims(self.backend(), self.group)
 
     def run(self, plan: Plan[T]) -> T:
         """Carry a plan out, in the process at hand."""
@@ -78,7 +80,7 @@ class Options:
 
 def _known(queue: str) -> Plan[None]:
     """Have the queue's record read or made, with nothing said of its options: those of its consumers stand."""
-    yield Enter(queue, Standard.kind, None)
+    yield EnsureQueue(queue, Standard.kind, None)
 
 
 #: The options there are; Spark adds some of its own, which are let pass.
@@ -131,7 +133,7 @@ def _options(given: Mapping[str, str]) -> Options:
             f'payloadType: {payload!r} is not allowed: give "json", "variant" or a Spark type, e.g. "struct<a: bigint>"'
         )
     return Options(
-        Place.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
+        NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
         arguments.queue_name(queue),
         payload,
         _number("numPartitions", option("numPartitions", "4"), 10_000),
@@ -145,7 +147,9 @@ def _options(given: Mapping[str, str]) -> Options:
 
 def _number(name: str, given: str | None, most: int) -> int:
     if given is None or not given.isdecimal() or not 1 <= int(given) <= most:
-        raise ConfigurationError(f"{name}: {given!r} is not allowed: give a whole number from 1 to {most}")
+        raise ConfigurationError(
+            f"{name}: {given!r} is not allowed: give a whole number from 1 to {most}"
+        )
     return int(given)
 
 
@@ -163,7 +167,9 @@ def _payload(options: Options, schema: StructType) -> DataType | None:
         ConfigurationError: the caller gave a schema of another kind.
     """
     json = options.payload == "json"
-    if schema.names != columns(None).names or (json and not isinstance(schema["payload"].dataType, StringType)):
+    if schema.names != columns(None).names or (
+        json and not isinstance(schema["payload"].dataType, StringType)
+    ):
         raise ConfigurationError(
             f"schema: a queue has the columns {', '.join(columns(None).names)}: give no schema, but the payload's type by payloadType"
         )
@@ -195,7 +201,10 @@ class QueueDataSource(DataSource):
         payload, fields = _options(self.options).payload, columns(None).fields
         if payload == "json":
             return columns(None)
-        types = [payload if field.name == "payload" else field.dataType.simpleString() for field in fields]
+        types = [
+            payload if field.name == "payload" else field.dataType.simpleString()
+            for field in fields
+        ]
         return ", ".join(
             f"`{field.name}` {type}{'' if field.nullable else ' NOT NULL'}"
             for field, type in zip(fields, types, strict=True)
@@ -242,7 +251,7 @@ class QueueDataSource(DataSource):
 
 @dataclass
 class _Looked(InputPartition):
-    part: Glimpse
+    part: Slice
 
 
 class _BatchReader(DataSourceReader):
@@ -251,7 +260,10 @@ class _BatchReader(DataSourceReader):
         self._payload = payload
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Looked(part) for part in self._options.run(glimpses(self._options.backend(), self._options.parts))]
+        return [
+            _Looked(part)
+            for part in self._options.run(slices(self._options.backend(), self._options.parts))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Looked)
@@ -266,7 +278,7 @@ class _BatchReader(DataSourceReader):
 
 @dataclass
 class _Claimed(InputPartition):
-    span: Span
+    span: ClaimRange
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -324,7 +336,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if n is None else self._offset(n)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        spans = self._options.claims().spans(self._running(), start["n"], end["n"], self._options.parts)
+        spans = self._options.claims().spans(
+            self._running(), start["n"], end["n"], self._options.parts
+        )
         return [_Claimed(span) for span in self._options.run(spans)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -342,7 +356,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _now() -> Plan[datetime]:
-    now: datetime = yield Now()
+    now: datetime = yield ServerTime()
     return now
 
 
@@ -370,7 +384,10 @@ class _BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         places = {
-            place: count for each in messages if isinstance(each, _Written) for place, count in each.places.items()
+            place: count
+            for each in messages
+            if isinstance(each, _Written)
+            for place, count in each.places.items()
         }
         with self._options.place.opened() as client:
             client.run(self._staging.publish(places))
@@ -400,7 +417,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         """What was written stays: the batch is repeated, with the same ids."""
 
 
-def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Fresh]]:
+def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:
     """The rows, some at a time.
 
     Raises:

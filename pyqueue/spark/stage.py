@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pyqueue import arguments
 from pyqueue.client import Client
 from pyqueue.queues import Duration
+from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.batches import Batches, Report, Transform
-from pyqueue.spark.places import Place, client_of
 
 __all__ = ["SparkStage"]
 
@@ -59,7 +59,7 @@ class SparkStage:
         lease: Duration = 600,
         max_tries: int | None = 5,
     ) -> None:
-        self._place = Place.of(uri, uri_env, namespace)
+        self._place = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
         self._options: dict[str, Any] = {"model": model, "lease": lease, "max_tries": max_tries}
         self._rest = (arguments.queue_name(to), group, transform, output, max_messages)

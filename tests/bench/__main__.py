@@ -46,16 +46,32 @@ SECTIONS: dict[str, Section] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed, as ratios to raw pymongo.")
-    parser.add_argument(
-        "--quick", action="store_true", help="within two minutes instead of twenty: fewer rounds, smaller depths"
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description="Speed, as ratios to raw pymongo."
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=SECTIONS, help="these sections only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there; - is standard output")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="also draw the curves there, as SVG")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="within two minutes instead of twenty: fewer rounds, smaller depths",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=SECTIONS, help="these sections only"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write everything there; - is standard output",
+    )
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="also draw the curves there, as SVG"
+    )
     parser.add_argument("--list", action="store_true", help="name the sections and end")
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="measure nothing: print such JSON as Markdown tables"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing: print such JSON as Markdown tables",
     )
     given = parser.parse_args(arguments)
     if given.report is not None:
@@ -64,10 +80,16 @@ def main(arguments: list[str] | None = None) -> int:
     if given.list:
         print("\n".join(SECTIONS))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, so that the servers are stopped
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # by an exception, so that the servers are stopped
     quiet = given.json is not None and str(given.json) == "-"
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 170)
-    chosen = {name: section for name, section in SECTIONS.items() if given.only is None or name in given.only}
+    chosen = {
+        name: section
+        for name, section in SECTIONS.items()
+        if given.only is None or name in given.only
+    }
     report, rows, curves = measure(chosen, quick=given.quick, console=console)
     if given.json is not None:
         text = json.dumps(report, indent=1)

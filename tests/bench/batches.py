@@ -31,12 +31,25 @@ def run(bench: Bench) -> None:
         with bench.blocking(durability) as (client, raw):
             for size in (10, 100, 1000):
                 loop = bench.either(100, 300)
-                compare(bench, f"push_many of {size}, {shown}", raw_pushes(raw, loop), pushes(client, size), loop, size)
+                compare(
+                    bench,
+                    f"push_many of {size}, {shown}",
+                    raw_pushes(raw, loop),
+                    pushes(client, size),
+                    loop,
+                    size,
+                )
             settles(bench, client, raw, shown)
 
 
 def compare(
-    bench: Bench, name: str, raw: Timing, ours: Timing, loop: int, size: int, target: Target | None = None
+    bench: Bench,
+    name: str,
+    raw: Timing,
+    ours: Timing,
+    loop: int,
+    size: int,
+    target: Target | None = None,
 ) -> None:
     """Compare seconds per message."""
     rounds = bench.either(4, 15)
@@ -45,7 +58,9 @@ def compare(
 
 
 def raw_pushes(raw: Any, count: int) -> Timing:
-    return lambda: spent(count, lambda: [raw.insert_one(raw_document("push", number)) for number in range(count)])
+    return lambda: spent(
+        count, lambda: [raw.insert_one(raw_document("push", number)) for number in range(count)]
+    )
 
 
 def pushes(client: Client, size: int) -> Timing:
@@ -64,7 +79,10 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
         return queue, queue.reserve_many(100, timeout=0)
 
     def held() -> list[dict[str, Any]]:
-        documents = [raw_document("held", number) | {"_id": ObjectId()} | raw_lease()["$set"] for number in range(100)]
+        documents = [
+            raw_document("held", number) | {"_id": ObjectId()} | raw_lease()["$set"]
+            for number in range(100)
+        ]
         raw.insert_many(documents)
         return [{"_id": each["_id"], "token": each["token"]} for each in documents]
 
@@ -83,8 +101,13 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
         return timed
 
     freed = {"$set": {"when": now}, "$unset": {"token": "", "reserved": ""}}
-    moved = {"$set": {"q": "next", "when": now, "tries": 0, "payload": payload(1)}, "$unset": freed["$unset"]}
-    operations: list[tuple[str, Callable[[Any], object], Callable[[Any, list[Any]], object], Target | None]] = [
+    moved = {
+        "$set": {"q": "next", "when": now, "tries": 0, "payload": payload(1)},
+        "$unset": freed["$unset"],
+    }
+    operations: list[
+        tuple[str, Callable[[Any], object], Callable[[Any, list[Any]], object], Target | None]
+    ] = [
         ("commit", raw.delete_one, lambda queue, given: queue.commit(*given), at_least(10)),
         (
             "rollback",

@@ -51,7 +51,7 @@ Call = Callable[[], Awaitable[int | None]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class SettlementResult:
     """What callers did in their time."""
 
     numbers: list[int] = field(default_factory=list)
@@ -63,9 +63,9 @@ class Outcome:
         return len(self.numbers) / self.seconds if self.seconds else 0.0
 
 
-async def drive(callers: int, seconds: float, call: Call) -> Outcome:
+async def drive(callers: int, seconds: float, call: Call) -> SettlementResult:
     """Have callers repeat a call until the time is over, or there is nothing more."""
-    outcome = Outcome()
+    outcome = SettlementResult()
     begin = time.perf_counter()
 
     async def caller() -> None:
@@ -83,9 +83,13 @@ async def drive(callers: int, seconds: float, call: Call) -> Outcome:
 
 
 def run(bench: Bench) -> None:
-    curve = bench.curve(Curve("throughput", "throughput at majority against consumers", "consumers", "messages/s"))
+    curve = bench.curve(
+        Curve("throughput", "throughput at majority against consumers", "consumers", "messages/s")
+    )
     spread = bench.curve(
-        Curve("latencies", "reserve + commit, 64 consumers, majority", "ms", "% of calls", log_y=False)
+        Curve(
+            "latencies", "reserve + commit, 64 consumers, majority", "ms", "% of calls", log_y=False
+        )
     )
     for durability, shown in DURABILITIES.items():
         safest = durability == "majority"
@@ -96,7 +100,9 @@ def run(bench: Bench) -> None:
                     done = consumers(bench, runner, shown, client, raw, store, callers)
                     for side in ("raw", "ours") if safest else ():
                         outcomes = done[side]
-                        curve.add(side, callers, statistics.median(each.rate for each in outcomes[1:]))
+                        curve.add(
+                            side, callers, statistics.median(each.rate for each in outcomes[1:])
+                        )
                         if callers == 64:
                             times = [value for each in outcomes[1:] for value in each.times]
                             histogram(spread, side, [1000 * value for value in times])
@@ -107,12 +113,14 @@ def run(bench: Bench) -> None:
 # ---- one process
 
 
-def pushers(bench: Bench, runner: asyncio.Runner, shown: str, client: AsyncClient, raw: Any, store: Any) -> None:
+def pushers(
+    bench: Bench, runner: asyncio.Runner, shown: str, client: AsyncClient, raw: Any, store: Any
+) -> None:
     rounds, seconds = bench.either(3, 7), bench.either(4, 15) / 10
     counter = itertools.count()
     queue = client.queue("pushed")
     runner.run(warm_up(queue))
-    done: dict[str, list[Outcome]] = {"raw": [], "ours": [], "loop": []}
+    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": [], "loop": []}
 
     async def ours() -> int:
         number = next(counter)
@@ -131,15 +139,24 @@ def pushers(bench: Bench, runner: asyncio.Runner, shown: str, client: AsyncClien
         lambda: kept(done["loop"], runner.run(drive(1, seconds, theirs))),
     )
     acknowledged = sorted(number for each in done["ours"] for number in each.numbers)
-    stored = sorted(document["payload"]["n"] for document in store.find({"q": "pushed", "record": None}))
+    stored = sorted(
+        document["payload"]["n"] for document in store.find({"q": "pushed", "record": None})
+    )
     target = at_least(8) if shown == "majority" else None
     outcome(bench, f"64 pushers, {shown}", rates[:2], done, None)
     note = f"{statistics.median(rates[2]):.0f}/s raw, {statistics.median(rates[1]):.0f}/s ours"
     ratio = [ours / raw for raw, ours in zip(rates[2], rates[1], strict=True)]
     bench.row(
-        f"64 pushers, {shown}: against one raw loop of insert_one", "x raw speed", ratio, len(ratio), target, note
+        f"64 pushers, {shown}: against one raw loop of insert_one",
+        "x raw speed",
+        ratio,
+        len(ratio),
+        target,
+        note,
     )
-    bench.zero(f"64 pushers, {shown}: lost", len(set(acknowledged) - set(stored)), len(acknowledged))
+    bench.zero(
+        f"64 pushers, {shown}: lost", len(set(acknowledged) - set(stored)), len(acknowledged)
+    )
     bench.zero(f"64 pushers, {shown}: twice", len(stored) - len(set(stored)), len(acknowledged))
     store.delete_many({"q": "pushed", "record": None})
 
@@ -152,16 +169,20 @@ def consumers(
     raw: Any,
     store: Any,
     callers: int,
-) -> dict[str, list[Outcome]]:
+) -> dict[str, list[SettlementResult]]:
     rounds, seconds = bench.either(3, 7 if callers in SHOWN else 3), bench.either(4, 15) / 10
     numbers = itertools.count()
-    done: dict[str, list[Outcome]] = {"raw": [], "ours": []}
+    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": []}
     faults = {"lost": 0, "twice": 0}
 
     def side(name: str) -> float:
         collection = store if name == "ours" else store.database["raw"]
         stock = Stock(collection, f"c{callers}-{next(numbers)}", supply(done[name], seconds))
-        call = ours_of(client.queue(stock.queue)) if name == "ours" else LOOPS.get(name, raw_of)(raw, stock.queue)
+        call = (
+            ours_of(client.queue(stock.queue))
+            if name == "ours"
+            else LOOPS.get(name, raw_of)(raw, stock.queue)
+        )
         if name == "ours":
             runner.run(warm_up(client.queue(stock.queue)))
         result = runner.run(drive(1 if name in LOOPS else callers, seconds, call))
@@ -179,10 +200,19 @@ def consumers(
     if callers in SHOWN:
         outcome(bench, label, rates[:2], done, None)
         for name, theirs in zip(loops, rates[2:], strict=True):
-            note = f"{statistics.median(theirs):.0f}/s raw, {statistics.median(rates[1]):.0f}/s ours"
+            note = (
+                f"{statistics.median(theirs):.0f}/s raw, {statistics.median(rates[1]):.0f}/s ours"
+            )
             ratio = [ours / raw for raw, ours in zip(theirs, rates[1], strict=True)]
             target = TARGETS.get((callers, shown)) if LOOPS[name] is raw_of else None
-            bench.row(f"{label}: against one raw loop of {name}", "x raw speed", ratio, len(ratio), target, note)
+            bench.row(
+                f"{label}: against one raw loop of {name}",
+                "x raw speed",
+                ratio,
+                len(ratio),
+                target,
+                note,
+            )
         total = sum(len(each.numbers) for each in done["ours"])
         for fault, count in faults.items():
             bench.zero(f"{label}: {fault}", count, total)
@@ -243,23 +273,30 @@ class Stock:
 
     def check(self, consumed: list[int], faults: dict[str, int]) -> None:
         """Count what came twice, and what is neither consumed nor left."""
-        left = {document["payload"]["n"] for document in self._collection.find({"q": self.queue, "record": None})}
+        left = {
+            document["payload"]["n"]
+            for document in self._collection.find({"q": self.queue, "record": None})
+        }
         faults["twice"] += len(consumed) - len(set(consumed)) + len(left & set(consumed))
         faults["lost"] += self._count - len(left | set(consumed))
 
 
-def supply(done: list[Outcome], seconds: float) -> int:
+def supply(done: list[SettlementResult], seconds: float) -> int:
     """How many messages to put in, so that a side does not run dry in its time: twice what it consumed before."""
     return int(max(2_000, 2 * done[-1].rate * seconds if done else 0))
 
 
-def kept(done: list[Outcome], result: Outcome) -> float:
+def kept(done: list[SettlementResult], result: SettlementResult) -> float:
     done.append(result)
     return result.rate
 
 
 def outcome(
-    bench: Bench, label: str, rates: list[list[float]], done: dict[str, list[Outcome]], target: Target | None
+    bench: Bench,
+    label: str,
+    rates: list[list[float]],
+    done: dict[str, list[SettlementResult]],
+    target: Target | None,
 ) -> None:
     """Report the ratio of the rates, and the slowest calls."""
     theirs, ours = rates
@@ -267,7 +304,9 @@ def outcome(
     note = f"{statistics.median(theirs):.0f}/s raw, {statistics.median(ours):.0f}/s ours"
     ratio = [b / a for a, b in zip(theirs, ours, strict=True)]
     bench.row(label, "x raw speed", ratio, total, target, note)
-    slow = {name: [quantile(each.times, 0.99) for each in done[name][1:]] for name in ("raw", "ours")}
+    slow = {
+        name: [quantile(each.times, 0.99) for each in done[name][1:]] for name in ("raw", "ours")
+    }
     note = f"{1000 * statistics.median(slow['raw']):.1f} ms raw, {1000 * statistics.median(slow['ours']):.1f} ms ours"
     ratio = [b / a for a, b in zip(slow["raw"], slow["ours"], strict=True)]
     bench.row(f"{label}: p99", "x raw p99", ratio, total, None, note)
@@ -279,7 +318,7 @@ def outcome(
 def processes(bench: Bench, shown: str, durability: str, url: str, workers: Workers) -> None:
     rounds, seconds = bench.either(2, 7), bench.either(4, 15) / 10
     numbers = itertools.count()
-    done: dict[str, list[Outcome]] = {"raw": [], "ours": []}
+    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": []}
     faults = {"lost": 0, "twice": 0}
     shares: list[float] = []
     with pymongo.MongoClient[Any](url) as mongo:
@@ -290,12 +329,14 @@ def processes(bench: Bench, shown: str, durability: str, url: str, workers: Work
         def side(name: str) -> float:
             collection = database["pyqueue" if name == "ours" else "raw"]
             stock = Stock(collection, f"p{next(numbers)}", supply(done[name], seconds))
-            results: list[Outcome] = workers.call(consume, url, durability, name, stock.queue, seconds)
+            results: list[SettlementResult] = workers.call(
+                consume, url, durability, name, stock.queue, seconds
+            )
             counts = [len(each.numbers) for each in results]
             if name == "ours":
                 stock.check([number for each in results for number in each.numbers], faults)
                 shares.append(min(counts) / max(*counts, 1))
-            everything = Outcome(
+            everything = SettlementResult(
                 [number for each in results for number in each.numbers],
                 [value for each in results for value in each.times],
                 max(each.seconds for each in results),
@@ -311,7 +352,9 @@ def processes(bench: Bench, shown: str, durability: str, url: str, workers: Work
         bench.zero(f"{label}: {fault}", count, total)
 
 
-async def consume(start: Start, url: str, durability: str, side: str, queue: str, seconds: float) -> Outcome:
+async def consume(
+    start: Start, url: str, durability: str, side: str, queue: str, seconds: float
+) -> SettlementResult:
     """In a worker: 16 consumers for some time, together with the other workers."""
     if side == "ours":
         async with AsyncClient(url, durability=durability) as client:

@@ -20,20 +20,41 @@ def run(bench: Bench) -> None:
         compare(bench, "blocking", client, raw, client.database[client.namespace], raw, latencies)
         queue = client.queue("many")
         hundred = [payload(number) for number in range(100)]
-        one = spent(1, lambda: raw.insert_many([raw_document("many", number) for number in range(100)], ordered=False))
-        report(bench, "push_many of 100, per message", 100, one, spent(1, lambda: queue.push_many(hundred)))
+        one = spent(
+            1,
+            lambda: raw.insert_many(
+                [raw_document("many", number) for number in range(100)], ordered=False
+            ),
+        )
+        report(
+            bench,
+            "push_many of 100, per message",
+            100,
+            one,
+            spent(1, lambda: queue.push_many(hundred)),
+        )
     with bench.looped("acknowledged") as (runner, client, raw, store):
         compare(bench, "async", client, raw, store, store.database["raw"], in_loop(runner))
 
 
-def compare(bench: Bench, label: str, client: Any, raw: Any, store: Any, raw_store: Any, timed: Timed) -> None:
+def compare(
+    bench: Bench, label: str, client: Any, raw: Any, store: Any, raw_store: Any, timed: Timed
+) -> None:
     calls = bench.either(100, 300)
     for name in ("push", "pop", "reserve"):
         ours, theirs = operations(name, client, raw, store, raw_store)
-        report(bench, f"{name}, {label}", calls, within(theirs, timed, calls), within(ours, timed, calls))
+        report(
+            bench,
+            f"{name}, {label}",
+            calls,
+            within(theirs, timed, calls),
+            within(ours, timed, calls),
+        )
 
 
-def within(side: Callable[[Timed, int], list[float]], timed: Timed, calls: int) -> Callable[[], float]:
+def within(
+    side: Callable[[Timed, int], list[float]], timed: Timed, calls: int
+) -> Callable[[], float]:
     """The processor time of the timed calls of a side, without what it prepares."""
 
     def measured() -> float:
@@ -61,9 +82,18 @@ def spent(calls: int, call: Callable[[], object]) -> Callable[[], float]:
     return measured
 
 
-def report(bench: Bench, name: str, messages: int, raw: Callable[[], float], ours: Callable[[], float]) -> None:
+def report(
+    bench: Bench, name: str, messages: int, raw: Callable[[], float], ours: Callable[[], float]
+) -> None:
     rounds = bench.either(8, 25)
     before, after = interleave(rounds, raw, ours)
     added = [(b - a) / messages * 1e6 for a, b in zip(before, after, strict=True)]
     micros = [sorted(side)[rounds // 2] / messages * 1e6 for side in (before, after)]
-    bench.row(name, "us", added, rounds * messages, TARGET, f"{micros[0]:.0f} us raw, {micros[1]:.0f} us ours")
+    bench.row(
+        name,
+        "us",
+        added,
+        rounds * messages,
+        TARGET,
+        f"{micros[0]:.0f} us raw, {micros[1]:.0f} us ours",
+    )

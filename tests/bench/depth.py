@@ -21,7 +21,11 @@ BASE = 1_000
 
 
 def run(bench: Bench) -> None:
-    curve = bench.curve(Curve("depth", "cost of a look against depth", "messages stored", "x the cost at a thousand"))
+    curve = bench.curve(
+        Curve(
+            "depth", "cost of a look against depth", "messages stored", "x the cost at a thousand"
+        )
+    )
     depths = [BASE, 100_000] if bench.quick else [BASE, 10_000, 100_000, 1_000_000]
     for kind in ("ready", "scheduled", "history"):
         measure(bench, kind, depths, curve)
@@ -32,7 +36,9 @@ def measure(bench: Bench, kind: str, depths: list[int], curve: Curve) -> None:
     with bench.database() as url, ExitStack() as stack:
         claims, looks = [], []
         for depth in depths:
-            client = stack.enter_context(Client(url, namespace=f"depth{depth}", durability="acknowledged"))
+            client = stack.enter_context(
+                Client(url, namespace=f"depth{depth}", durability="acknowledged")
+            )
             store(client, kind, depth)
             claims.append(claim(client, kind, calls))
             looks.append(look(client, kind, calls))

@@ -114,7 +114,11 @@ class Row:
     def shown(self) -> dict[str, Any]:
         """As JSON shows it."""
         low, high = self.quartiles
-        rest = {"median": self.median, "quartiles": [low, high], "target": self.target and str(self.target)}
+        rest = {
+            "median": self.median,
+            "quartiles": [low, high],
+            "target": self.target and str(self.target),
+        }
         return asdict(self) | rest | {"met": self.met}
 
 
@@ -155,7 +159,16 @@ def table(section: str, rows: Sequence[Row]) -> Table:
         low, high = (number(each) for each in row.quartiles)
         met = {True: "[green]met[/]", False: "[bold red]missed[/]", None: ""}[row.met]
         target = "" if row.target is None else str(row.target)
-        shown.add_row(row.name, number(row.median), f"{low} - {high}", row.unit, str(row.n), target, met, row.note)
+        shown.add_row(
+            row.name,
+            number(row.median),
+            f"{low} - {high}",
+            row.unit,
+            str(row.n),
+            target,
+            met,
+            row.note,
+        )
     return shown
 
 
@@ -217,7 +230,10 @@ def raw_claim(queue: str) -> dict[str, Any]:
 
 def raw_lease() -> dict[str, Any]:
     now = datetime.now(UTC)
-    return {"$set": {"when": now + timedelta(seconds=60), "token": ObjectId(), "reserved": now}, "$inc": {"tries": 1}}
+    return {
+        "$set": {"when": now + timedelta(seconds=60), "token": ObjectId(), "reserved": now},
+        "$inc": {"tries": 1},
+    }
 
 
 #: The arguments of a raw claim: by find_one_and_delete, and by find_one_and_update.
@@ -226,7 +242,14 @@ RAW_RESERVE: dict[str, Any] = {"sort": RAW_SORT, "return_document": ReturnDocume
 
 
 def fill(
-    collection: Any, queue: str, count: int, *, same: bool = False, ahead: float = 0, start: int = 0, **more: Any
+    collection: Any,
+    queue: str,
+    count: int,
+    *,
+    same: bool = False,
+    ahead: float = 0,
+    start: int = 0,
+    **more: Any,
 ) -> None:
     """Store messages as ``push`` does, without asking it: eligible one after the other up to now, or all at the same instant.
 
@@ -251,7 +274,9 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._barrier = context.Barrier(count)  # kept: the children attach to it by name while it lives here
+        self._barrier = context.Barrier(
+            count
+        )  # kept: the children attach to it by name while it lives here
         self._pipes: list[Connection] = []
         self._children = []
         for place in range(count):
@@ -283,7 +308,10 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for pipe in self._pipes:
             pipe.close()
@@ -302,7 +330,9 @@ class Start:
 
 
 def _serve(pipe: Connection, barrier: Any, place: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's, which ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a Ctrl-C is the parent's, which ends this process
     start = Start(place, lambda: barrier.wait(60))
     with asyncio.Runner() as runner, suppress(EOFError, OSError):
         while True:
@@ -339,19 +369,37 @@ class Bench:
         return quick if self.quick else full
 
     def row(
-        self, name: str, unit: str, values: Sequence[float], n: int, target: Target | None = None, note: str = ""
+        self,
+        name: str,
+        unit: str,
+        values: Sequence[float],
+        n: int,
+        target: Target | None = None,
+        note: str = "",
     ) -> Row:
         row = Row(name, unit, list(values), n, target, note)
         self.rows.append(row)
         return row
 
     def speed(
-        self, name: str, raw: Sequence[float], ours: Sequence[float], n: int, target: Target | None = None
+        self,
+        name: str,
+        raw: Sequence[float],
+        ours: Sequence[float],
+        n: int,
+        target: Target | None = None,
     ) -> Row:
         """How many times as fast as raw we are, from seconds per message."""
         return self.row(name, "x raw speed", ratios(raw, ours), n, target, _micros(raw, ours))
 
-    def cost(self, name: str, raw: Sequence[float], ours: Sequence[float], n: int, target: Target | None = None) -> Row:
+    def cost(
+        self,
+        name: str,
+        raw: Sequence[float],
+        ours: Sequence[float],
+        n: int,
+        target: Target | None = None,
+    ) -> Row:
         """How many times as long as raw we take, from seconds per message."""
         return self.row(name, "x raw cost", ratios(ours, raw), n, target, _micros(raw, ours))
 
@@ -372,7 +420,10 @@ class Bench:
         try:
             yield f"{base.rstrip('/')}/{name}?{query}"
         finally:
-            with suppress(pymongo.errors.PyMongoError), pymongo.MongoClient[Any](self.server.url) as mongo:
+            with (
+                suppress(pymongo.errors.PyMongoError),
+                pymongo.MongoClient[Any](self.server.url) as mongo,
+            ):
                 mongo.drop_database(name)
 
     @contextmanager
@@ -383,23 +434,31 @@ class Bench:
             Client(url, durability=durability, **options) as client,
             pymongo.MongoClient[Any](url, tz_aware=True) as mongo,
         ):
-            raw = mongo.get_default_database().get_collection("raw", write_concern=WRITE[durability])
+            raw = mongo.get_default_database().get_collection(
+                "raw", write_concern=WRITE[durability]
+            )
             raw.create_index(RAW_INDEX)
             yield client, raw
 
     @asynccontextmanager
-    async def asynchronous(self, url: str, durability: str, **options: Any) -> AsyncIterator[tuple[AsyncClient, Any]]:
+    async def asynchronous(
+        self, url: str, durability: str, **options: Any
+    ) -> AsyncIterator[tuple[AsyncClient, Any]]:
         """As ``blocking``."""
         async with (
             AsyncClient(url, durability=durability, **options) as client,
             pymongo.AsyncMongoClient[Any](url, tz_aware=True) as mongo,
         ):
-            raw = mongo.get_default_database().get_collection("raw", write_concern=WRITE[durability])
+            raw = mongo.get_default_database().get_collection(
+                "raw", write_concern=WRITE[durability]
+            )
             await raw.create_index(RAW_INDEX)
             yield client, raw
 
     @contextmanager
-    def looped(self, durability: str, **options: Any) -> Iterator[tuple[asyncio.Runner, AsyncClient, Any, Any]]:
+    def looped(
+        self, durability: str, **options: Any
+    ) -> Iterator[tuple[asyncio.Runner, AsyncClient, Any, Any]]:
         """An event loop to run things in, our async client, a raw async collection, and our collection for a blocking ``fill``."""
         with ExitStack() as stack:
             url = stack.enter_context(self.database())
@@ -429,7 +488,10 @@ def measure(
     console.print(" ".join(f"{name}={value}" for name, value in report["machine"].items()))
     for name, section in sections.items():
         # A server for each, since what one section leaves in the cache changes what the next one measures.
-        with tempfile.TemporaryDirectory(prefix="pyqueue-bench-") as folder, EmbeddedServer(folder) as server:
+        with (
+            tempfile.TemporaryDirectory(prefix="pyqueue-bench-") as folder,
+            EmbeddedServer(folder) as server,
+        ):
             enlarge_cache(server)
             bench, start = Bench(server, quick=quick), time.monotonic()
             try:
@@ -437,7 +499,10 @@ def measure(
             finally:  # what there is, even if it failed
                 seconds = time.monotonic() - start
                 console.print(table(f"{name} ({seconds:.0f} s)", bench.rows))
-            report["sections"][name] = {"seconds": seconds, "rows": [row.shown() for row in bench.rows]}
+            report["sections"][name] = {
+                "seconds": seconds,
+                "rows": [row.shown() for row in bench.rows],
+            }
             rows += bench.rows
             curves += bench.curves
     report["seconds"] = time.monotonic() - began
@@ -446,7 +511,9 @@ def measure(
 
 
 def mongod_version() -> str:
-    said = subprocess.run([find_mongod(), "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [find_mongod(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     return said.split()[2]
 
 

@@ -64,7 +64,14 @@ def measure(bench: Bench, mongo: Any, workers: Workers, case: Case) -> None:
         share = workers.results()[0]
     rates = ", ".join(f"{name} {count / seconds:.1f}" for name, count in counted.most_common(3))
     label = f"{WAITERS} idle, {case.name}"
-    bench.row(f"{label}: server commands", "1/s", [counted.total() / seconds], counted.total(), case.targets[0], rates)
+    bench.row(
+        f"{label}: server commands",
+        "1/s",
+        [counted.total() / seconds],
+        counted.total(),
+        case.targets[0],
+        rates,
+    )
     bench.row(f"{label}: processor", "%", [100 * share], WAITERS, case.targets[1])
 
 
@@ -83,7 +90,9 @@ def commands(mongo: Any) -> Counter[str]:
 async def wait(_: Start, database: str, case: Case, settle: float, seconds: float) -> float:
     """In a worker: wait in vain; answers the processor's share."""
     async with AsyncClient(database, signals=case.url) as client:
-        queues = [client.queue(f"idle{number % case.queues}", poll=case.poll) for number in range(WAITERS)]
+        queues = [
+            client.queue(f"idle{number % case.queues}", poll=case.poll) for number in range(WAITERS)
+        ]
         waiters = [asyncio.create_task(idle(queue)) for queue in queues]
         await asyncio.sleep(settle)
         start, spent = time.perf_counter(), time.process_time()

@@ -31,7 +31,10 @@ def run(bench: Bench) -> None:
 def compare(bench: Bench, durability: str, shown: str) -> None:
     count, rounds = bench.either(500, 2000), bench.either(3, 7)
     counts: list[int] = []
-    with bench.looped(durability) as (runner, client, _, _), bench.blocking(durability) as (_, blocking):
+    with (
+        bench.looped(durability) as (runner, client, _, _),
+        bench.blocking(durability) as (_, blocking),
+    ):
 
         def ours() -> float:
             seconds, done = runner.run(through(client, count))
@@ -42,7 +45,9 @@ def compare(bench: Bench, durability: str, shown: str) -> None:
     moves = len(STAGES) - 1
     label = f"pipeline of {moves} links, {CONCURRENCY} at a time, {shown}"
     bench.speed(f"{label}: per move", before, after, rounds * count * moves)
-    bench.zero(f"{label}: lost or twice", sum(abs(done - count) for done in counts), count * len(counts))
+    bench.zero(
+        f"{label}: lost or twice", sum(abs(done - count) for done in counts), count * len(counts)
+    )
 
 
 numbers = itertools.count()

@@ -40,7 +40,9 @@ class Scale:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
             return [10.0**power for power in range(first, last + 1)]
         unit = 10.0 ** math.floor(math.log10((self.high - self.low) / 5))
-        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor * 6 >= self.high - self.low)
+        step = next(
+            unit * factor for factor in (1, 2, 5, 10) if unit * factor * 6 >= self.high - self.low
+        )
         return [self.low + step * index for index in range(int((self.high - self.low) / step) + 1)]
 
 
@@ -60,14 +62,23 @@ def svg(curve: Curve) -> str:
     for tick in x.ticks():
         parts += [_line(x(tick), TOP, x(tick), bottom), _text(x(tick), bottom + 18, f"{tick:g}")]
     for tick in y.ticks():
-        parts += [_line(LEFT, y(tick), WIDTH - RIGHT, y(tick)), _text(LEFT - 8, y(tick) + 4, f"{tick:g}", anchor="end")]
+        parts += [
+            _line(LEFT, y(tick), WIDTH - RIGHT, y(tick)),
+            _text(LEFT - 8, y(tick) + 4, f"{tick:g}", anchor="end"),
+        ]
     for index, (name, line) in enumerate(curve.lines.items()):
         colour = COLOURS[index % len(COLOURS)]
         places = [f"{x(a):.1f},{y(b):.1f}" for a, b in line]
-        parts.append(f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="{colour}"/>' for a, b in line]
+        parts.append(
+            f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        parts += [
+            f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="{colour}"/>' for a, b in line
+        ]
         place = TOP + 10 + 20 * index
-        parts.append(f'<rect x="{WIDTH - RIGHT + 15}" y="{place - 9}" width="10" height="10" fill="{colour}"/>')
+        parts.append(
+            f'<rect x="{WIDTH - RIGHT + 15}" y="{place - 9}" width="10" height="10" fill="{colour}"/>'
+        )
         parts.append(_text(WIDTH - RIGHT + 32, place, name, anchor="start"))
     return "\n".join([*parts, "</svg>", ""])
 
@@ -76,6 +87,8 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#dddddd"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, turn: bool = False) -> str:
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, turn: bool = False
+) -> str:
     turned = f' transform="rotate(-90 {x:g} {y:g})"' if turn else ""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}"{turned}>{escape(text)}</text>'

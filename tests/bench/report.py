@@ -16,7 +16,9 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
-    machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report["machine"].items())
+    machine = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in report["machine"].items()
+    )
     yield f"Machine: {machine}. {'Quick run' if report['quick'] else 'Full run'}, {report['seconds']:.0f} s."
     for name, section in report["sections"].items():
         yield ""

@@ -42,11 +42,27 @@ def run(bench: Bench) -> None:
     for durability, shown in DURABILITIES.items():
         with bench.blocking(durability) as (client, raw):
             compare(
-                bench, f"{shown}, blocking", durability, client, raw, client.database[client.namespace], raw, latencies
+                bench,
+                f"{shown}, blocking",
+                durability,
+                client,
+                raw,
+                client.database[client.namespace],
+                raw,
+                latencies,
             )
         with bench.looped(durability) as (runner, client, raw, store):
             timed = in_loop(runner)
-            compare(bench, f"{shown}, async", durability, client, raw, store, store.database["raw"], timed)
+            compare(
+                bench,
+                f"{shown}, async",
+                durability,
+                client,
+                raw,
+                store,
+                store.database["raw"],
+                timed,
+            )
 
 
 def in_loop(runner: asyncio.Runner) -> Timed:
@@ -54,7 +70,14 @@ def in_loop(runner: asyncio.Runner) -> Timed:
 
 
 def compare(
-    bench: Bench, label: str, durability: str, client: Any, raw: Any, store: Any, raw_store: Any, timed: Timed
+    bench: Bench,
+    label: str,
+    durability: str,
+    client: Any,
+    raw: Any,
+    store: Any,
+    raw_store: Any,
+    timed: Timed,
 ) -> None:
     """Compare every operation; ``store`` and ``raw_store`` are where to put messages first."""
     calls, rounds = bench.either(40, 100), bench.either(6, 20)
@@ -62,12 +85,16 @@ def compare(
         if name == "reserve" and durability != "acknowledged":
             continue  # it is a w:1 command with either durability
         ours, theirs = operations(name, client, raw, store, raw_store)
-        medians = [lambda side=side: statistics.median(side(timed, calls)) for side in (theirs, ours)]
+        medians = [
+            lambda side=side: statistics.median(side(timed, calls)) for side in (theirs, ours)
+        ]
         before, after = interleave(rounds, *medians)
         report(bench, f"{name}, {label}", before, after, calls * rounds, target)
 
 
-def report(bench: Bench, name: str, raw: list[float], ours: list[float], n: int, target: Target) -> None:
+def report(
+    bench: Bench, name: str, raw: list[float], ours: list[float], n: int, target: Target
+) -> None:
     (bench.speed if target.sign == ">=" else bench.cost)(name, raw, ours, n, target)
 
 
@@ -98,7 +125,9 @@ def operations(name: str, client: Any, raw: Any, store: Any, raw_store: Any) -> 
             if name == "pop":
                 call = lambda: raw.find_one_and_delete(raw_claim(queue), **RAW_POP)  # noqa: E731
             else:
-                call = lambda: quick.find_one_and_update(raw_claim(queue), raw_lease(), **RAW_RESERVE)  # noqa: E731
+                call = lambda: quick.find_one_and_update(  # noqa: E731
+                    raw_claim(queue), raw_lease(), **RAW_RESERVE
+                )
         timed(WARM, call)
         return timed(calls, call)
 
@@ -108,5 +137,8 @@ def operations(name: str, client: Any, raw: Any, store: Any, raw_store: Any) -> 
 def fill_raw(collection: Any, queue: str, count: int) -> None:
     now = raw_document(queue)["when"]
     collection.with_options(write_concern=WRITE["acknowledged"]).insert_many(
-        [raw_document(queue, number, now - timedelta(milliseconds=count - number)) for number in range(count)]
+        [
+            raw_document(queue, number, now - timedelta(milliseconds=count - number))
+            for number in range(count)
+        ]
     )

@@ -150,12 +150,18 @@ async def soak(url: str, seconds: float, every: float, told: Any) -> tuple[list[
     ledger, samples, process = Ledger(), list[Sample](), psutil.Process()
     async with AsyncClient(url) as client:
         blocking = Client(url)
-        workers = [threading.Thread(target=threaded, args=(blocking, ledger)) for _ in range(THREADS)]
+        workers = [
+            threading.Thread(target=threaded, args=(blocking, ledger)) for _ in range(THREADS)
+        ]
         for worker in workers:
             worker.start()
         stop, began = asyncio.Event(), time.monotonic()
-        producers = [asyncio.create_task(produce(client, ledger, stop, seed)) for seed in range(TASKS)]
-        consumers = [asyncio.create_task(consume(client, ledger, seed)) for seed in range(3 * TASKS)]
+        producers = [
+            asyncio.create_task(produce(client, ledger, stop, seed)) for seed in range(TASKS)
+        ]
+        consumers = [
+            asyncio.create_task(consume(client, ledger, seed)) for seed in range(3 * TASKS)
+        ]
         while (left := seconds - (time.monotonic() - began)) > 0:
             await asyncio.sleep(min(left, every))
             lags = ledger.take() or [0.0]
@@ -200,9 +206,20 @@ def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
     """What the samples say."""
     warm = samples[int(len(samples) * WARM) :]
     third = max(1, len(warm) // 3)
-    verdict: dict[str, Any] = {"samples": len(samples), "seconds": samples[-1].at, "missing": missing, "leaks": []}
+    verdict: dict[str, Any] = {
+        "samples": len(samples),
+        "seconds": samples[-1].at,
+        "missing": missing,
+        "leaks": [],
+    }
     verdict["received"] = sum(each.received for each in samples)
-    for name, allowed in (("memory", GROWTH), ("threads", 0), ("tasks", GROWTH), ("files", 0), ("connections", 0)):
+    for name, allowed in (
+        ("memory", GROWTH),
+        ("threads", 0),
+        ("tasks", GROWTH),
+        ("files", 0),
+        ("connections", 0),
+    ):
         values = [float(getattr(each, name)) for each in warm]
         early, late = (
             min(values[:third]),
@@ -228,21 +245,32 @@ def drawn(samples: list[Sample]) -> dict[str, str]:
     for name, title, unit, lines in (
         ("memory", "Memory of the client", "MB", {"resident": "memory"}),
         ("lag", "From push to receipt", "ms", {"median": "lag", "p99": "lag99"}),
-        ("counts", "What the client holds", "count", dict.fromkeys(("threads", "tasks", "files", "connections"))),
+        (
+            "counts",
+            "What the client holds",
+            "count",
+            dict.fromkeys(("threads", "tasks", "files", "connections")),
+        ),
     ):
         curve = Curve(f"soak-{name}", title, "seconds", unit, log_x=False, log_y=False)
         for line, what in lines.items():
             for each in samples:
-                curve.add(line, each.at, getattr(each, what or line) * (1000 if name == "lag" else 1))
+                curve.add(
+                    line, each.at, getattr(each, what or line) * (1000 if name == "lag" else 1)
+                )
         curves.append(curve)
     return {curve.name: plots.svg(curve) for curve in curves}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description="Whether anything leaks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.soak", description="Whether anything leaks."
+    )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--json", action="store_true", help="one object on the last line")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw memory, lag and counts there, as SVG")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="draw memory, lag and counts there, as SVG"
+    )
     given = parser.parse_args(arguments)
     seconds, console = given.minutes * 60, Console(stderr=True)
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

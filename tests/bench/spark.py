@@ -32,7 +32,11 @@ numbers = itertools.count()
 def run(bench: Bench) -> None:
     from pyqueue.spark import spark_session
 
-    config = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
     spark = spark_session("pyqueue bench", master="local[2]", config=config)
     count, rounds = bench.either(20_000, 200_000), bench.either(2, 5)
     try:
@@ -73,7 +77,13 @@ def written(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: in
         return seconds(writer.save, count)
 
     before, after = interleave(rounds, theirs, ours)
-    bench.speed(f"batch write of {count}, staged, against insert_many", before, after, rounds * count, at_least(0.7))
+    bench.speed(
+        f"batch write of {count}, staged, against insert_many",
+        before,
+        after,
+        rounds * count,
+        at_least(0.7),
+    )
 
 
 def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: int) -> None:
@@ -84,12 +94,19 @@ def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: i
         files = spark.readStream.schema("id string, payload string").parquet(f"{folder}/rows")
 
         def theirs() -> float:
-            documents = [raw_document("raw", number) | {"_id": f"{uuid4().hex}~{number}"} for number in range(count)]
+            documents = [
+                raw_document("raw", number) | {"_id": f"{uuid4().hex}~{number}"}
+                for number in range(count)
+            ]
             return seconds(lambda: raw.insert_many(documents, ordered=False), count)
 
         def ours() -> float:
-            writer = files.writeStream.format("pyqueue").options(uri=url, queue=name(), stage=uuid4().hex)
-            writer = writer.option("checkpointLocation", f"{folder}/{uuid4().hex}").trigger(availableNow=True)
+            writer = files.writeStream.format("pyqueue").options(
+                uri=url, queue=name(), stage=uuid4().hex
+            )
+            writer = writer.option("checkpointLocation", f"{folder}/{uuid4().hex}").trigger(
+                availableNow=True
+            )
             return seconds(lambda: writer.start().awaitTermination(), count)
 
         before, after = interleave(rounds, theirs, ours)
@@ -97,13 +114,18 @@ def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: i
     bench.speed(label, before, after, rounds * count, at_least(0.7))
 
 
-def read(bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: int, rounds: int) -> None:
+def read(
+    bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: int, rounds: int
+) -> None:
     queue = name()
     fill(client.database[client.namespace], queue, count)
 
     def theirs() -> float:
         return seconds(
-            lambda: [json.dumps(each.get("payload")) for each in client.database[client.namespace].find({"q": queue})],
+            lambda: [
+                json.dumps(each.get("payload"))
+                for each in client.database[client.namespace].find({"q": queue})
+            ],
             count,
         )
 
@@ -112,7 +134,13 @@ def read(bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: in
         return seconds(frame.write.format("noop").mode("overwrite").save, count)
 
     before, after = interleave(rounds, theirs, ours)
-    bench.speed(f"batch read of {count}, against find and json.dumps", before, after, rounds * count, at_least(0.8))
+    bench.speed(
+        f"batch read of {count}, against find and json.dumps",
+        before,
+        after,
+        rounds * count,
+        at_least(0.8),
+    )
 
 
 def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:
@@ -122,7 +150,10 @@ def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:
     def theirs() -> float:
         raw.insert_many([raw_document("loop", number) for number in range(loop)])
         return seconds(
-            lambda: [quick.find_one_and_update(raw_claim("loop"), raw_lease(), **RAW_RESERVE) for _ in range(loop)],
+            lambda: [
+                quick.find_one_and_update(raw_claim("loop"), raw_lease(), **RAW_RESERVE)
+                for _ in range(loop)
+            ],
             loop,
         )
 
@@ -141,7 +172,9 @@ def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:
     bench.speed(label, before, after, rounds * BATCH, at_least(20))
 
 
-def staged(bench: Bench, spark: Any, url: str, client: Client, raw: Any, output: Any, rounds: int) -> None:
+def staged(
+    bench: Bench, spark: Any, url: str, client: Client, raw: Any, output: Any, rounds: int
+) -> None:
     from pyqueue.spark import SparkStage
 
     source, target = name(), name()
@@ -162,7 +195,12 @@ def staged(bench: Bench, spark: Any, url: str, client: Client, raw: Any, output:
                     "$set": {"q": target, "payload": json.loads(json.dumps(found["payload"]))},
                     "$unset": {"token": ""},
                 }
-                assert raw.update_one({"_id": found["_id"], "token": found["token"]}, put).matched_count == 1
+                assert (
+                    raw.update_one(
+                        {"_id": found["_id"], "token": found["token"]}, put
+                    ).matched_count
+                    == 1
+                )
 
         return seconds(work, loop)
 

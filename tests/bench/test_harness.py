@@ -104,7 +104,9 @@ class Store:
         ([0, 1], [3, 4], {"lost": 1, "twice": 0}),
     ],
 )
-def test_losses_and_duplicates_are_counted(consumed: list[int], left: list[int], faults: dict[str, int]) -> None:
+def test_losses_and_duplicates_are_counted(
+    consumed: list[int], left: list[int], faults: dict[str, int]
+) -> None:
     store, counted = Store(), {"lost": 0, "twice": 0}
     stock = Stock(store, "q", 5)
     assert store.numbers == [0, 1, 2, 3, 4]
@@ -115,15 +117,36 @@ def test_losses_and_duplicates_are_counted(consumed: list[int], left: list[int],
 
 def test_the_table_shows_every_figure_with_n_median_and_spread() -> None:
     console = Console(width=200, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115  # closed below
-    console.print(table("single", [Row("push", "x raw speed", [0.5, 0.75, 1.0], 300, at_least(0.85), "a note")]))
+    console.print(
+        table(
+            "single", [Row("push", "x raw speed", [0.5, 0.75, 1.0], 300, at_least(0.85), "a note")]
+        )
+    )
     console.file.close()
     text = console.export_text()
-    for part in ("single", "push", "0.75", "0.625 - 0.875", "x raw speed", "300", ">= 0.85", "missed", "a note"):
+    for part in (
+        "single",
+        "push",
+        "0.75",
+        "0.625 - 0.875",
+        "x raw speed",
+        "300",
+        ">= 0.85",
+        "missed",
+        "a note",
+    ):
         assert part in text
 
 
 def curve(**options: Any) -> Curve:
-    return Curve("c", "a <title>", "x & x", "y", {"one": [(1e3, 1.0), (1e6, 40.0)], "two": [(1e4, 0.5)]}, **options)
+    return Curve(
+        "c",
+        "a <title>",
+        "x & x",
+        "y",
+        {"one": [(1e3, 1.0), (1e6, 40.0)], "two": [(1e4, 0.5)]},
+        **options,
+    )
 
 
 @pytest.mark.parametrize("logs", [(True, True), (True, False), (False, False)])
@@ -135,7 +158,10 @@ def test_a_plot_is_well_formed_and_inside_its_frame(logs: tuple[bool, bool]) -> 
     assert len(root.findall(f"{space}polyline")) == 2
     circles = root.findall(f"{space}circle")
     assert len(circles) == 3
-    assert all(80 <= float(each.attrib["cx"]) <= 520 and 50 <= float(each.attrib["cy"]) <= 380 for each in circles)
+    assert all(
+        80 <= float(each.attrib["cx"]) <= 520 and 50 <= float(each.attrib["cy"]) <= 380
+        for each in circles
+    )
 
 
 def test_a_plot_of_nothing_is_well_formed() -> None:
@@ -156,12 +182,16 @@ def test_a_histogram_has_all_values() -> None:
 
 
 def test_the_command_line_lists_the_sections() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.bench", "--list"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "--list"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == list(SECTIONS)
 
 
 def test_an_unknown_section_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.bench", "--only", "nothing"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "--only", "nothing"], capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "nothing" in done.stderr
 
@@ -184,9 +214,17 @@ def test_the_soak_sees_what_grows() -> None:
     flat = [sample(at) for at in range(0, 100, 10)]
     assert judged(flat, 0)["leaks"] == []
     assert judged(flat, 0)["memory"]["per_hour"] == 0
-    for name, step in (("memory", 1), ("threads", 1), ("tasks", 3), ("files", 1), ("connections", 1)):
+    for name, step in (
+        ("memory", 1),
+        ("threads", 1),
+        ("tasks", 3),
+        ("files", 1),
+        ("connections", 1),
+    ):
         start = getattr(flat[0], name)
-        growing = [sample(at, **{name: start + step * index}) for index, at in enumerate(range(0, 100, 10))]
+        growing = [
+            sample(at, **{name: start + step * index}) for index, at in enumerate(range(0, 100, 10))
+        ]
         assert judged(growing, 0)["leaks"] == [name]
     warming = [sample(at, memory=40 if at < 20 else 50) for at in range(0, 100, 10)]
     assert judged(warming, 0)["leaks"] == []

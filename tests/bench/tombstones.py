@@ -38,7 +38,12 @@ VISIBLE = 1.5
 def run(bench: Bench) -> None:
     points = [1_000, 20_000] if bench.quick else [1_000, 10_000, 100_000]
     curve = bench.curve(
-        Curve("tombstones", "cost of a look against what was claimed before", "claims before", "x the cost when fresh")
+        Curve(
+            "tombstones",
+            "cost of a look against what was claimed before",
+            "claims before",
+            "x the cost when fresh",
+        )
     )
     claims(bench, "distinct when", False, points, curve)
     claims(bench, "one when", True, points, curve)
@@ -57,7 +62,9 @@ def claims(bench: Bench, name: str, same: bool, points: list[int], curve: Curve)
         made = 0
         for point in points:
             made += work_off(client, USED, point - made)
-            compare(bench, "claim", f"after {point}, {name}", sides, calls, rounds, point == points[-1])
+            compare(
+                bench, "claim", f"after {point}, {name}", sides, calls, rounds, point == points[-1]
+            )
             curve_of(bench, curve, ("plain look", "claim"), name, point)
             made += calls * (rounds + 1)
 
@@ -74,16 +81,26 @@ def empty(bench: Bench, points: list[int], curve: Curve) -> None:
             for _ in range(made, point, 1000):
                 client.queue(USED).push_many([payload(number) for number in range(1000)])
             made += work_off(client, USED, point - made)
-            compare(bench, "empty look", f"after {point}", sides, calls, rounds, point == points[-1])
+            compare(
+                bench, "empty look", f"after {point}", sides, calls, rounds, point == points[-1]
+            )
             curve_of(bench, curve, ("plain look", "empty look"), "empty", point)
 
 
 def compare(
-    bench: Bench, what: str, when: str, sides: list[Callable[[], float]], calls: int, rounds: int, last: bool
+    bench: Bench,
+    what: str,
+    when: str,
+    sides: list[Callable[[], float]],
+    calls: int,
+    rounds: int,
+    last: bool,
 ) -> None:
     """Report the control and ours, fresh and used, all four measured in the same rounds."""
     plain_fresh, plain_used, fresh, used = interleave(rounds, *sides)
-    control = report(bench, f"control: plain look {when}", plain_fresh, plain_used, calls * rounds, None)
+    control = report(
+        bench, f"control: plain look {when}", plain_fresh, plain_used, calls * rounds, None
+    )
     if last and control.median < VISIBLE:
         control.note += "; NOT VISIBLE: what follows proves nothing"
     report(bench, f"{what} {when}", fresh, used, calls * rounds, at_most(1.5) if last else None)
@@ -133,6 +150,8 @@ def plain(collection: Any, name: str, calls: int) -> Callable[[], float]:
     return lambda: statistics.median(latencies(calls, first))
 
 
-def report(bench: Bench, name: str, fresh: list[float], used: list[float], n: int, target: Any) -> Row:
+def report(
+    bench: Bench, name: str, fresh: list[float], used: list[float], n: int, target: Any
+) -> Row:
     note = f"{statistics.median(fresh) * 1e6:.0f} us fresh, {statistics.median(used) * 1e6:.0f} us, worst round {quantile(used, 1) * 1e6:.0f} us"
     return bench.row(name, "x fresh", ratios(used, fresh), n, target, note)

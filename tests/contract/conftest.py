@@ -18,7 +18,9 @@ from tests.contract.world import PLACES, AnyClient, AnyQueue, World, open_world
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*what): run the contract test only where all of these are offered")
+    config.addinivalue_line(
+        "markers", "needs(*what): run the contract test only where all of these are offered"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -26,7 +28,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         needs = {each for mark in metafunc.definition.iter_markers("needs") for each in mark.args}
         places = [place for place in PLACES if needs <= place.offers]
         assert places, f"no place offers {needs}"
-        metafunc.parametrize("world", places, ids=[place.name for place in places], indirect=True, scope="session")
+        metafunc.parametrize(
+            "world", places, ids=[place.name for place in places], indirect=True, scope="session"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +46,9 @@ def client(world: World) -> Iterator[Client]:
     """The place's client."""
     yield world.client
     if not world.place.server:
-        world.raw().delete_many({})  # mongomock looks at every document there is, so let there be few
+        world.raw().delete_many(
+            {}
+        )  # mongomock looks at every document there is, so let there be few
 
 
 @pytest.fixture

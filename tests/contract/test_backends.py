@@ -46,7 +46,9 @@ class TestNewest:
 
 
 @pytest.mark.parametrize(
-    "change", [{"kind": "ordered"}, {"v": 2}, {"kind": None}, {"v": "1"}], ids=lambda change: repr(change)
+    "change",
+    [{"kind": "ordered"}, {"v": 2}, {"kind": None}, {"v": "1"}],
+    ids=lambda change: repr(change),
 )
 def test_a_queue_of_a_kind_or_version_that_is_not_known(
     world: World, queue: AnyQueue, other: AnyQueue, change: dict[str, Any]
@@ -81,9 +83,13 @@ def test_a_queue_of_a_kind_or_version_that_is_not_known(
     assert world.stored(queue, other) == before
 
 
-def test_a_move_into_a_queue_of_another_kind(world: World, client: AnyClient, queue: AnyQueue, name: str) -> None:
+def test_a_move_into_a_queue_of_another_kind(
+    world: World, client: AnyClient, queue: AnyQueue, name: str
+) -> None:
     """By name this client cannot know how a message enters there."""
-    world.raw().insert_one({"_id": f"~queue:{name}-x", "q": f"{name}-x", "record": True, "kind": "ordered", "v": 1})
+    world.raw().insert_one(
+        {"_id": f"~queue:{name}-x", "q": f"{name}-x", "record": True, "kind": "ordered", "v": 1}
+    )
     held = hold(queue)
     before = world.bytes(held.id)
     with pytest.raises(ConfigurationError, match="ordered"):

@@ -11,17 +11,27 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Queue, QueueError
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    LeaseLost,
+    Queue,
+    QueueError,
+)
 from pyqueue.backends import bulk
-from pyqueue.backends.bulk import Fresh, Glimpse, Staging, append, glimpses, page, pass_on
-from pyqueue.requests import Command, Fault, Plan, Signal
+from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, pass_on, slices
+from pyqueue.requests import Command, Plan, Signal, WriteFailure
 from tests.plans.runner import Runner
 
 
 @pytest.fixture(params=["memory", "mongod"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of a database of its own."""
-    with Client("memory:" if request.param == "memory" else request.getfixturevalue("url")) as client:
+    with Client(
+        "memory:" if request.param == "memory" else request.getfixturevalue("url")
+    ) as client:
         yield client
 
 
@@ -44,7 +54,9 @@ def payloads(queue: Queue[Any]) -> list[Any]:
 
 def stored(client: Client, *queues: str) -> list[dict[str, Any]]:
     """The documents of these queues, by their ids, without the records."""
-    found = client.database["pyqueue"].find({"q": {"$in": list(queues)}, "record": {"$exists": False}})
+    found = client.database["pyqueue"].find(
+        {"q": {"$in": list(queues)}, "record": {"$exists": False}}
+    )
     return sorted(found, key=lambda each: str(each["_id"]))
 
 
@@ -57,7 +69,7 @@ def out_of_sight(client: Client) -> int:
 # ---- parts of a look
 
 
-def read(client: Client, queue: Queue[Any], parts: list[Glimpse], limit: int) -> list[list[Any]]:
+def read(client: Client, queue: Queue[Any], parts: list[Slice], limit: int) -> list[list[Any]]:
     """What each part has, page by page."""
     answer = []
     for each in parts:
@@ -65,7 +77,7 @@ def read(client: Client, queue: Queue[Any], parts: list[Glimpse], limit: int) ->
         while found := client.run(page(queue._backend, part, limit)):
             assert len(found) <= limit
             seen += [one["payload"] for one in found]
-            part = Glimpse(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
+            part = Slice(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
         answer.append(seen)
     return answer
 
@@ -79,7 +91,9 @@ def test_parts_are_disjoint_complete_even_and_in_order(
 ) -> None:
     """They became ready in so many milliseconds; their ids are of one type, or mixed."""
     ids: list[Any] = [
-        f"m{number * 7919 % 1000}" if kind == "str" or (kind == "both" and number % 2) else ObjectId()
+        f"m{number * 7919 % 1000}"
+        if kind == "str" or (kind == "both" and number % 2)
+        else ObjectId()
         for number in range(count)
     ]
     queue.push_many(range(count), ids=ids)
@@ -87,10 +101,12 @@ def test_parts_are_disjoint_complete_even_and_in_order(
     now = datetime.now(UTC)
     for instant in range(instants):
         past = now - timedelta(milliseconds=instant)
-        client.database["pyqueue"].update_many({"_id": {"$in": ids[instant::instants]}}, {"$set": {"when": past}})
+        client.database["pyqueue"].update_many(
+            {"_id": {"$in": ids[instant::instants]}}, {"$set": {"when": past}}
+        )
     order = [each.payload for each in queue.peek(limit=1000)][:count]
     for parts in (1, 2, 3, 7):
-        found = client.run(glimpses(queue._backend, parts))
+        found = client.run(slices(queue._backend, parts))
         assert len(found) == max(1, min(parts, count))
         assert (found[0].above, found[-1].upto) == (None, None)
         assert [part.above for part in found[1:]] == [part.upto for part in found[:-1]]
@@ -101,24 +117,25 @@ def test_parts_are_disjoint_complete_even_and_in_order(
 
 def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queue[Any]) -> None:
     queue.push_many(range(6))
-    parts = client.run(glimpses(queue._backend, 2))
+    parts = client.run(slices(queue._backend, 2))
     held = queue.pop(0)
     assert held is not None
     client.database["pyqueue"].insert_one(
-        stored(client, "q")[0] | {"_id": "late", "payload": "late", "when": datetime.now(UTC) + timedelta(seconds=1)}
+        stored(client, "q")[0]
+        | {"_id": "late", "payload": "late", "when": datetime.now(UTC) + timedelta(seconds=1)}
     )
     assert read(client, queue, parts, 10) == [[1, 2], [3, 4, 5]]
 
 
 def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
     """They are claimed between the count and the looks at the bounds."""
-    plan, now = glimpses(queue._backend, 4), datetime.now(UTC)
+    plan, now = slices(queue._backend, 4), datetime.now(UTC)
     answers: list[Any] = [None, now, 4, [], []]
     for answer in answers:
         plan.send(answer)
     with pytest.raises(StopIteration) as stop:
         plan.send([])
-    assert stop.value.value == [Glimpse(now, None, None)]
+    assert stop.value.value == [Slice(now, None, None)]
 
 
 # ---- appending
@@ -126,7 +143,7 @@ def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
 
 def test_append(client: Client, queue: Queue[Any]) -> None:
     began = datetime.now(UTC)
-    fresh = [Fresh("a", 1, {"h": "x"}, "k"), Fresh(None, 2)]
+    fresh = [NewMessage("a", 1, {"h": "x"}, "k"), NewMessage(None, 2)]
     assert client.run(append(queue._backend, fresh)) == 2
     first = queue.get("a")
     assert first is not None
@@ -134,7 +151,15 @@ def test_append(client: Client, queue: Queue[Any]) -> None:
     assert abs(first.pushed - began) < timedelta(seconds=5)
     assert payloads(queue) == [1, 2]
     # The same id is the same message; a key that is taken keeps its message out.
-    assert client.run(append(queue._backend, [Fresh("a", 1), Fresh(None, 3, None, "k"), Fresh(None, 4)])) == 2
+    assert (
+        client.run(
+            append(
+                queue._backend,
+                [NewMessage("a", 1), NewMessage(None, 3, None, "k"), NewMessage(None, 4)],
+            )
+        )
+        == 2
+    )
     assert payloads(queue) == [1, 2, 4]
     assert client.run(append(queue._backend, [])) == 0
 
@@ -145,7 +170,11 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
 
         def undone() -> None:
             with client.transaction() as session:
-                client.run(append(queue._backend, [Fresh("a", 1), Fresh(None, 2)], session=session))
+                client.run(
+                    append(
+                        queue._backend, [NewMessage("a", 1), NewMessage(None, 2)], session=session
+                    )
+                )
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -162,19 +191,23 @@ def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any])
 @pytest.mark.parametrize(
     ("fresh", "error", "says"),
     [
-        ([Fresh("a", 1), Fresh("b", 2), Fresh("a", 3)], ConfigurationError, "'a' is that of several rows"),
-        ([Fresh(None, 1), Fresh("b", {1: 2})], InvalidMessage, "; in row 1 with id b$"),
-        ([Fresh(None, 1), Fresh(None, 2**70)], InvalidMessage, "; in row 1$"),
-        ([Fresh("", 1)], ConfigurationError, "id"),
-        ([Fresh(None, 1, None, "")], ConfigurationError, "key"),
-        ([Fresh(None, 1, {"$a.b": object()})], ConfigurationError, "headers"),
+        (
+            [NewMessage("a", 1), NewMessage("b", 2), NewMessage("a", 3)],
+            ConfigurationError,
+            "'a' is that of several rows",
+        ),
+        ([NewMessage(None, 1), NewMessage("b", {1: 2})], InvalidMessage, "; in row 1 with id b$"),
+        ([NewMessage(None, 1), NewMessage(None, 2**70)], InvalidMessage, "; in row 1$"),
+        ([NewMessage("", 1)], ConfigurationError, "id"),
+        ([NewMessage(None, 1, None, "")], ConfigurationError, "key"),
+        ([NewMessage(None, 1, {"$a.b": object()})], ConfigurationError, "headers"),
     ],
 )
 def test_bad_rows_write_nothing(
     client: Client,
     queue: Queue[Any],
     staging: Staging,
-    fresh: list[Fresh],
+    fresh: list[NewMessage],
     error: type[Exception],
     says: str,
     stage: bool,
@@ -186,11 +219,15 @@ def test_bad_rows_write_nothing(
 
 
 @pytest.mark.parametrize("stage", [False, True])
-def test_the_id_of_another_queues_message(client: Client, queue: Queue[Any], staging: Staging, stage: bool) -> None:
+def test_the_id_of_another_queues_message(
+    client: Client, queue: Queue[Any], staging: Staging, stage: bool
+) -> None:
     client.queue("other").push(1, id="theirs")
-    plan: Any = staging.write("a", [Fresh("theirs", 2), Fresh("ours", 3)]) if stage else None
+    plan: Any = (
+        staging.write("a", [NewMessage("theirs", 2), NewMessage("ours", 3)]) if stage else None
+    )
     with pytest.raises(DuplicateKey) as caught:
-        client.run(plan or append(queue._backend, [Fresh("theirs", 2), Fresh("ours", 3)]))
+        client.run(plan or append(queue._backend, [NewMessage("theirs", 2), NewMessage("ours", 3)]))
     assert caught.value.ids == ["theirs"]
     (theirs,) = stored(client, "other")
     assert theirs["payload"] == 1
@@ -199,10 +236,17 @@ def test_the_id_of_another_queues_message(client: Client, queue: Queue[Any], sta
 # ---- staging
 
 
-def test_what_is_staged_is_nowhere_until_it_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
+def test_what_is_staged_is_nowhere_until_it_is_shown(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
     queue.push("there")
-    assert client.run(staging.write("a", [Fresh("a", 1, {"h": "x"}), Fresh("b", 2, None, "k")])) == 2
-    assert client.run(staging.write("b", [Fresh(None, 3)])) == 1
+    assert (
+        client.run(
+            staging.write("a", [NewMessage("a", 1, {"h": "x"}), NewMessage("b", 2, None, "k")])
+        )
+        == 2
+    )
+    assert client.run(staging.write("b", [NewMessage(None, 3)])) == 1
     assert payloads(queue) == ["there"]
     assert queue.counts().total == 1
     assert [each.name for each in client.queues()] == ["q"]
@@ -221,7 +265,7 @@ def test_what_is_staged_is_nowhere_until_it_is_shown(client: Client, queue: Queu
 
 
 def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Staging) -> None:
-    client.run(staging.write("a", [Fresh("a", 1)]))
+    client.run(staging.write("a", [NewMessage("a", 1)]))
     (document,) = client.database["pyqueue"].find({"staged": True})
     assert isinstance(document["processed"], datetime)
     assert document["expires"] - document["processed"] == timedelta(days=7) == bulk.STAGED
@@ -230,22 +274,33 @@ def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Sta
 def test_a_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
     data = pickle.dumps(staging)
     assert len(data) < 2000
-    client.run(pickle.loads(data).write("a", [Fresh("a", 1)]))
+    client.run(pickle.loads(data).write("a", [NewMessage("a", 1)]))
     assert client.run(staging.publish({"a": 1})) == 1
     assert not hasattr(staging, "__dict__")
 
 
-def test_another_attempt_replaces_what_the_first_staged(client: Client, queue: Queue[Any], staging: Staging) -> None:
-    client.run(staging.write("first", [Fresh("a", "old"), Fresh("b", "old")]))
-    assert client.run(staging.write("second", [Fresh("a", "new"), Fresh("b", "new"), Fresh("c", "new")])) == 3
+def test_another_attempt_replaces_what_the_first_staged(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
+    client.run(staging.write("first", [NewMessage("a", "old"), NewMessage("b", "old")]))
+    assert (
+        client.run(
+            staging.write(
+                "second", [NewMessage("a", "new"), NewMessage("b", "new"), NewMessage("c", "new")]
+            )
+        )
+        == 3
+    )
     assert client.run(staging.publish({"second": 3})) == 3
     assert payloads(queue) == ["new", "new", "new"]
     assert out_of_sight(client) == 0
 
 
-def test_what_the_queue_has_already_is_the_same_message(client: Client, queue: Queue[Any], staging: Staging) -> None:
+def test_what_the_queue_has_already_is_the_same_message(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
     queue.push("there", id="a")
-    assert client.run(staging.write("a", [Fresh("a", "again"), Fresh("b", "new")])) == 1
+    assert client.run(staging.write("a", [NewMessage("a", "again"), NewMessage("b", "new")])) == 1
     assert client.run(staging.publish({"a": 1})) == 1
     assert payloads(queue) == ["there", "new"]
 
@@ -257,29 +312,48 @@ def test_what_was_the_queues_and_went_on_is_the_same_message(
     held = queue.reserve(0)
     assert held is not None
     queue.move(held, to="further")
-    assert client.run(staging.write("a", [Fresh("a", "again")])) == 0
+    assert client.run(staging.write("a", [NewMessage("a", "again")])) == 0
 
 
 def test_of_equal_keys_one_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
     queue.push("there", key="taken")
-    client.run(staging.write("a", [Fresh("a", 1, None, "k"), Fresh("b", 2, None, "taken"), Fresh("c", 3)]))
-    client.run(staging.write("b", [Fresh("d", 4, None, "k")]))
+    client.run(
+        staging.write(
+            "a",
+            [NewMessage("a", 1, None, "k"), NewMessage("b", 2, None, "taken"), NewMessage("c", 3)],
+        )
+    )
+    client.run(staging.write("b", [NewMessage("d", 4, None, "k")]))
     assert client.run(staging.publish({"a": 3, "b": 1})) == 2
     assert sorted(map(str, payloads(queue))) == ["1", "3", "there"]
     assert out_of_sight(client) == 0
 
 
-@pytest.mark.parametrize("client", ["mongod"], indirect=True)  # mongomock does not say which index refused a message
-def test_of_equal_keys_at_one_place_one_is_staged(client: Client, queue: Queue[Any], staging: Staging) -> None:
-    assert client.run(staging.write("a", [Fresh("a", 1, None, "k"), Fresh("b", 2), Fresh("c", 3, None, "k")])) == 2
+@pytest.mark.parametrize(
+    "client", ["mongod"], indirect=True
+)  # mongomock does not say which index refused a message
+def test_of_equal_keys_at_one_place_one_is_staged(
+    client: Client, queue: Queue[Any], staging: Staging
+) -> None:
+    assert (
+        client.run(
+            staging.write(
+                "a",
+                [NewMessage("a", 1, None, "k"), NewMessage("b", 2), NewMessage("c", 3, None, "k")],
+            )
+        )
+        == 2
+    )
     assert client.run(staging.publish({"a": 2})) == 2
     assert payloads(queue) == [1, 2]
 
 
-def test_many_with_keys(client: Client, queue: Queue[Any], staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_with_keys(
+    client: Client, queue: Queue[Any], staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "BATCH", 3)
     queue.push("there", key="k4")
-    client.run(staging.write("a", [Fresh(f"m{n}", n, None, f"k{n}") for n in range(8)]))
+    client.run(staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)]))
     assert client.run(staging.publish({"a": 8})) == 7
     assert sorted(map(str, payloads(queue))) == ["0", "1", "2", "3", "5", "6", "7", "there"]
 
@@ -288,12 +362,13 @@ def test_many_with_keys(client: Client, queue: Queue[Any], staging: Staging, mon
 def test_if_any_is_missing_nothing_is_shown(
     client: Client, queue: Queue[Any], staging: Staging, places: dict[str, int]
 ) -> None:
-    client.run(staging.write("a", [Fresh("a", 1), Fresh("b", 2)]))
+    client.run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
     with pytest.raises(QueueError, match="messages were staged at") as caught:
         client.run(staging.publish(places))
     wrong = "b" if "b" in places else "a"
-    assert f"{places[wrong]} messages were staged at {wrong}, and {0 if wrong == 'b' else 2} are there" in str(
-        caught.value
+    assert (
+        f"{places[wrong]} messages were staged at {wrong}, and {0 if wrong == 'b' else 2} are there"
+        in str(caught.value)
     )
     assert payloads(queue) == []
     assert out_of_sight(client) == 2
@@ -308,9 +383,9 @@ def test_discarding_takes_what_the_job_staged_and_nothing_else(
         Staging(client.queue("q2")._backend, "job")
     ]
     for number, other in enumerate(others):
-        client.run(other.write("a", [Fresh(None, number)]))
+        client.run(other.write("a", [NewMessage(None, number)]))
     for place in ("a", "b", "z:~"):
-        client.run(staging.write(place, [Fresh(None, place)]))
+        client.run(staging.write(place, [NewMessage(None, place)]))
     client.run(staging.discard())
     assert out_of_sight(client) == len(others)
     assert (payloads(queue), payloads(client.queue("q2"))) == (["there"], ["there too"])
@@ -338,7 +413,7 @@ def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, stagin
     def signals(places: dict[str, int]) -> int:
         return sum(isinstance(each, Signal) for each in asked(client, staging.publish(places)))
 
-    client.run(staging.write("a", [Fresh("a", 1)]))
+    client.run(staging.write("a", [NewMessage("a", 1)]))
     assert signals({"a": 1}) == 1
     assert signals({}) == 0
 
@@ -349,9 +424,14 @@ def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
     monkeypatch.setattr(bulk, "BATCH", 3)
 
     def commands(free: int, keyed: int) -> int:
-        rows = [Fresh(None, n, None, f"{free} {keyed} {n}" if n < keyed else None) for n in range(free + keyed)]
+        rows = [
+            NewMessage(None, n, None, f"{free} {keyed} {n}" if n < keyed else None)
+            for n in range(free + keyed)
+        ]
         client.run(staging.write("a", rows))
-        return sum(isinstance(each, Command) for each in asked(client, staging.publish({"a": len(rows)})))
+        return sum(
+            isinstance(each, Command) for each in asked(client, staging.publish({"a": len(rows)}))
+        )
 
     least = commands(1, 0)
     assert commands(50, 0) == least
@@ -361,9 +441,9 @@ def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
 
 def test_what_the_server_refuses_for_a_reason_of_its_own_fails_the_write(staging: Staging) -> None:
     refused = InvalidMessage("payload: the server refused it")
-    runner = Runner([Fault(1, None, refused)])
+    runner = Runner([WriteFailure(1, None, refused)])
     with pytest.raises(InvalidMessage) as caught:
-        runner.run(staging.write("a", [Fresh("a", 1), Fresh("b", 2)]))
+        runner.run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
     assert caught.value is refused
 
 
@@ -372,18 +452,30 @@ def test_what_the_server_refuses_for_a_reason_of_its_own_fails_the_write(staging
 
 def test_pass_on(client: Client, queue: Queue[Any]) -> None:
     target = client.queue("target")
-    queue.push_many(range(3), headers={"old": 1, "both": 1}, keys=["k0", "k1", None], ids=["m0", "m1", "m2"])
+    queue.push_many(
+        range(3), headers={"old": 1, "both": 1}, keys=["k0", "k1", None], ids=["m0", "m1", "m2"]
+    )
     held = queue.reserve_many(3, timeout=0)
     assert len(held) == 3
     lost = held[2]
     client.database["pyqueue"].update_one({"_id": lost.id}, {"$set": {"token": "another's"}})
-    fresh = [Fresh(None, "a", {"both": 2, "new": 2}, "new key"), Fresh(None, "b"), Fresh(None, "c")]
-    outcomes = client.run(pass_on(queue._backend, target._backend, list(zip(held, fresh, strict=True))))
+    fresh = [
+        NewMessage(None, "a", {"both": 2, "new": 2}, "new key"),
+        NewMessage(None, "b"),
+        NewMessage(None, "c"),
+    ]
+    outcomes = client.run(
+        pass_on(queue._backend, target._backend, list(zip(held, fresh, strict=True)))
+    )
     assert [each for each, _ in outcomes] == held
     first, second = target.get("m0"), target.get("m1")
     assert first is not None
     assert second is not None
-    assert (first.payload, first.headers, first.key) == ("a", {"old": 1, "both": 2, "new": 2}, "new key")
+    assert (first.payload, first.headers, first.key) == (
+        "a",
+        {"old": 1, "both": 2, "new": 2},
+        "new key",
+    )
     assert (second.payload, second.headers, second.key) == ("b", {"old": 1, "both": 1}, None)
     assert [each["last_key"] for each in stored(client, "target")] == ["k0", "k1"]
     assert queue.get("m0") is None

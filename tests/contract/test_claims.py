@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Backoff, ConfigurationError, Fenced, Finished, LeaseLost, QueueError, Unavailable
-from pyqueue.backends.claims import Claims
+from pyqueue import (
+    Backoff,
+    ConfigurationError,
+    Fenced,
+    Finished,
+    LeaseLost,
+    QueueError,
+    Unavailable,
+)
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
 
@@ -119,7 +127,9 @@ def test_a_paused_queue(queue: AnyQueue) -> None:
         claim.commit()
 
 
-def test_what_it_keeps_of_itself_is_no_message(client: AnyClient, queue: AnyQueue, world: World) -> None:
+def test_what_it_keeps_of_itself_is_no_message(
+    client: AnyClient, queue: AnyQueue, world: World
+) -> None:
     queue.push_many([1, 2])
     with queue.claim("g", limit=1) as claim:
         claim.commit()
@@ -295,7 +305,9 @@ def test_a_commit_leaves_what_a_thief_holds(world: World, queue: AnyQueue) -> No
 
 
 @pytest.mark.needs("history")
-def test_a_commit_into_the_history_leaves_what_a_thief_holds(world: World, client: AnyClient, name: str) -> None:
+def test_a_commit_into_the_history_leaves_what_a_thief_holds(
+    world: World, client: AnyClient, name: str
+) -> None:
     queue = client.queue(name, history=300)
     ids = queue.push_many(range(4))
     with queue.claim("g", limit=5) as claim:
@@ -345,7 +357,9 @@ def test_what_a_thief_gave_back_is_no_longer_the_claims(
     assert [world.stored(each) for each in (again, other, f"{again.name}.dead")] == before
 
 
-def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(world: World, queue: AnyQueue) -> None:
+def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(
+    world: World, queue: AnyQueue
+) -> None:
     ids = queue.push_many([1, 2])
     with queue.claim("g", limit=5) as claim:
         for id in ids:
@@ -360,7 +374,8 @@ def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
         first = [world.document(id)["when"] for id in ids]
         wait_until(
             lambda: all(
-                world.document(id)["when"] > when + timedelta(seconds=1) for id, when in zip(ids, first, strict=True)
+                world.document(id)["when"] > when + timedelta(seconds=1)
+                for id, when in zip(ids, first, strict=True)
             ),
             "it is renewed more than once",
         )
@@ -372,24 +387,28 @@ def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
 def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_tried_again(
     world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renew, failures = Claims.renew, ["the server went away"]
+    renew, failures = NamedClaims.renew, ["the server went away"]
 
-    def failing_first(claims: Claims, token: str, lease: float) -> Plan[None]:
+    def failing_first(claims: NamedClaims, token: str, lease: float) -> Plan[None]:
         if failures:
             raise Unavailable(failures.pop())
         yield from renew(claims, token, lease)
 
-    monkeypatch.setattr(Claims, "renew", failing_first)
+    monkeypatch.setattr(NamedClaims, "renew", failing_first)
     (id,) = queue.push_many([1])
     with queue.claim("g", limit=5, lease=0.6) as claim:
         first = world.document(id)["when"]
         wait_until(lambda: world.document(id)["when"] > first, "it is tried again")
         claim.commit()
-    assert "could not renew the lease of group 'g', trying again: the server went away" in caplog.text
+    assert (
+        "could not renew the lease of group 'g', trying again: the server went away" in caplog.text
+    )
     assert queue.counts().total == 0
 
 
-def test_a_claim_that_is_settled_is_renewed_no_longer(world: World, client: AnyClient, name: str) -> None:
+def test_a_claim_that_is_settled_is_renewed_no_longer(
+    world: World, client: AnyClient, name: str
+) -> None:
     queue = client.queue(name, backoff=Backoff(base=50, jitter=0))
     (id,) = queue.push_many([1])
     with queue.claim("g", limit=5, lease=0.3) as claim:
@@ -432,7 +451,9 @@ def test_by_another_client(world: World, queue: AnyQueue, left: Callable[..., An
 
 
 @pytest.mark.parametrize("way", ["commit", "rollback"])
-def test_the_former_runner_is_fenced(world: World, queue: AnyQueue, left: Callable[..., Any], way: str) -> None:
+def test_the_former_runner_is_fenced(
+    world: World, queue: AnyQueue, left: Callable[..., Any], way: str
+) -> None:
     queue.push_many(range(3))
     former = left(queue)
     with queue.claim("g", limit=5) as claim:
@@ -463,14 +484,20 @@ def test_an_exception_is_heard_of_rather_than_the_fence(queue: AnyQueue) -> None
     assert queue.counts().total == 0
 
 
-def test_a_fenced_claim_renews_nothing(world: World, queue: AnyQueue, left: Callable[..., Any]) -> None:
+def test_a_fenced_claim_renews_nothing(
+    world: World, queue: AnyQueue, left: Callable[..., Any]
+) -> None:
     """The new runner's lease is its own."""
     queue.push_many([1, 2])
     left(queue, lease=0.3, limit=1)
-    with queue.claim("g", limit=5, lease=600) as claim, queue.claim("h", limit=5, lease=0.3) as other:
+    with (
+        queue.claim("g", limit=5, lease=600) as claim,
+        queue.claim("h", limit=5, lease=0.3) as other,
+    ):
         when, first = (world.document(each.ids[0])["when"] for each in (claim, other))
         wait_until(
-            lambda: world.document(other.ids[0])["when"] > first + timedelta(seconds=0.6), "leases of 0.3 s are renewed"
+            lambda: world.document(other.ids[0])["when"] > first + timedelta(seconds=0.6),
+            "leases of 0.3 s are renewed",
         )
         assert world.document(claim.ids[0])["when"] == when
         claim.commit()
@@ -515,7 +542,9 @@ def test_the_last_try_rolled_back_is_buried(client: AnyClient, name: str) -> Non
 
 
 @pytest.mark.needs("dead_letter")
-def test_a_claim_buries_what_was_tried_too_often_and_gives_the_rest(world: World, client: AnyClient, name: str) -> None:
+def test_a_claim_buries_what_was_tried_too_often_and_gives_the_rest(
+    world: World, client: AnyClient, name: str
+) -> None:
     queue = client.queue(name, max_tries=3)
     ids = queue.push_many(["a", "b", "c"])
     world.raw().update_one({"_id": ids[1]}, {"$set": {"tries": 3}})
@@ -529,7 +558,9 @@ def test_a_claim_buries_what_was_tried_too_often_and_gives_the_rest(world: World
 
 
 @pytest.mark.needs("dead_letter")
-def test_a_claim_looks_again_if_all_it_saw_was_buried(world: World, client: AnyClient, name: str) -> None:
+def test_a_claim_looks_again_if_all_it_saw_was_buried(
+    world: World, client: AnyClient, name: str
+) -> None:
     queue = client.queue(name, max_tries=3)
     ids = [queue.push(letter) for letter in "abc"]
     last = ids.pop(-1 if "fifo" in world.place.offers else 0)
@@ -558,11 +589,15 @@ def test_dead_messages_are_never_buried_again(client: AnyClient, name: str) -> N
 
 
 @pytest.mark.needs("sessions", "dead_letter")  # mongomock takes any value for a number
-def test_what_others_wrote_is_buried_and_the_rest_is_claimed(world: World, queue: AnyQueue, client: AnyClient) -> None:
+def test_what_others_wrote_is_buried_and_the_rest_is_claimed(
+    world: World, queue: AnyQueue, client: AnyClient
+) -> None:
     good = queue.push("good")
     now = datetime.now(UTC) - timedelta(seconds=1)
     odd = {"q": queue.name, "when": now, "due": now, "pushed": now, "payload": 1}
-    world.raw().insert_many([odd | {"_id": f"{queue.name}-tries", "tries": "two"}, odd | {"_id": 5, "tries": 0}])
+    world.raw().insert_many(
+        [odd | {"_id": f"{queue.name}-tries", "tries": "two"}, odd | {"_id": 5, "tries": 0}]
+    )
     with queue.claim("group", limit=10) as claim:
         assert claim.ids == [good]
         claim.commit()

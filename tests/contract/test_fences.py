@@ -27,8 +27,12 @@ BATCHES: dict[str, Settle] = {
     "release": lambda queue, _, held: queue.release(*held),
     "move": lambda queue, other, held: queue.move(*held, to=other),
     "move payload": lambda queue, other, held: queue.move(*held, to=other, payload="mine"),
-    "move update": lambda queue, other, held: queue.move(*held, to=other, update={"$set": {"a": "mine"}}),
-    "move_many": lambda queue, other, held: queue.move_many([(each, "mine") for each in held], to=other),
+    "move update": lambda queue, other, held: queue.move(
+        *held, to=other, update={"$set": {"a": "mine"}}
+    ),
+    "move_many": lambda queue, other, held: queue.move_many(
+        [(each, "mine") for each in held], to=other
+    ),
     "bury": lambda queue, _, held: queue.bury(*held, error="mine"),
 }
 
@@ -44,7 +48,9 @@ each_batch = pytest.mark.parametrize("settle", BATCHES.values(), ids=BATCHES.key
 each_clock = pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 
 
-def refused(world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, former: Reservation[Any]) -> None:
+def refused(
+    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, former: Reservation[Any]
+) -> None:
     """The former holder learns that it lost the lease, and nothing has changed."""
     before = world.bytes(former.id)
     with pytest.raises(LeaseLost) as caught:
@@ -56,7 +62,9 @@ def refused(world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, form
 
 @each_single
 @each_clock
-def test_a_former_holder(world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool) -> None:
+def test_a_former_holder(
+    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
+) -> None:
     former = hold(queue, {"a": 1}, key="k", headers={"h": 1})
     world.lapse(former, known=known)
     present = queue.reserve(0)
@@ -90,7 +98,9 @@ def test_a_former_holder_after_a_loop_of_queues_and_back(
 
 
 @each_single
-def test_a_holder_who_gave_it_back(world: World, queue: AnyQueue, other: AnyQueue, settle: Settle) -> None:
+def test_a_holder_who_gave_it_back(
+    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
+) -> None:
     former = hold(queue, {"a": 1})
     queue.rollback(former, delay=0)
     refused(world, queue, other, settle, former)
@@ -100,7 +110,9 @@ def test_a_holder_who_gave_it_back(world: World, queue: AnyQueue, other: AnyQueu
 
 
 @each_single
-def test_a_holder_whose_message_was_replaced(world: World, queue: AnyQueue, other: AnyQueue, settle: Settle) -> None:
+def test_a_holder_whose_message_was_replaced(
+    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
+) -> None:
     former = hold(queue, {"a": 1}, key="k")
     queue.push({"a": 2}, key="k", on_duplicate="replace")
     refused(world, queue, other, settle, former)
@@ -118,7 +130,9 @@ def test_a_holder_whose_message_is_gone(queue: AnyQueue, other: AnyQueue, settle
 
 @pytest.mark.needs("history")
 @each_single
-def test_a_holder_whose_message_is_in_the_history(world: World, name: str, other: AnyQueue, settle: Settle) -> None:
+def test_a_holder_whose_message_is_in_the_history(
+    world: World, name: str, other: AnyQueue, settle: Settle
+) -> None:
     queue = world.client.queue(name, history=60)
     former = hold(queue, {"a": 1})
     queue.commit(former)
@@ -163,7 +177,10 @@ def test_one_batch_with_a_lapsed_reservation_and_a_claim_that_took_it_over(
     for each in (held[2], held[3]):  # and these are settled
         message = queue.get(each.id)
         assert (
-            message is None or message.state != "reserved" or message.when != each.when or settle is BATCHES["extend"]
+            message is None
+            or message.state != "reserved"
+            or message.when != each.when
+            or settle is BATCHES["extend"]
         )
     queue.commit(present)
 

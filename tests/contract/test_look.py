@@ -49,7 +49,9 @@ def test_peek_takes_nothing(world: World, queue: AnyQueue) -> None:
     seen = queue.peek(limit=100)
     assert len(seen) == 15
     assert world.stored(queue) == before
-    assert [each.payload for each in queue.reserve_many(15, timeout=0)] == [each.payload for each in seen]
+    assert [each.payload for each in queue.reserve_many(15, timeout=0)] == [
+        each.payload for each in seen
+    ]
     assert queue.peek() == []
 
 
@@ -184,7 +186,12 @@ class TestHistory:
         message = queue.get(id)
         assert message is not None
         assert not isinstance(message, Finished)
-        assert (message.state, message.tries, message.key, message.payload) == ("ready", 0, "k", "x")
+        assert (message.state, message.tries, message.key, message.payload) == (
+            "ready",
+            0,
+            "k",
+            "x",
+        )
         assert message.headers == {"a": 1}
         assert near(message.when, 0)
         assert queue.counts() == Counts(ready=2)
@@ -202,7 +209,10 @@ class TestHistory:
         assert queue.replay(id) == 1
         message = queue.get(id)
         assert message is not None
-        assert [each["q"] for each in message.trail] == [*(f"q{n}" for n in range(1, 20)), queue.name]
+        assert [each["q"] for each in message.trail] == [
+            *(f"q{n}" for n in range(1, 20)),
+            queue.name,
+        ]
 
     def test_replay_restores_a_key_only_if_it_is_free(self, queue: AnyQueue) -> None:
         id = queue.push("old", key="k")
@@ -214,12 +224,16 @@ class TestHistory:
         assert message.key is None
         assert queue.counts().ready == 2
 
-    def test_what_was_moved_or_buried_is_not_in_the_history(self, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_what_was_moved_or_buried_is_not_in_the_history(
+        self, queue: AnyQueue, other: AnyQueue
+    ) -> None:
         queue.move(hold(queue, 1), to=other)
         queue.bury(hold(queue, 2))
         assert queue.history() == []
 
-    def test_a_finished_message_keeps_no_key_of_an_earlier_queue(self, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_a_finished_message_keeps_no_key_of_an_earlier_queue(
+        self, queue: AnyQueue, other: AnyQueue
+    ) -> None:
         held = hold(other, 1, key="theirs")
         other.move(held, to=queue)
         assert queue.pop(0) is not None
@@ -300,7 +314,9 @@ def test_dropping_the_collection_makes_everything_again(world: World, name: str)
     if world.place.server:  # mongomock notices no missing index
         world.raw(f"ns_{name}").drop()
         queue.push(2, key="k")
-        assert [each.payload for each in queue.pop_many(5, timeout=0)] == [2]  # the first look notices
+        assert [each.payload for each in queue.pop_many(5, timeout=0)] == [
+            2
+        ]  # the first look notices
         assert {"hot", "key", "expires"} <= set(world.raw(f"ns_{name}").index_information())
         queue.push(3, key="k")
         assert queue.push(4, key="k") is None

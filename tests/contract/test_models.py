@@ -192,7 +192,9 @@ class TestMisfits:
         assert queue.counts().total == 0
         assert client.queue(f"{name}.dead").counts().ready == 5
 
-    def test_looking_shows_the_raw_payload_and_buries_nothing(self, client: AnyClient, name: str) -> None:
+    def test_looking_shows_the_raw_payload_and_buries_nothing(
+        self, client: AnyClient, name: str
+    ) -> None:
         id = client.queue(name).push({"n": "x"})
         queue = client.queue(name, Order)
         for seen in (queue.peek()[0], queue.get(id)):

@@ -41,7 +41,12 @@ def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     message = found(other.get(held.id))
     assert (message.payload, message.headers, message.pushed) == ({"n": 1}, {"a": 1}, held.pushed)
     assert (message.state, message.tries, message.queue) == ("ready", 0, other.name)
-    assert (message.error, message.progress, message.checkpoint, message.dead) == (None, None, None, None)
+    assert (message.error, message.progress, message.checkpoint, message.dead) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert [each["q"] for each in message.trail] == [queue.name]
     assert near(message.trail[0]["at"], 0)
     assert near(message.when, 0)
@@ -101,7 +106,10 @@ def test_move_many_of_some_that_are_lost(world: World, queue: AnyQueue, other: A
 
 
 UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"$set": {"n": 2, "deep.x": 3, "new": None}}, {"n": 2, "f": 2.0, "list": [1, 2], "deep": {"x": 3}, "new": None}),
+    (
+        {"$set": {"n": 2, "deep.x": 3, "new": None}},
+        {"n": 2, "f": 2.0, "list": [1, 2], "deep": {"x": 3}, "new": None},
+    ),
     ({"$unset": {"n": "", "list": ""}}, {"f": 2.0, "deep": {"x": 1}}),
     ({"$inc": {"n": 5, "new": 1}}, {"n": 6, "f": 2.0, "list": [1, 2], "deep": {"x": 1}, "new": 1}),
     ({"$mul": {"f": 4}}, {"n": 1, "f": 8.0, "list": [1, 2], "deep": {"x": 1}}),
@@ -111,18 +119,27 @@ UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"$push": {"list": 2}}, {"n": 1, "f": 2.0, "list": [1, 2, 2], "deep": {"x": 1}}),
     ({"$pull": {"list": 1}}, {"n": 1, "f": 2.0, "list": [2], "deep": {"x": 1}}),
     ({"$addToSet": {"list": 2}}, {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}),
-    ({"$set": {"n": 2}, "$push": {"list": 3}, "$unset": {"f": ""}}, {"n": 2, "list": [1, 2, 3], "deep": {"x": 1}}),
+    (
+        {"$set": {"n": 2}, "$push": {"list": 3}, "$unset": {"f": ""}},
+        {"n": 2, "list": [1, 2, 3], "deep": {"x": 1}},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("update", "expected"), UPDATES, ids=["+".join(update) for update, _ in UPDATES])
+@pytest.mark.parametrize(
+    ("update", "expected"), UPDATES, ids=["+".join(update) for update, _ in UPDATES]
+)
 def test_move_with_an_update(
     world: World, queue: AnyQueue, other: AnyQueue, update: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    held = hold(queue, {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}, key="k", headers={"a": 1})
+    held = hold(
+        queue, {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}, key="k", headers={"a": 1}
+    )
     if not world.place.server and {"$mul", "$rename"} & {*update}:
         before = world.bytes(held.id)
-        with pytest.raises(ConfigurationError, match="mongomock"):  # it lacks these two, and says so
+        with pytest.raises(
+            ConfigurationError, match="mongomock"
+        ):  # it lacks these two, and says so
             queue.move(held, to=other, update=update)
         assert world.bytes(held.id) == before
         return
@@ -133,7 +150,9 @@ def test_move_with_an_update(
     assert [each["q"] for each in message.trail] == [queue.name]
 
 
-def test_an_update_that_does_not_fit_the_payload(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_an_update_that_does_not_fit_the_payload(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
     held = hold(queue, {"n": "text"})
     before = world.bytes(held.id)
     if world.place.server:
@@ -194,7 +213,9 @@ def test_a_plain_move_never_clashes(queue: AnyQueue, other: AnyQueue) -> None:
     assert other.counts().ready == 2
 
 
-def test_a_move_to_a_typed_queue(client: AnyClient, world: World, queue: AnyQueue, name: str) -> None:
+def test_a_move_to_a_typed_queue(
+    client: AnyClient, world: World, queue: AnyQueue, name: str
+) -> None:
     typed = client.queue(f"{name}-typed", Order)
     held = hold(queue, "raw")
     queue.move(held, to=typed, payload=Order(n=1))
@@ -245,7 +266,9 @@ def test_a_replay_gives_the_key_that_it_had_here_and_no_earlier_one(
     assert found(last.get(held.id)).key == key
 
 
-@pytest.mark.parametrize("error", [None, "bad row", ValueError("bad row")], ids=["none", "str", "exception"])
+@pytest.mark.parametrize(
+    "error", [None, "bad row", ValueError("bad row")], ids=["none", "str", "exception"]
+)
 def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
     held = hold(queue, {"n": 1}, key="k", headers={"a": 1})
     queue.checkpoint(held, "page 3")
@@ -255,7 +278,11 @@ def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
     assert (message.payload, message.headers, message.key) == ({"n": 1}, {"a": 1}, "k")
     assert (message.state, message.tries, message.checkpoint) == ("ready", 0, "page 3")
     assert message.dead is not None
-    assert (message.dead["from"], message.dead["reason"], message.dead["tries"]) == (queue.name, "buried", 1)
+    assert (message.dead["from"], message.dead["reason"], message.dead["tries"]) == (
+        queue.name,
+        "buried",
+        1,
+    )
     assert near(message.dead["at"], 0)
     said = None if error is None else "bad row"
     for each in (message.error, message.dead["error"]):
@@ -372,7 +399,9 @@ def test_redrive_of_a_message_that_has_a_key_in_the_dead_letter_queue(
         assert queue.purge() == 1 + taken
 
 
-def test_redrive_leaves_what_is_held_and_what_came_otherwise(client: AnyClient, queue: AnyQueue) -> None:
+def test_redrive_leaves_what_is_held_and_what_came_otherwise(
+    client: AnyClient, queue: AnyQueue
+) -> None:
     dead = client.queue(f"{queue.name}.dead")
     dead.push("by hand")
     queue.bury(hold(queue, "held"))
@@ -385,13 +414,19 @@ def test_redrive_leaves_what_is_held_and_what_came_otherwise(client: AnyClient, 
     assert [each.payload for each in queue.peek()] == ["held"]
 
 
-def test_redrive_passes_over_what_has_no_way_home(world: World, client: AnyClient, queue: AnyQueue) -> None:
+def test_redrive_passes_over_what_has_no_way_home(
+    world: World, client: AnyClient, queue: AnyQueue
+) -> None:
     queue.push_many(["at fault", "from nowhere", "good"])
     held = {each.payload: each for each in queue.reserve_many(3, timeout=0)}
     queue.bury(*held.values())
     world.raw().update_one({"_id": held["at fault"].id}, {"$set": {"trail": 5}})
     world.raw().update_one({"_id": held["from nowhere"].id}, {"$set": {"dead.from": "~"}})
-    for payload, place in (("good", 0.3), ("at fault", 0.2), ("from nowhere", 0.1)):  # whichever way the order goes
+    for payload, place in (
+        ("good", 0.3),
+        ("at fault", 0.2),
+        ("from nowhere", 0.1),
+    ):  # whichever way the order goes
         when = datetime.now(UTC) - timedelta(seconds=place)
         world.raw().update_one({"_id": held[payload].id}, {"$set": {"when": when}})
     if "fifo" in world.place.offers:
@@ -400,7 +435,9 @@ def test_redrive_passes_over_what_has_no_way_home(world: World, client: AnyClien
     assert [each.payload for each in queue.peek()] == ["good"]
 
 
-def test_a_redriven_message_is_still_of_its_model(world: World, client: AnyClient, name: str) -> None:
+def test_a_redriven_message_is_still_of_its_model(
+    world: World, client: AnyClient, name: str
+) -> None:
     queue = client.queue(name, Order)
     queue.bury(hold(queue, Order(n=1)))
     assert client.queue(f"{name}.dead").redrive() == 1
@@ -408,7 +445,9 @@ def test_a_redriven_message_is_still_of_its_model(world: World, client: AnyClien
     assert world.document(message.id)["type"] == "Order"
 
 
-def test_a_dead_message_can_be_worked_on_like_any_other(client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
+def test_a_dead_message_can_be_worked_on_like_any_other(
+    client: AnyClient, queue: AnyQueue, other: AnyQueue
+) -> None:
     queue.push_many(["a", "b", "c"])
     queue.bury(*queue.reserve_many(3, timeout=0))
     dead = client.queue(f"{queue.name}.dead")

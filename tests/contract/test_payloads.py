@@ -37,7 +37,10 @@ VALUES: dict[str, Any] = {
     "Decimal128": Decimal128("1.20"),
     "UUID": UUID("00112233-4455-6677-8899-aabbccddeeff"),
     "datetime": datetime(2013, 1, 1, 5, 17, 0, 123_000, tzinfo=UTC),
-    "nested": {"a": [{"b": {"c": [None, 0, "", False, [], {}, b"", Decimal128("0.10")]}}], "z": {"y": {}}},
+    "nested": {
+        "a": [{"b": {"c": [None, 0, "", False, [], {}, b"", Decimal128("0.10")]}}],
+        "z": {"y": {}},
+    },
     "list": [1, [2, [3, []]], {"a": None}],
     "dots": {"a.b": 1, "": 2, "x.": {".y": 3}},
     "dollars": {"$set": 1, "deep": {"$ref": "x", "$a.b": [{"$c": 1}]}},
@@ -133,7 +136,9 @@ def test_round_trip(world: World, queue: AnyQueue, other: AnyQueue, way: Way) ->
             assert back is value
         if isinstance(value, datetime):
             assert back.tzinfo is UTC
-        world.raw().delete_many({"q": {"$in": [queue.name, other.name]}, "record": {"$exists": False}})
+        world.raw().delete_many(
+            {"q": {"$in": [queue.name, other.name]}, "record": {"$exists": False}}
+        )
 
 
 @pytest.mark.needs("history")

@@ -23,14 +23,21 @@ def test_a_push_is_a_ready_message(queue: AnyQueue) -> None:
     assert message is not None
     assert (message.id, message.queue, message.payload) == (id, queue.name, {"n": 1})
     assert (message.state, message.tries, message.key, message.headers) == ("ready", 0, None, {})
-    assert (message.error, message.progress, message.checkpoint, message.dead) == (None, None, None, None)
+    assert (message.error, message.progress, message.checkpoint, message.dead) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert message.trail == []
     assert message.when == message.pushed
     assert message.when.tzinfo is UTC
     assert near(message.when, 0)
 
 
-def test_push_and_receive_make_the_record_and_reads_do_not(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_push_and_receive_make_the_record_and_reads_do_not(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
     assert queue.get("unknown") is None
     assert queue.peek() == []
     assert queue.counts().total == 0
@@ -135,7 +142,10 @@ class TestKeys:
     def test_replace_overwrites_payload_headers_and_when(self, queue: AnyQueue) -> None:
         id = queue.push({"old": 1}, key="k", headers={"a": 1})
         first = queue.get(id)
-        assert queue.push({"new": 2}, key="k", on_duplicate="replace", delay=60, headers={"b": 2}) == id
+        assert (
+            queue.push({"new": 2}, key="k", on_duplicate="replace", delay=60, headers={"b": 2})
+            == id
+        )
         message = queue.get(id)
         assert message is not None
         assert first is not None
@@ -196,7 +206,9 @@ class TestKeys:
         assert queue.push(2, key="k") is None
 
     @pytest.mark.parametrize("way", ["pop", "commit", "bury", "move", "remove", "purge"])
-    def test_a_key_is_free_once_its_message_left(self, queue: AnyQueue, other: AnyQueue, way: str) -> None:
+    def test_a_key_is_free_once_its_message_left(
+        self, queue: AnyQueue, other: AnyQueue, way: str
+    ) -> None:
         id = queue.push(1, key="k")
         if way == "pop":
             assert queue.pop(0) is not None
@@ -340,7 +352,9 @@ def test_a_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("keys")
 @pytest.mark.parametrize("rule", ["ignore", "replace", "error"])
-def test_a_free_key_with_the_id_of_another_queues_message(queue: AnyQueue, other: AnyQueue, rule: Any) -> None:
+def test_a_free_key_with_the_id_of_another_queues_message(
+    queue: AnyQueue, other: AnyQueue, rule: Any
+) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     with pytest.raises(DuplicateKey) as caught:

@@ -138,7 +138,11 @@ def test_batches(world: World, queue: AnyQueue, verb: str) -> None:
 
 def test_keyed_messages_in_a_batch(queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3], keys=["a", None, "b"])
-    assert {(each.payload, each.key) for each in queue.pop_many(5, timeout=0)} == {(1, "a"), (2, None), (3, "b")}
+    assert {(each.payload, each.key) for each in queue.pop_many(5, timeout=0)} == {
+        (1, "a"),
+        (2, None),
+        (3, "b"),
+    }
 
 
 # ---- order
@@ -269,7 +273,9 @@ def test_a_batch_waits_until_there_is_something(queue: AnyQueue) -> None:
 
 
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
-def test_what_comes_back_wakes_a_waiting_consumer(queue: AnyQueue, other: AnyQueue, way: str) -> None:
+def test_what_comes_back_wakes_a_waiting_consumer(
+    queue: AnyQueue, other: AnyQueue, way: str
+) -> None:
     queue.push(1)
     held = queue.reserve(0)
     target = other if way == "move" else queue
@@ -296,8 +302,12 @@ def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
 # ---- pausing
 
 
-@pytest.mark.parametrize("make", [lambda queue: queue.push(1), lambda queue: queue.pause()], ids=["push", "pause"])
-def test_a_queues_record_has_an_instant(world: World, queue: AnyQueue, make: Callable[[AnyQueue], object]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda queue: queue.push(1), lambda queue: queue.pause()], ids=["push", "pause"]
+)
+def test_a_queues_record_has_an_instant(
+    world: World, queue: AnyQueue, make: Callable[[AnyQueue], object]
+) -> None:
     """Or it never could be put where looks end."""
     make(queue)
     assert near(world.document(f"~queue:{queue.name}")["when"], 0)
@@ -356,7 +366,9 @@ def test_a_queue_can_be_paused_before_its_first_push(queue: AnyQueue) -> None:
 # ---- elsewhere
 
 
-def test_a_reservation_pickles_and_is_settled_by_another_client(world: World, queue: AnyQueue) -> None:
+def test_a_reservation_pickles_and_is_settled_by_another_client(
+    world: World, queue: AnyQueue
+) -> None:
     queue.push_many([{"n": 1}, {"n": 2}])
     held = queue.reserve_many(2, timeout=0)
     elsewhere = world.connect().queue(queue.name)

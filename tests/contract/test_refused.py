@@ -64,13 +64,24 @@ BAD_DURATIONS: dict[str, Any] = {
 Push = tuple[dict[str, Any], type[QueueError], str]
 
 BAD_PUSHES: dict[str, Push] = {
-    **{f"delay {what}": ({"delay": value}, ConfigurationError, "delay") for what, value in BAD_DURATIONS.items()},
+    **{
+        f"delay {what}": ({"delay": value}, ConfigurationError, "delay")
+        for what, value in BAD_DURATIONS.items()
+    },
     "naive at": ({"at": NAIVE}, ConfigurationError, "at:.*time zone"),
     "at in the year 8000": ({"at": FAR}, ConfigurationError, "at:.*8000"),
-    "at in the year 9999": ({"at": datetime.max.replace(tzinfo=UTC)}, ConfigurationError, "at:.*8000"),
+    "at in the year 9999": (
+        {"at": datetime.max.replace(tzinfo=UTC)},
+        ConfigurationError,
+        "at:.*8000",
+    ),
     "at of another type": ({"at": 5}, ConfigurationError, "at:.*datetime"),
     "delay with at": ({"delay": 1, "at": SOON}, ConfigurationError, "delay, at"),
-    "unknown on_duplicate": ({"key": "k", "on_duplicate": "merge"}, ConfigurationError, "on_duplicate.*'replace'"),
+    "unknown on_duplicate": (
+        {"key": "k", "on_duplicate": "merge"},
+        ConfigurationError,
+        "on_duplicate.*'replace'",
+    ),
     "unhashable on_duplicate": ({"on_duplicate": ["ignore"]}, ConfigurationError, "on_duplicate"),
     "empty key": ({"key": ""}, ConfigurationError, "key.*1-512"),
     "long key": ({"key": "k" * 513}, ConfigurationError, "key.*1-512"),
@@ -102,7 +113,12 @@ def refused(call: Callable[[], Any], kind: type[QueueError], words: str) -> None
 @pytest.mark.parametrize("payload", BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
 class TestPayloads:
     def test_push(self, world: World, queue: AnyQueue, payload: Any) -> None:
-        for options in ({}, {"key": "k"}, {"key": "k", "on_duplicate": "replace"}, {"id": queue.name}):
+        for options in (
+            {},
+            {"key": "k"},
+            {"key": "k", "on_duplicate": "replace"},
+            {"id": queue.name},
+        ):
             refused(partial(queue.push, payload, **options), InvalidMessage, "payload")
         assert world.stored(queue) == []
 
@@ -112,7 +128,9 @@ class TestPayloads:
         refused(lambda: queue.push_many([1, 2, payload, 3]), InvalidMessage, "payload")
         refused(lambda: queue.push_many([1, payload], keys=["a", "b"]), InvalidMessage, "payload")
         refused(
-            lambda: queue.push_many([1, payload], keys=["a", "b"], on_duplicate="replace"), InvalidMessage, "payload"
+            lambda: queue.push_many([1, payload], keys=["a", "b"], on_duplicate="replace"),
+            InvalidMessage,
+            "payload",
         )
         assert world.stored(queue) == before
 
@@ -122,15 +140,27 @@ class TestPayloads:
         before = world.stored(queue, other)
         refused(lambda: queue.commit(*held, payload=payload), InvalidMessage, "payload")
         refused(lambda: queue.move(*held, to=other, payload=payload), InvalidMessage, "payload")
-        refused(lambda: queue.move_many([(held[0], 1), (held[1], payload)], to=other), InvalidMessage, "payload")
-        refused(lambda: queue.move(*held, to=other, update={"$set": {"a": payload}}), InvalidMessage, "payload|update")
-        refused(lambda: queue.checkpoint(held[0], payload), InvalidMessage, "payload|state|checkpoint")
+        refused(
+            lambda: queue.move_many([(held[0], 1), (held[1], payload)], to=other),
+            InvalidMessage,
+            "payload",
+        )
+        refused(
+            lambda: queue.move(*held, to=other, update={"$set": {"a": payload}}),
+            InvalidMessage,
+            "payload|update",
+        )
+        refused(
+            lambda: queue.checkpoint(held[0], payload), InvalidMessage, "payload|state|checkpoint"
+        )
         assert world.stored(queue, other) == before
         queue.commit(*held)
 
 
 @pytest.mark.parametrize(("options", "kind", "words"), BAD_PUSHES.values(), ids=BAD_PUSHES.keys())
-def test_bad_pushes(world: World, queue: AnyQueue, options: dict[str, Any], kind: type[QueueError], words: str) -> None:
+def test_bad_pushes(
+    world: World, queue: AnyQueue, options: dict[str, Any], kind: type[QueueError], words: str
+) -> None:
     refused(lambda: queue.push(1, **options), kind, words)
     many = {{"key": "keys", "id": "ids"}.get(name, name): value for name, value in options.items()}
     for name in ("keys", "ids"):
@@ -181,18 +211,32 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[QueueError]]] = {
 
 
 @pytest.mark.parametrize(("options", "kind"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
-def test_bad_options(world: World, name: str, options: dict[str, Any], kind: type[QueueError]) -> None:
+def test_bad_options(
+    world: World, name: str, options: dict[str, Any], kind: type[QueueError]
+) -> None:
     words = "name" if kind is InvalidName else next(iter(options))
     refused(lambda: world.client.queue(name, **options), kind, words)
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"base": -1}, {"factor": -1}, {"maximum": -1}, {"jitter": -0.1}, {"jitter": 2}, {"base": math.nan}, {"base": "1"}],
+    [
+        {"base": -1},
+        {"factor": -1},
+        {"maximum": -1},
+        {"jitter": -0.1},
+        {"jitter": 2},
+        {"base": math.nan},
+        {"base": "1"},
+    ],
     ids=repr,
 )
 def test_bad_backoffs(world: World, name: str, values: dict[str, Any]) -> None:
-    refused(lambda: world.client.queue(name, backoff=Backoff(**values)), ConfigurationError, next(iter(values)))
+    refused(
+        lambda: world.client.queue(name, backoff=Backoff(**values)),
+        ConfigurationError,
+        next(iter(values)),
+    )
 
 
 # ---- receiving
@@ -252,9 +296,18 @@ def _extend(value: Any, queue: AnyQueue, held: Reservation[Any]) -> None:
 
 
 BAD_SETTLES: dict[str, tuple[Settle, str]] = {
-    **{f"rollback delay {what}": (partial(_rollback, value), "delay") for what, value in BAD_DURATIONS.items()},
-    **{f"move delay {what}": (partial(_move, value), "delay") for what, value in BAD_DURATIONS.items()},
-    **{f"extend {what}": (partial(_extend, value), "lease") for what, value in BAD_DURATIONS.items()},
+    **{
+        f"rollback delay {what}": (partial(_rollback, value), "delay")
+        for what, value in BAD_DURATIONS.items()
+    },
+    **{
+        f"move delay {what}": (partial(_move, value), "delay")
+        for what, value in BAD_DURATIONS.items()
+    },
+    **{
+        f"extend {what}": (partial(_extend, value), "lease")
+        for what, value in BAD_DURATIONS.items()
+    },
     "rollback error": (lambda queue, held: queue.rollback(held, error=5), "error"),
     "bury error": (lambda queue, held: queue.bury(held, error=5), "error"),
     "progress over 1": (lambda queue, held: queue.progress(held, 1.1), "fraction"),
@@ -264,15 +317,24 @@ BAD_SETTLES: dict[str, tuple[Settle, str]] = {
     "move key": (lambda queue, held: queue.move(held, to="x", key=""), "key"),
     "move headers": (lambda queue, held: queue.move(held, to="x", headers={"a.b": 1}), "headers"),
     "move to nothing": (lambda queue, held: queue.move(held, to=None), "to"),
-    "move update operator": (lambda queue, held: queue.move(held, to="x", update={"$where": {"a": 1}}), "update"),
+    "move update operator": (
+        lambda queue, held: queue.move(held, to="x", update={"$where": {"a": 1}}),
+        "update",
+    ),
     "move update plain": (lambda queue, held: queue.move(held, to="x", update={"a": 1}), "update"),
-    "move update no fields": (lambda queue, held: queue.move(held, to="x", update={"$set": 1}), "update"),
+    "move update no fields": (
+        lambda queue, held: queue.move(held, to="x", update={"$set": 1}),
+        "update",
+    ),
     "move update rename to nothing": (
         lambda queue, held: queue.move(held, to="x", update={"$rename": {"a": ""}}),
         "update",
     ),
     "progress long note": (lambda queue, held: queue.progress(held, 0.5, "x" * 2049), "note"),
-    "move update empty name": (lambda queue, held: queue.move(held, to="x", update={"$set": {"": 1}}), "update"),
+    "move update empty name": (
+        lambda queue, held: queue.move(held, to="x", update={"$set": {"": 1}}),
+        "update",
+    ),
     "move update and payload": (
         lambda queue, held: queue.move(held, to="x", payload=1, update={"$set": {"a": 1}}),
         "payload, update",
@@ -308,7 +370,9 @@ def test_a_queue_of_another_namespace(world: World, queue: AnyQueue) -> None:
     held = hold(queue)
     before = world.bytes(held.id)
     refused(lambda: queue.move(held, to=elsewhere), ConfigurationError, "to:.*namespace")
-    refused(lambda: queue.move_many([(held, 1)], to=elsewhere), ConfigurationError, "to:.*namespace")
+    refused(
+        lambda: queue.move_many([(held, 1)], to=elsewhere), ConfigurationError, "to:.*namespace"
+    )
     assert world.bytes(held.id) == before
     assert list(world.raw("elsewhere").find({})) == []
 
@@ -328,22 +392,36 @@ def test_a_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQ
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)
     before = world.stored(queue, other)
-    refused(lambda: queue.move(*held, to=typed, payload={"n": "x"}), InvalidMessage, "payload.*Order")
-    refused(lambda: queue.move_many([(held[0], {"n": 1}), (held[1], {})], to=typed), InvalidMessage, "payload.*Order")
+    refused(
+        lambda: queue.move(*held, to=typed, payload={"n": "x"}), InvalidMessage, "payload.*Order"
+    )
+    refused(
+        lambda: queue.move_many([(held[0], {"n": 1}), (held[1], {})], to=typed),
+        InvalidMessage,
+        "payload.*Order",
+    )
     assert world.stored(queue, other) == before
 
 
 # ---- clients
 
 
-@pytest.mark.parametrize("namespace", ["", "a b", "system.x", "$a", "x" * 101, 5], ids=lambda name: repr(name)[:12])
+@pytest.mark.parametrize(
+    "namespace", ["", "a b", "system.x", "$a", "x" * 101, 5], ids=lambda name: repr(name)[:12]
+)
 def test_bad_namespaces(world: World, namespace: Any) -> None:
     refused(lambda: world.connect(namespace=namespace), InvalidName, "namespace")
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"durability": "some"}, {"command_timeout": 0}, {"command_timeout": math.nan}, {"owner": 5}, {"owner": "x" * 257}],
+    [
+        {"durability": "some"},
+        {"command_timeout": 0},
+        {"command_timeout": math.nan},
+        {"owner": 5},
+        {"owner": "x" * 257},
+    ],
     ids=repr,
 )
 def test_bad_client_options(world: World, options: dict[str, Any]) -> None:

@@ -49,7 +49,9 @@ def test_commit_twice(queue: AnyQueue) -> None:
     assert caught.value.unknown == []
 
 
-def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(world: World, queue: AnyQueue) -> None:
+def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(
+    world: World, queue: AnyQueue
+) -> None:
     queue.push_many([1, 2, 3])
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[0])
@@ -72,7 +74,9 @@ def test_a_batch_with_some_lost_settles_the_others(world: World, queue: AnyQueue
     queue.commit(again)
 
 
-def test_a_batch_without_history_cannot_tell_who_removed_what_is_gone(world: World, queue: AnyQueue) -> None:
+def test_a_batch_without_history_cannot_tell_who_removed_what_is_gone(
+    world: World, queue: AnyQueue
+) -> None:
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     world.raw().delete_one({"_id": held[1].id})
@@ -204,13 +208,22 @@ class TestLastTry:
         assert (buried.payload, buried.key, buried.headers) == ("x", "k", {"a": 1})
         assert (buried.state, buried.tries) == ("ready", 0)
         assert buried.dead is not None
-        assert (buried.dead["from"], buried.dead["reason"], buried.dead["tries"]) == (name, "tries", 2)
-        assert (buried.dead["error"]["type"], buried.dead["error"]["message"]) == ("ValueError", "second")
+        assert (buried.dead["from"], buried.dead["reason"], buried.dead["tries"]) == (
+            name,
+            "tries",
+            2,
+        )
+        assert (buried.dead["error"]["type"], buried.dead["error"]["message"]) == (
+            "ValueError",
+            "second",
+        )
         assert near(buried.dead["at"], 0)
         assert [each["q"] for each in buried.trail] == [name]
         assert queue.push("y", key="k", on_duplicate="error") is not None
 
-    def test_the_dead_letter_queue_of_ones_choice(self, client: AnyClient, name: str, other: AnyQueue) -> None:
+    def test_the_dead_letter_queue_of_ones_choice(
+        self, client: AnyClient, name: str, other: AnyQueue
+    ) -> None:
         queue = client.queue(name, max_tries=1, dead_letter=other.name)
         held = hold(queue)
         queue.rollback(held)
@@ -252,7 +265,11 @@ class TestLastTry:
         buried = dead.get(id)
         assert buried is not None
         assert buried.dead is not None
-        assert (buried.dead["reason"], buried.dead["tries"], buried.dead["from"]) == ("tries", 3, name)
+        assert (buried.dead["reason"], buried.dead["tries"], buried.dead["from"]) == (
+            "tries",
+            3,
+            name,
+        )
         assert buried.key == "k"
         with pytest.raises(LeaseLost):
             queue.commit(held)
@@ -312,7 +329,10 @@ def test_extend(queue: AnyQueue) -> None:
 
 def test_extend_of_many(queue: AnyQueue) -> None:
     queue.push_many(range(3))
-    held = [*queue.reserve_many(2, timeout=0, lease=100), *queue.reserve_many(1, timeout=0, lease=200)]
+    held = [
+        *queue.reserve_many(2, timeout=0, lease=100),
+        *queue.reserve_many(1, timeout=0, lease=200),
+    ]
     queue.extend(*held)
     assert [near(each.until, 200 if each is held[2] else 100) for each in held] == [True] * 3
     queue.extend(*held, lease=300)
@@ -480,7 +500,9 @@ def test_reserved_renews_a_short_lease(world: World, queue: AnyQueue) -> None:
     with queue.reserved(0, lease=0.6) as held:
         assert held is not None
         end = held.until
-        wait_until(lambda: queue.next_when() > end + timedelta(seconds=0.6), "two leases have passed")
+        wait_until(
+            lambda: queue.next_when() > end + timedelta(seconds=0.6), "two leases have passed"
+        )
         assert world.connect().queue(queue.name).reserve(0) is None
         assert held.until > end
     assert queue.counts().total == 0

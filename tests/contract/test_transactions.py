@@ -34,7 +34,9 @@ def test_mongomock_refuses(client: AnyClient, queue: AnyQueue) -> None:
 
 @sessions
 class TestTransactions:
-    def test_what_is_pushed_is_there_after_the_commit(self, client: AnyClient, queue: AnyQueue) -> None:
+    def test_what_is_pushed_is_there_after_the_commit(
+        self, client: AnyClient, queue: AnyQueue
+    ) -> None:
         queue.push("before")
         with client.transaction() as session:
             id = queue.push("a", session=session)
@@ -44,7 +46,9 @@ class TestTransactions:
         assert {each.payload for each in queue.peek()} == {"before", "a", "b", "c"}
         assert queue.get(ids[0]) is not None
 
-    def test_an_exception_undoes_everything(self, client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_an_exception_undoes_everything(
+        self, client: AnyClient, queue: AnyQueue, other: AnyQueue
+    ) -> None:
         queue.push("held")
         held = queue.reserve(0)
         assert held is not None
@@ -56,8 +60,12 @@ class TestTransactions:
         assert queue.counts().reserved == 1
         queue.commit(held)
 
-    @pytest.mark.parametrize("way", ["commit", "rollback", "last rollback", "move", "move_many", "move key"])
-    def test_settling_with_other_writes(self, world: World, name: str, other: AnyQueue, way: str) -> None:
+    @pytest.mark.parametrize(
+        "way", ["commit", "rollback", "last rollback", "move", "move_many", "move key"]
+    )
+    def test_settling_with_other_writes(
+        self, world: World, name: str, other: AnyQueue, way: str
+    ) -> None:
         queue = world.client.queue(name, max_tries=1 if way == "last rollback" else 5)
         dead = world.client.queue(f"{name}.dead")
         queue.pause()  # the records are there before the transaction
@@ -86,7 +94,9 @@ class TestTransactions:
         }
         assert (queue.counts().total, other.counts().total, dead.counts().total) == counts[way]
 
-    def test_a_duplicate_does_not_abort_it(self, client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_a_duplicate_does_not_abort_it(
+        self, client: AnyClient, queue: AnyQueue, other: AnyQueue
+    ) -> None:
         mine = f"{queue.name}/1"
         queue.push("live", key="k")
         queue.push("mine", id=mine)
@@ -128,7 +138,9 @@ class TestTransactions:
         assert queue.counts().total == 0
         assert {each.payload for each in other.peek()} == {"there", "result"}
 
-    def test_run_transaction_undoes_and_lets_the_exception_pass(self, client: AnyClient, queue: AnyQueue) -> None:
+    def test_run_transaction_undoes_and_lets_the_exception_pass(
+        self, client: AnyClient, queue: AnyQueue
+    ) -> None:
         def work(session: Any) -> None:
             queue.push("x", session=session)
             raise Oops
@@ -176,7 +188,10 @@ class TestTransactions:
                     world.client.transaction() as session,
                 ):
                     settle(each, session=session)
-            with pytest.raises(ConfigurationError, match="extend"), world.client.transaction() as session:
+            with (
+                pytest.raises(ConfigurationError, match="extend"),
+                world.client.transaction() as session,
+            ):
                 queue.move(each, to=other, session=session)
             assert world.bytes(each.id) == before
             queue.extend(each, lease=60)
@@ -192,7 +207,9 @@ class TestTransactions:
             queue.commit(held, session=session)
         assert queue.counts().total == 0
 
-    def test_a_block_of_its_own_inside_reserved(self, client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_a_block_of_its_own_inside_reserved(
+        self, client: AnyClient, queue: AnyQueue, other: AnyQueue
+    ) -> None:
         other.push("there")
         queue.push(1)
         with queue.reserved(0) as held, client.transaction() as session:
@@ -201,7 +218,9 @@ class TestTransactions:
         assert queue.counts().total == 0
         assert other.counts().ready == 2
 
-    def test_reserved_rolls_back_when_the_transaction_fails(self, client: AnyClient, queue: AnyQueue) -> None:
+    def test_reserved_rolls_back_when_the_transaction_fails(
+        self, client: AnyClient, queue: AnyQueue
+    ) -> None:
         queue.push(1)
         with pytest.raises(Oops), queue.reserved(0) as held, client.transaction() as session:  # noqa: PT012
             queue.commit(held, session=session)
@@ -211,7 +230,9 @@ class TestTransactions:
         assert queue.counts().scheduled == 1
 
     @pytest.mark.parametrize("own", [False, True], ids=["transaction", "run_transaction"])
-    def test_signals_wait_for_the_commit(self, client: AnyClient, queue: AnyQueue, own: bool) -> None:
+    def test_signals_wait_for_the_commit(
+        self, client: AnyClient, queue: AnyQueue, own: bool
+    ) -> None:
         queue.push(0)
         assert queue.pop(0) is not None
         answers: list[Any] = []

@@ -65,7 +65,9 @@ PLACES: Final = [
 class World:
     """A client, and a raw look at its collection."""
 
-    def __init__(self, place: Place, client: AnyClient, connect: Callable[..., AnyClient], raw: Any) -> None:
+    def __init__(
+        self, place: Place, client: AnyClient, connect: Callable[..., AnyClient], raw: Any
+    ) -> None:
         self.place = place
         self.client = client
         #: Makes another client of the same database; closed at the end.
@@ -74,14 +76,18 @@ class World:
 
     def raw(self, namespace: str = "pyqueue") -> Any:
         """The collection behind the queues, not by way of pyqueue."""
-        options = OPTIONS if self.place.server else CodecOptions(tz_aware=True)  # mongomock knows no others
+        options = (
+            OPTIONS if self.place.server else CodecOptions(tz_aware=True)
+        )  # mongomock knows no others
         return self._raw.get_collection(namespace, codec_options=options)
 
     def document(self, id: Any) -> dict[str, Any]:
         """A stored message."""
         found = self.raw().find_one({"_id": id})
         assert found is not None, f"there is no message {id!r}"
-        return bson.decode(bson.encode(found, codec_options=OPTIONS), OPTIONS)  # as a server gives it
+        return bson.decode(
+            bson.encode(found, codec_options=OPTIONS), OPTIONS
+        )  # as a server gives it
 
     def stored(self, *queues: AnyQueue | str) -> list[bytes]:
         """All that is stored of these queues, their records too, byte by byte."""
@@ -118,7 +124,9 @@ class World:
 @contextmanager
 def open_world(place: Place, base: str | None) -> Iterator[World]:
     """A world of its own; ``base`` is the URL of a server, for the places that need one."""
-    blocking, twin = (Client, AsyncClient) if place.backend is Standard else (NewestClient, AsyncNewestClient)
+    blocking, twin = (
+        (Client, AsyncClient) if place.backend is Standard else (NewestClient, AsyncNewestClient)
+    )
     with ExitStack() as stack:
         portal: BlockingPortal | None = None
         if place.driver in ("async-memory", "asyncmongo", "motor"):

@@ -30,7 +30,11 @@ BY_HAND = {"docs/examples/data/README.md"}
 #: Here `embedded:` starts a server, as it says. The other pages get a database of the run's own server, to be quick.
 EMBEDDED = {"README.md"}
 SPARK = "docs/how-to/spark.md"
-CODE = [page for page in PAGES if page not in BY_HAND and any(each.language == "python" for each in blocks(page))]
+CODE = [
+    page
+    for page in PAGES
+    if page not in BY_HAND and any(each.language == "python" for each in blocks(page))
+]
 
 # ---- code
 
@@ -48,7 +52,9 @@ class Shared:
 
 
 @pytest.fixture
-def servers(request: pytest.FixtureRequest, mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def servers(
+    request: pytest.FixtureRequest, mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """What `embedded:` starts; and the run's Spark session, which the page about it takes."""
     page = request.node.callspec.params["page"]
     if page == SPARK:
@@ -74,7 +80,11 @@ def says(text: str, line: str) -> bool:
 
 @pytest.mark.usefixtures("servers")
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.xdist_group("spark")) if page == SPARK else page for page in CODE]
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.xdist_group("spark")) if page == SPARK else page
+        for page in CODE
+    ],
 )
 def test_the_code_runs_and_prints_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,7 +99,9 @@ def test_the_code_runs_and_prints_what_it_says(
                 lines = capsys.readouterr().out.splitlines()
                 if told:
                     assert len(lines) == len(told), lines
-                    assert [line for text, line in zip(told, lines, strict=True) if not says(text, line)] == []
+                    assert [
+                        line for text, line in zip(told, lines, strict=True) if not says(text, line)
+                    ] == []
     finally:
         for value in space.values():
             if isinstance(value, Client):
@@ -136,9 +148,10 @@ def test_commands_exist(page: str) -> None:
             case ["pip" | ".venv/bin/pip", "install", *rest]:
                 named = shlex.split(" ".join(rest))[-1]
                 for extra in re.findall(r"\[(.*)\]", named):
-                    assert all(f"\n{each} = [" in (ROOT / "pyproject.toml").read_text() for each in extra.split(",")), (
-                        words
-                    )
+                    assert all(
+                        f"\n{each} = [" in (ROOT / "pyproject.toml").read_text()
+                        for each in extra.split(",")
+                    ), words
 
 
 def test_commands_are_found() -> None:
@@ -169,9 +182,13 @@ def test_links_resolve(page: str) -> None:
 
 
 def test_the_index_links_every_page() -> None:
-    reached = {((ROOT / "docs") / link.partition("#")[0]).resolve() for link in links("docs/index.md")}
+    reached = {
+        ((ROOT / "docs") / link.partition("#")[0]).resolve() for link in links("docs/index.md")
+    }
     missing = [
-        page for page in PAGES if page not in BY_HAND | {"README.md", "docs/index.md"} and ROOT / page not in reached
+        page
+        for page in PAGES
+        if page not in BY_HAND | {"README.md", "docs/index.md"} and ROOT / page not in reached
     ]
     assert missing == []
 
@@ -186,7 +203,11 @@ def proofs_in(path: Path) -> set[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}::{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            names |= {
+                f"{node.name}::{each.name}"
+                for each in node.body
+                if isinstance(each, ast.FunctionDef)
+            }
     return names
 
 
@@ -211,7 +232,9 @@ def test_every_promise_names_its_proof() -> None:
 
 def test_the_figures_of_the_last_run_are_the_same_wherever_they_are_told() -> None:
     run = prose("docs/topics/guarantees.md").split("\n## The last run\n")[1].split("\n## ")[0]
-    faults, messages = re.findall(r"\| faults; kinds \| (\d+);|\| messages; received; settled \| ([\d ]+);", run)
+    faults, messages = re.findall(
+        r"\| faults; kinds \| (\d+);|\| messages; received; settled \| ([\d ]+);", run
+    )
     told = prose("README.md")
     assert f"{faults[0]} faults, {messages[1]} messages, none lost, none settled twice" in told
     assert f">{faults[0]} faults, seed 7<" in (ROOT / "docs/topics/faults.svg").read_text()
@@ -227,14 +250,22 @@ REFERENCE = "docs/reference.md"
 def shown(name: str, function: Any) -> str:
     """A signature as the reference writes it: names and defaults."""
     signature = inspect.signature(function)
-    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    text = str(signature.replace(parameters=parameters[1:], return_annotation=inspect.Signature.empty))
+    parameters = [
+        each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()
+    ]
+    text = str(
+        signature.replace(parameters=parameters[1:], return_annotation=inspect.Signature.empty)
+    )
     return re.sub(r"Backoff\(.*?\)", "Backoff()", f"{name}{text}").replace("'", '"')
 
 
 def public(cls: type) -> dict[str, Any]:
     """The public methods of a class, those it inherits included."""
-    return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_") and callable(value)}
+    return {
+        name: value
+        for name, value in inspect.getmembers(cls)
+        if not name.startswith("_") and callable(value)
+    }
 
 
 @pytest.mark.parametrize("name", pyqueue.__all__)
@@ -259,7 +290,9 @@ def test_the_reference_has_the_arguments_of_a_client() -> None:
         assert f"`{name}`" in text
 
 
-@pytest.mark.parametrize("name", [name for name in pyqueue.__all__ if is_dataclass(getattr(pyqueue, name))])
+@pytest.mark.parametrize(
+    "name", [name for name in pyqueue.__all__ if is_dataclass(getattr(pyqueue, name))]
+)
 def test_the_reference_has_every_field(name: str) -> None:
     text = (ROOT / REFERENCE).read_text()
     for each in fields(getattr(pyqueue, name)):
@@ -329,6 +362,7 @@ def test_no_page_has_a_speed_without_the_command_that_prints_it() -> None:
     without = [
         page
         for page in PAGES
-        if speed.search(prose(page)) and not re.search(r"`(make bench|make demo|python -m tests)", prose(page))
+        if speed.search(prose(page))
+        and not re.search(r"`(make bench|make demo|python -m tests)", prose(page))
     ]
     assert without == []

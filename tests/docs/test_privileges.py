@@ -35,10 +35,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [mongod, "--auth", "--bind_ip", "127.0.0.1", "--port", str(port), "--dbpath", str(directory)]
+    command = [
+        mongod,
+        "--auth",
+        "--bind_ip",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dbpath",
+        str(directory),
+    ]
     process = subprocess.Popen([*command, "--nounixsocket"], stdout=subprocess.DEVNULL)
     try:
-        with Mongo("127.0.0.1", port) as first:  # without a user yet, one from this machine may make the first
+        with Mongo(
+            "127.0.0.1", port
+        ) as first:  # without a user yet, one from this machine may make the first
             first.admin.command("createUser", "admin", pwd="admin", roles=["root"])
         with Mongo("127.0.0.1", port, username="admin", password="admin") as admin:
             yield admin
@@ -57,7 +68,9 @@ def roles() -> dict[str, list[dict[str, Any]]]:
 def statements() -> list[str]:
     text = "\n".join(each.text for each in blocks(PAGE) if each.language == "javascript")
     return [
-        line for line in text.splitlines() if re.search(r"\)\.create(Index|Collection)\(|\.createCollection\(", line)
+        line
+        for line in text.splitlines()
+        if re.search(r"\)\.create(Index|Collection)\(|\.createCollection\(", line)
     ]
 
 
@@ -135,7 +148,8 @@ def test_a_role_suffices_and_has_nothing_too_much(guarded: Mongo, role: str) -> 
     cases = [(place, action) for place, each in enumerate(privileges) for action in each["actions"]]
     for number, (place, action) in enumerate(cases, whole + 1):
         less = [
-            each | {"actions": [name for name in each["actions"] if (index, name) != (place, action)]}
+            each
+            | {"actions": [name for name in each["actions"] if (index, name) != (place, action)]}
             for index, each in enumerate(privileges)
         ]
         url = prepare(guarded, number, role, less)
@@ -146,7 +160,10 @@ def test_a_role_suffices_and_has_nothing_too_much(guarded: Mongo, role: str) -> 
 
 def test_without_indexes_the_remedy_is_named(guarded: Mongo) -> None:
     url = prepare(guarded, 200, "queues_only", roles()["queues_only"])
-    with pytest.raises(ConfigurationError, match="createIndex") as caught, Client(url, signals="none:"):
+    with (
+        pytest.raises(ConfigurationError, match="createIndex") as caught,
+        Client(url, signals="none:"),
+    ):
         pass
     assert statements()[0].split(".", 2)[2].replace('"', "'") in str(caught.value)
 

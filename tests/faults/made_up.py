@@ -71,9 +71,13 @@ class Story:
         """A reserve."""
         self.called("reserve", queue, None, "ok", {token: {id: tries}})
 
-    def settled(self, op: str, id: str, token: str, queue: str = "orders", outcome: str | None = "ok") -> None:
+    def settled(
+        self, op: str, id: str, token: str, queue: str = "orders", outcome: str | None = "ok"
+    ) -> None:
         """A settle; refused: as lost."""
-        self.called(op, queue, {token: [id]}, outcome, [{token: [id]}, {}] if outcome == "refused" else None)
+        self.called(
+            op, queue, {token: [id]}, outcome, [{token: [id]}, {}] if outcome == "refused" else None
+        )
 
     # ---- both
 

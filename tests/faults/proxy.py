@@ -46,7 +46,10 @@ class Proxy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
@@ -76,7 +79,9 @@ class Proxy:
                 self._threads.append(thread)
                 thread.start()
 
-    def _requests(self, client: socket.socket, server: socket.socket, cutting: threading.Event) -> None:
+    def _requests(
+        self, client: socket.socket, server: socket.socket, cutting: threading.Event
+    ) -> None:
         try:
             while message := _message(client):
                 name = _command(message)
@@ -91,7 +96,9 @@ class Proxy:
         _end(client)
         _end(server)
 
-    def _replies(self, client: socket.socket, server: socket.socket, cutting: threading.Event) -> None:
+    def _replies(
+        self, client: socket.socket, server: socket.socket, cutting: threading.Event
+    ) -> None:
         try:
             while (data := server.recv(65536)) and not cutting.is_set():
                 client.sendall(data)

@@ -212,7 +212,11 @@ def test_the_proxies_obey_line_by_line_until_there_are_no_more(
     monkeypatch.setattr(proxies, "Way", Kept)
     monkeypatch.setattr(sys, "stdin", io.StringIO('[1, {"delay": 0.5}]\n[0, {"cut": true}]\n'))
     serve({"ports": [(embedded._free_port(0), 1), (embedded._free_port(0), 2)]})
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{}, {"late": 1}, {"late": 0}]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {},
+        {"late": 1},
+        {"late": 0},
+    ]
     assert [(way._delay, way._cut) for way in ways] == [(0.0, True), (0.5, False)]
 
 
@@ -220,7 +224,9 @@ def test_the_process_of_the_proxies_has_ports_of_its_own_and_says_when_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = [embedded._free_port(0) for _ in range(3)]
-    drawn = itertools.chain([ports[0], ports[1], ports[1]], ports[2:])  # the member's own; then one and the same twice
+    drawn = itertools.chain(
+        [ports[0], ports[1], ports[1]], ports[2:]
+    )  # the member's own; then one and the same twice
     monkeypatch.setattr(embedded, "_free_port", lambda _: next(drawn))
     held = Proxies(tmp_path, [ports[0], 1])
     assert held.ports == ports[1:]

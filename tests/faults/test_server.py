@@ -122,7 +122,9 @@ def test_what_was_pushed_survives_a_kill(server: Server, database: str) -> None:
 #: Every kind of operation, on a queue that has one more message and a reservation; for both twins.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "push": lambda queue, held: queue.push("third", id="push-3"),
-    "push_many": lambda queue, held: queue.push_many(["third", "fourth"], ids=["push_many-3", "push_many-4"]),
+    "push_many": lambda queue, held: queue.push_many(
+        ["third", "fourth"], ids=["push_many-3", "push_many-4"]
+    ),
     "pop": lambda queue, held: queue.pop(),
     "pop_many": lambda queue, held: queue.pop_many(10, timeout=1),
     "reserve": lambda queue, held: queue.reserve(),
@@ -144,9 +146,15 @@ UNKNOWN = {
 
 
 def judge(took: dict[str, float], failures: dict[str, BaseException]) -> None:
-    assert {name: error for name, error in failures.items() if not isinstance(error, Unavailable)} == {}
+    assert {
+        name: error for name, error in failures.items() if not isinstance(error, Unavailable)
+    } == {}
     assert {name: took[name] for name in OPERATIONS if took[name] > PATIENCE + SLACK} == {}
-    ids = {name: error.ids for name, error in failures.items() if isinstance(error, Unavailable) and error.ids}
+    ids = {
+        name: error.ids
+        for name, error in failures.items()
+        if isinstance(error, Unavailable) and error.ids
+    }
     assert ids == UNKNOWN
 
 
@@ -212,7 +220,10 @@ def test_unavailable_on_entering_and_at_first_use(server: Server, database: str)
     began = time.monotonic()
     with pytest.raises(Unavailable), Client(server.url(database), command_timeout=PATIENCE):
         pass
-    with closing(Client(server.url(database), command_timeout=PATIENCE)) as client, pytest.raises(Unavailable):
+    with (
+        closing(Client(server.url(database), command_timeout=PATIENCE)) as client,
+        pytest.raises(Unavailable),
+    ):
         client.queue("jobs").push(1)
     assert time.monotonic() - began < 2 * (PATIENCE + SLACK)
 
@@ -240,7 +251,10 @@ def test_close_does_not_wait_for_a_server_that_is_gone_async(server: Server, dat
 
 def test_many_callers_hear_together(server: Server, database: str) -> None:
     """The callers of one client wait side by side, not one after the other."""
-    with Client(server.url(database), command_timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:
+    with (
+        Client(server.url(database), command_timeout=PATIENCE) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
         queue = client.queue("jobs")
         queue.push("first")
         server.stop()
@@ -313,7 +327,9 @@ def test_a_claim_at_a_fail_over(server: Server, database: str, code: int) -> Non
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_claim_whose_reply_is_lost(server: Server, proxy: Proxy, database: str, times: int) -> None:
+def test_a_claim_whose_reply_is_lost(
+    server: Server, proxy: Proxy, database: str, times: int
+) -> None:
     """The server keeps what it answered, and answers a repeated command with it."""
     with Client(through(proxy, database)) as client:
         queue = client.queue("jobs")
@@ -324,7 +340,9 @@ def test_a_claim_whose_reply_is_lost(server: Server, proxy: Proxy, database: str
         one_claim(client, reservation, "one")
 
 
-def test_a_claim_of_which_nothing_is_heard_in_time(server: Server, proxy: Proxy, database: str) -> None:
+def test_a_claim_of_which_nothing_is_heard_in_time(
+    server: Server, proxy: Proxy, database: str
+) -> None:
     """The driver gave up; the token tells."""
     with Client(through(proxy, database), command_timeout=PATIENCE) as client:
         queue = client.queue("jobs")
@@ -335,7 +353,9 @@ def test_a_claim_of_which_nothing_is_heard_in_time(server: Server, proxy: Proxy,
         one_claim(client, reservation, "one")
 
 
-def test_a_claim_of_which_nothing_is_heard_in_time_async(server: Server, proxy: Proxy, database: str) -> None:
+def test_a_claim_of_which_nothing_is_heard_in_time_async(
+    server: Server, proxy: Proxy, database: str
+) -> None:
     async def main() -> None:
         async with AsyncClient(through(proxy, database), command_timeout=PATIENCE) as client:
             queue = client.queue("jobs")
@@ -352,7 +372,11 @@ def test_a_claim_of_which_nothing_is_heard_in_time_async(server: Server, proxy: 
 
 def test_a_claim_with_a_write_concern_error(server: Server, database: str) -> None:
     """The document is claimed all the same."""
-    failure = {"code": 64, "errmsg": "waiting for replication timed out", "errInfo": {"wtimeout": True}}
+    failure = {
+        "code": 64,
+        "errmsg": "waiting for replication timed out",
+        "errInfo": {"wtimeout": True},
+    }
     with Client(server.url(database)) as client:
         queue = client.queue("jobs")
         queue.push_many(["one", "two"])
@@ -375,7 +399,9 @@ def test_a_batch_claim_whose_connection_is_cut(server: Server, database: str) ->
 
 
 @pytest.mark.parametrize("receive", ["reserve_many", "pop_many"])
-def test_a_batch_claim_whose_reply_is_lost(server: Server, proxy: Proxy, database: str, receive: str) -> None:
+def test_a_batch_claim_whose_reply_is_lost(
+    server: Server, proxy: Proxy, database: str, receive: str
+) -> None:
     """The driver does not repeat an update of many: the token tells."""
     with Client(through(proxy, database)) as client:
         queue = client.queue("jobs")
@@ -384,7 +410,9 @@ def test_a_batch_claim_whose_reply_is_lost(server: Server, proxy: Proxy, databas
         got = getattr(queue, receive)(8, timeout=0)
         assert proxy.swallowed("update") == 1
         reserves = receive == "reserve_many"
-        assert [(each.payload, each.tries) for each in got] == [(n, int(reserves)) for n in range(8)]
+        assert [(each.payload, each.tries) for each in got] == [
+            (n, int(reserves)) for n in range(8)
+        ]
         counts = queue.counts()
         assert (counts.ready, counts.reserved) == (2, 8 if reserves else 0)
         if reserves:
@@ -410,7 +438,9 @@ def test_a_pop_whose_reply_is_lost(server: Server, proxy: Proxy, database: str) 
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_push_repeated_with_its_id_is_one_message(server: Server, proxy: Proxy, database: str, arrives: bool) -> None:
+def test_a_push_repeated_with_its_id_is_one_message(
+    server: Server, proxy: Proxy, database: str, arrives: bool
+) -> None:
     with Client(through(proxy, database), command_timeout=PATIENCE) as client:
         queue = client.queue("jobs")
         queue.push("first")
@@ -436,7 +466,12 @@ def test_a_push_whose_reply_is_lost_once(server: Server, proxy: Proxy, database:
         queue.push("second")
         queue.push_many(["third", "fourth"], keys=["a", "b"])
         assert proxy.swallowed("insert") == 2
-        assert [each.payload for each in queue.pop_many(10, timeout=0)] == ["first", "second", "third", "fourth"]
+        assert [each.payload for each in queue.pop_many(10, timeout=0)] == [
+            "first",
+            "second",
+            "third",
+            "fourth",
+        ]
 
 
 def test_push_many_repeated_with_its_ids(server: Server, proxy: Proxy, database: str) -> None:
@@ -453,7 +488,9 @@ def test_push_many_repeated_with_its_ids(server: Server, proxy: Proxy, database:
         assert queue.counts().total == 6
 
 
-def test_a_settle_of_which_nothing_is_heard_can_be_repeated(server: Server, proxy: Proxy, database: str) -> None:
+def test_a_settle_of_which_nothing_is_heard_can_be_repeated(
+    server: Server, proxy: Proxy, database: str
+) -> None:
     with Client(through(proxy, database), command_timeout=PATIENCE) as client:
         queue = client.queue("jobs")
         queue.push_many(range(4))

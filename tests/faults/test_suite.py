@@ -71,8 +71,18 @@ class TestAudit:
         story.went("a")
         found = story.verdict("b")
         zero(found)
-        assert (found["messages"], found["acknowledged"], found["pushed"], found["stored"]) == (2, 2, 2, 1)
-        assert (found["received"], found["redelivered"], found["settled"], found["refused"]) == (5, 1, 3, 0)
+        assert (found["messages"], found["acknowledged"], found["pushed"], found["stored"]) == (
+            2,
+            2,
+            2,
+            1,
+        )
+        assert (found["received"], found["redelivered"], found["settled"], found["refused"]) == (
+            5,
+            1,
+            3,
+            0,
+        )
         assert (found["claims_undone"], found["errors"]) == (0, {})
 
     # lost
@@ -99,7 +109,9 @@ class TestAudit:
         story.went("a")
         zero(story.verdict(), "lost")
 
-    def test_a_message_that_was_deleted_while_its_holder_wanted_something_else(self, story: Story) -> None:
+    def test_a_message_that_was_deleted_while_its_holder_wanted_something_else(
+        self, story: Story
+    ) -> None:
         story.stored("a")
         story.held("a", "1")
         story.settled("move", "a", "1", outcome="unknown")
@@ -113,7 +125,9 @@ class TestAudit:
         zero(story.verdict(), "lost")
 
     @pytest.mark.parametrize("outcome", [None, "unknown"])
-    def test_a_popped_message_whose_consumer_died_or_heard_nothing(self, story: Story, outcome: str | None) -> None:
+    def test_a_popped_message_whose_consumer_died_or_heard_nothing(
+        self, story: Story, outcome: str | None
+    ) -> None:
         story.stored("a", "events")
         story.went("a")
         story.called("pop", "events", 1, outcome)
@@ -158,8 +172,14 @@ class TestAudit:
 
     def test_a_message_that_is_pushed_and_popped_again_within_a_moment(self, story: Story) -> None:
         """Of three pops the first one's answer was lost: it is of that one that nobody heard, whoever got the others."""
-        for token, who, at, outcome in (("1", 1, 5.0, "unknown"), ("2", 2, 5.3, "ok"), ("3", 1, 5.6, "ok")):
-            story.called("pop", "events", 2, outcome, ["a", "b"], who=f"consumer-{who}.1", at=at - 0.4)
+        for token, who, at, outcome in (
+            ("1", 1, 5.0, "unknown"),
+            ("2", 2, 5.3, "ok"),
+            ("3", 1, 5.6, "ok"),
+        ):
+            story.called(
+                "pop", "events", 2, outcome, ["a", "b"], who=f"consumer-{who}.1", at=at - 0.4
+            )
             for id in "ab":
                 story.pushed(id, "events")
                 story.came(id, "events", pushed=int(token))
@@ -180,7 +200,9 @@ class TestAudit:
         zero(story.verdict(), "lost")
 
     @pytest.mark.parametrize("outcome", [None, "unknown"])
-    def test_a_batch_of_which_others_got_their_part(self, story: Story, outcome: str | None) -> None:
+    def test_a_batch_of_which_others_got_their_part(
+        self, story: Story, outcome: str | None
+    ) -> None:
         """Callers of one process share a claim: if one was answered, so were all, unless the process was killed."""
         for id in "ab":
             story.stored(id, "events")
@@ -192,7 +214,9 @@ class TestAudit:
         zero(story.verdict(), *(["lost"] if outcome else []))
 
     @pytest.mark.parametrize("outcome", ["ok", "unknown"])
-    def test_a_claim_that_lapsed_before_another_popped_one_by_one(self, story: Story, outcome: str) -> None:
+    def test_a_claim_that_lapsed_before_another_popped_one_by_one(
+        self, story: Story, outcome: str
+    ) -> None:
         """A single pop takes what is there, and writes nothing of its own into it before."""
         story.stored("a", "events")
         story.changed("a", token="1", owner="consumer-1.1")
@@ -319,7 +343,9 @@ class TestAudit:
     # settles that were acknowledged, and are not there
 
     @pytest.mark.parametrize("op", ["commit", "move", "rollback", "release", "extend"])
-    def test_an_acknowledged_settle_of_a_claim_that_is_not_there(self, story: Story, op: str) -> None:
+    def test_an_acknowledged_settle_of_a_claim_that_is_not_there(
+        self, story: Story, op: str
+    ) -> None:
         """A fail-over undid the claim. Nobody settles by it then."""
         story.stored("a")
         story.received("a", "1")
@@ -361,7 +387,9 @@ class TestAudit:
         story.moved("a", by="1")
         zero(story.verdict("a"), "refused_though_done")
 
-    def test_a_settle_that_was_repeated_may_be_refused_though_it_was_done(self, story: Story) -> None:
+    def test_a_settle_that_was_repeated_may_be_refused_though_it_was_done(
+        self, story: Story
+    ) -> None:
         story.stored("a")
         story.held("a", "1")
         story.settled("move", "a", "1", outcome="unknown")
@@ -389,7 +417,11 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_recovery_counts_from_the_fault_and_outages_leave_out_who_was_suspended() -> None:
     times = Times(
         pushes=[(0.0, 9.0, 1), (2.0, 8.0, 1), (3.0, 5.0, 1), (6.0, 7.0, 1)],
-        answered={"producer-1.1": [1.0, 2.0, 7.5], "consumer-1.1": [1.0, 9.0, 10.0], "mover-1.1": [4.0, 6.0]},
+        answered={
+            "producer-1.1": [1.0, 2.0, 7.5],
+            "consumer-1.1": [1.0, 9.0, 10.0],
+            "mover-1.1": [4.0, 6.0],
+        },
     )
     assert times.recovered(1.0) == {"push": 4.0, "settle": None}
     assert times.recovered(5.0) == {"push": 2.0, "settle": None}
@@ -406,7 +438,9 @@ def test_recovery_counts_from_the_fault_and_outages_leave_out_who_was_suspended(
 # ---- the witness
 
 
-def test_the_witness_notes_what_happened(client: Client, mongo: pymongo.MongoClient[dict[str, Any]]) -> None:
+def test_the_witness_notes_what_happened(
+    client: Client, mongo: pymongo.MongoClient[dict[str, Any]]
+) -> None:
     """Each operation leaves the line that the audit reads, and who settled is in what is stored."""
     orders, parsed, states = (client.queue(name) for name in ("orders", "parsed", "states"))
     packed = client.queue("packed", history=60)
@@ -450,7 +484,9 @@ def test_the_witness_notes_what_happened(client: Client, mongo: pymongo.MongoCli
         assert noted(parsed.move, held, to=orders, update=update) == moved(q="orders", by=token)
         held, token = take(orders, "a")
         payload = {**held.payload, "trail": [*held.payload["trail"], ["orders", token]]}
-        assert noted(orders.move, held, to=packed, payload=payload) == moved(q="packed", n="a", by=token)
+        assert noted(orders.move, held, to=packed, payload=payload) == moved(
+            q="packed", n="a", by=token
+        )
         held, token = take(packed, "a")
         ((_, _, put),) = noted(packed.commit, held, payload={"trail": [["packed", token]]})
         assert put.pop("token") not in (None, token)
@@ -461,9 +497,13 @@ def test_the_witness_notes_what_happened(client: Client, mongo: pymongo.MongoCli
         again = {"key": "k", "on_duplicate": "replace"}
         assert noted(states.push, {"n": "2", "trail": []}, **again) == [["set", "s", {"n": "2"}]]
         take(states, "s")
-        assert noted(states.push, {"n": "3", "trail": []}, **again) == [["set", "s", {"n": "3", "token": None}]]
+        assert noted(states.push, {"n": "3", "trail": []}, **again) == [
+            ["set", "s", {"n": "3", "token": None}]
+        ]
         held, _ = take(states, "s")
-        assert noted(states.bury, held) == [["set", "s", {"q": "states.dead", "token": None, "dead": True}]]
+        assert noted(states.bury, held) == [
+            ["set", "s", {"q": "states.dead", "token": None, "dead": True}]
+        ]
         ((out, id, at),) = noted(client.queue("states.dead").pop, 0)
         assert (out, id) == ("out", "s")
         assert abs(at - time.monotonic()) < 5
@@ -482,13 +522,19 @@ def _mongod() -> None:
 def test_a_short_run_with_each_kind_of_fault(tmp_path: Path) -> None:
     _mongod()
     plot, kept = tmp_path / "plot.svg", tmp_path / "kept"
-    result = faults.run(0, seed=1, at_least=1, haste=0.25, pause=(0.1, 0.3), rate=100, plot=plot, keep=kept)
+    result = faults.run(
+        0, seed=1, at_least=1, haste=0.25, pause=(0.1, 0.3), rate=100, plot=plot, keep=kept
+    )
     assert result["kinds"] == dict.fromkeys([*OF_SERVERS, *OF_CLIENTS], 1) | result["kinds"]
     zero(result)
     assert faults.is_good(result)
     assert result["messages"] > 500
     # Each of them did something: where that can be counted, more than nothing.
-    counted = [int(times) for event in result["events"] for times in re.findall(r"(\d+) times", event["what"])]
+    counted = [
+        int(times)
+        for event in result["events"]
+        for times in re.findall(r"(\d+) times", event["what"])
+    ]
     assert len(counted) >= 9
     assert all(counted)
     assert result["refused"] > 0
@@ -517,10 +563,18 @@ def test_nothing_outlives_the_program_however_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyqueue.cli", "faults", "--minutes", "1", "--seed", "1"]
     with (tmp_path / "errors").open("w") as errors:
         program = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=errors, stderr=errors
+            command,
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdout=errors,
+            stderr=errors,
         )
     try:
-        until(lambda: sum(bool(path.stat().st_size) for path in tmp_path.glob("*/*.ledger")) == len(CREW))
+        until(
+            lambda: (
+                sum(bool(path.stat().st_size) for path in tmp_path.glob("*/*.ledger")) == len(CREW)
+            )
+        )
         children = psutil.Process(program.pid).children(recursive=True)
         assert [each.name() for each in children].count("mongod") == 3
         load = [each for each in children if is_load(each)]
@@ -570,11 +624,32 @@ def test_the_exit_status_is_1_if_anything_happened_that_must_not(
 
     monkeypatch.setattr(faults, "run", run)
     told = CliRunner().invoke(
-        app, ["faults", "--minutes", "0.5", "--seed", "7", "--plot", "a.svg", "--keep", "kept", "--json"]
+        app,
+        [
+            "faults",
+            "--minutes",
+            "0.5",
+            "--seed",
+            "7",
+            "--plot",
+            "a.svg",
+            "--keep",
+            "kept",
+            "--json",
+        ],
     )
     assert told.exit_code == (name is not None)
     line = json.loads(told.stdout.splitlines()[-1])
-    assert {"lost", "settled_twice", "fenced_effects", "faults", "messages", "kinds", "seed", "minutes"} <= set(line)
+    assert {
+        "lost",
+        "settled_twice",
+        "fenced_effects",
+        "faults",
+        "messages",
+        "kinds",
+        "seed",
+        "minutes",
+    } <= set(line)
     assert given == [0.5, 7, Path("a.svg"), Path("kept")]
     shown = CliRunner().invoke(app, ["faults", "--seed", "7"])
     assert shown.exit_code == (name is not None)
@@ -598,7 +673,17 @@ def test_a_fault_after_which_nothing_was_called_has_no_recovery() -> None:
 @pytest.mark.slow
 def test_the_command_for_two_minutes(tmp_path: Path) -> None:
     _mongod()
-    command = [sys.executable, "-m", "pyqueue.cli", "faults", "--minutes", "2", "--seed", "1", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "pyqueue.cli",
+        "faults",
+        "--minutes",
+        "2",
+        "--seed",
+        "1",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -623,7 +708,10 @@ def test_a_batch_pop_whose_claim_was_undone_hands_nothing_out(
 
     def undone_before(self: Any, request: Any) -> Any:
         if isinstance(request, Delete) and self is driver and not elsewhere:
-            undo = {"$set": {"when": driver.clock.now()}, "$unset": {"token": "", "owner": "", "reserved": ""}}
+            undo = {
+                "$set": {"when": driver.clock.now()},
+                "$unset": {"token": "", "owner": "", "reserved": ""},
+            }
             client.database[client.namespace].update_many({"token": {"$exists": True}}, undo)
             with Client(url) as other:
                 elsewhere.extend(other.queue("jobs").pop_many(4, timeout=5))
@@ -640,7 +728,11 @@ def test_a_step_down_while_a_settle_waits_is_unavailable(
     server: Server, database: str, command: str, settle: str
 ) -> None:
     """The write is done on a primary that is none any more; whether it stays nobody knows."""
-    failure = {"code": 189, "codeName": "PrimarySteppedDown", "errmsg": "stepped down while waiting for replication"}
+    failure = {
+        "code": 189,
+        "codeName": "PrimarySteppedDown",
+        "errmsg": "stepped down while waiting for replication",
+    }
     # The driver looks for the primary again, and this one has nothing new to say until the next heartbeat.
     with Client(server.url(database) + "&heartbeatFrequencyMS=500") as client:
         queue = client.queue("jobs")
@@ -662,7 +754,9 @@ def test_what_a_batch_moved_is_not_called_lost_though_another_took_it_on(
     source, target = client.queue("source"), client.queue("target")
     source.push_many(range(3))
     held = source.reserve_many(3, timeout=0)
-    client.database[client.namespace].update_one({"_id": held[0].id}, {"$set": {"token": "another's"}})
+    client.database[client.namespace].update_one(
+        {"_id": held[0].id}, {"$set": {"token": "another's"}}
+    )
     driver = client._open()
     send = type(driver)._send
 
@@ -687,5 +781,10 @@ def test_what_a_batch_moved_is_not_called_lost_though_another_took_it_on(
 def test_a_write_error_of_an_election_is_unavailable(code: int) -> None:
     """A step-down in the middle of a write of several documents is told as the error of one of them."""
     assert isinstance(translated(WriteError("Not primary while writing", code)), Unavailable)
-    (fault,) = _faults(BulkWriteError({"writeErrors": [{"index": 0, "code": code, "errmsg": "Not primary"}]})) or []
+    (fault,) = (
+        _faults(
+            BulkWriteError({"writeErrors": [{"index": 0, "code": code, "errmsg": "Not primary"}]})
+        )
+        or []
+    )
     assert isinstance(fault.error, Unavailable)

@@ -19,7 +19,16 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
-from pyqueue import AsyncClient, Client, ConfigurationError, DuplicateKey, QueueError, Unavailable, embedded, faults
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    DuplicateKey,
+    QueueError,
+    Unavailable,
+    embedded,
+    faults,
+)
 from pyqueue.faults import kinds, ledger, processes, world
 from pyqueue.faults.kinds import Fault, Kind
 from pyqueue.faults.ledger import Call, Ledger
@@ -71,7 +80,9 @@ def test_members_that_do_not_start_say_why(tmp_path: Path, monkeypatch: pytest.M
     program.write_text("#!/bin/sh\necho there is no room\nexit 1\n")
     program.chmod(0o700)
     monkeypatch.setattr(embedded, "find_mongod", lambda: str(program))
-    with pytest.raises(Unavailable, match=r"(?s)member 0 did not start; the ends of the logs:.*there is no room"):
+    with pytest.raises(
+        Unavailable, match=r"(?s)member 0 did not start; the ends of the logs:.*there is no room"
+    ):
         ReplicaSet(tmp_path)
 
 
@@ -86,7 +97,9 @@ def test_a_process_that_ends_by_itself_says_why(tmp_path: Path) -> None:
         Process("nobody", tmp_path, {}).end()
 
 
-def test_a_process_that_does_not_end_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_when_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "PATIENCE", 0.1)
     process = Process("proxies", tmp_path, {"ports": []})
     with pytest.raises(QueueError, match="proxies did not end when it was told to"):
@@ -95,7 +108,9 @@ def test_a_process_that_does_not_end_when_it_is_told_to(tmp_path: Path, monkeypa
     process.kill()
 
 
-def test_a_crew_is_ended_in_any_case(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crew_is_ended_in_any_case(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(world, "CREW", {"producer-1": CREW["producer-1"]})
     crew = Crew(tmp_path, {"url": url, "namespace": "load", "seed": 1, "rate": 100.0})
     until(lambda: crew.at_work("producer-1"))
@@ -107,7 +122,9 @@ def test_a_crew_is_ended_in_any_case(tmp_path: Path, url: str, monkeypatch: pyte
 
 def test_servers_that_are_away_when_all_is_mended_are_a_failure() -> None:
     made_up = object.__new__(World)
-    with pymongo.MongoClient[dict[str, Any]]("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=50) as mongo:
+    with pymongo.MongoClient[dict[str, Any]](
+        "mongodb://127.0.0.1:1", serverSelectionTimeoutMS=50
+    ) as mongo:
         made_up.mongo = mongo
         with pytest.raises(Unavailable, match="the servers are away though every fault was mended"):
             made_up._left({})
@@ -137,12 +154,18 @@ def refuse(*_: Any, **__: Any) -> None:
 def test_a_fault_of_the_primary_waits_until_there_is_one() -> None:
     found = iter([None, None, SimpleNamespace(place=2, command=refuse)])
     servers = SimpleNamespace(primary=lambda: next(found))
-    assert ended(kinds.step_down(made_up_world(servers=servers), random.Random(1)), 2) == "member 2 refused"
+    assert (
+        ended(kinds.step_down(made_up_world(servers=servers), random.Random(1)), 2)
+        == "member 2 refused"
+    )
 
 
 def test_a_bus_that_cannot_be_dropped_is_not() -> None:
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=0))
-    assert ended(kinds.drop_bus(made_up_world(servers=servers, drop_bus=refuse), random.Random(1)), 0) == "not dropped"
+    assert (
+        ended(kinds.drop_bus(made_up_world(servers=servers, drop_bus=refuse), random.Random(1)), 0)
+        == "not dropped"
+    )
 
 
 def test_a_fault_of_the_network_lasts_until_it_has_met_somebody() -> None:
@@ -154,7 +177,9 @@ def test_a_fault_of_the_network_lasts_until_it_has_met_somebody() -> None:
         return Counter(cut=next(done))
 
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=1))
-    fault = kinds.cut(made_up_world(servers=servers, proxies=SimpleNamespace(change=change)), random.Random(1))
+    fault = kinds.cut(
+        made_up_world(servers=servers, proxies=SimpleNamespace(change=change)), random.Random(1)
+    )
     assert (next(fault) or 0) >= 1
     assert ended(fault, 2) == "cut 2 times"
     assert [how for how in told if how] == [{"cut": True}, {"cut": False}]
@@ -165,12 +190,18 @@ def test_only_who_is_at_work_is_suspended(monkeypatch: pytest.MonkeyPatch) -> No
     done: list[str] = []
     at_work = iter([False, False, True])
     process = SimpleNamespace(
-        name="mover-1.1", suspend=lambda: done.append("suspended"), resume=lambda: done.append("resumed")
+        name="mover-1.1",
+        suspend=lambda: done.append("suspended"),
+        resume=lambda: done.append("resumed"),
     )
     crew = SimpleNamespace(
-        one=lambda kind, dice: "mover-1", at_work=lambda name: next(at_work), processes={"mover-1": process}
+        one=lambda kind, dice: "mover-1",
+        at_work=lambda name: next(at_work),
+        processes={"mover-1": process},
     )
-    assert ended(kinds.suspend_consumer(made_up_world(crew=crew), random.Random(1)), 2) == "mover-1.1"
+    assert (
+        ended(kinds.suspend_consumer(made_up_world(crew=crew), random.Random(1)), 2) == "mover-1.1"
+    )
     assert done == ["suspended", "resumed"]
 
 
@@ -205,7 +236,13 @@ def test_an_error_of_the_servers_in_a_fault_names_the_fault() -> None:
 def start(tmp_path: Path) -> Callable[[str], Load]:
     """Make what the workers of a process share; its ledger is in ``tmp_path``."""
     return lambda crew: Load(
-        {"name": f"{crew}.1", "crew": crew, "seed": 1, "rate": 1e6, "ledger": str(tmp_path / "ledger")}
+        {
+            "name": f"{crew}.1",
+            "crew": crew,
+            "seed": 1,
+            "rate": 1e6,
+            "ledger": str(tmp_path / "ledger"),
+        }
     )
 
 
@@ -228,7 +265,9 @@ def test_the_load_obeys_until_the_program_is_gone(
     assert statuses == [1]
 
 
-def test_what_was_pushed_with_an_unknown_outcome_is_pushed_again_with_its_ids(start: Callable[[str], Load]) -> None:
+def test_what_was_pushed_with_an_unknown_outcome_is_pushed_again_with_its_ids(
+    start: Callable[[str], Load],
+) -> None:
     load = start("producer-1")
     plan = load.produce("orders")
     assert next(plan) >= 0  # until it is due
@@ -263,7 +302,9 @@ def test_producers_wait_while_a_queue_is_full(start: Callable[[str], Load]) -> N
     assert list(stopped) == []
 
 
-def test_when_a_worker_fails_so_does_the_process(start: Callable[[str], Load], client: Client) -> None:
+def test_when_a_worker_fails_so_does_the_process(
+    start: Callable[[str], Load], client: Client
+) -> None:
     """With the error of that one, and when the others have ended, too."""
     load = start("consumer-1")
     load.role = Role("consumer", False, (("failing",), ("going_on",)))
@@ -358,7 +399,9 @@ def test_a_storm_loses_nothing(start: Callable[[str], Load], tmp_path: Path, url
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_an_error_says_is_in_the_ledger(tmp_path: Path, error: QueueError, outcome: str) -> None:
+def test_what_an_error_says_is_in_the_ledger(
+    tmp_path: Path, error: QueueError, outcome: str
+) -> None:
     book = Ledger(tmp_path / "ledger")
 
     def call() -> None:
@@ -369,7 +412,9 @@ def test_what_an_error_says_is_in_the_ledger(tmp_path: Path, error: QueueError, 
     assert list(heard(tmp_path / "ledger")) == [("push", outcome, [])]
 
 
-def test_the_witness_goes_on_when_its_stream_fails(server: Server, database: str, tmp_path: Path) -> None:
+def test_the_witness_goes_on_when_its_stream_fails(
+    server: Server, database: str, tmp_path: Path
+) -> None:
     url = server.url(database) + "&appName=pyqueue"  # fail points are for who has that name
     with Client(server.url(database), namespace="load") as client:
         client.queues()  # the collection is there
@@ -381,4 +426,8 @@ def test_the_witness_goes_on_when_its_stream_fails(server: Server, database: str
         spec = {"url": url, "database": database, "namespace": "load"}
         watch({**spec, "since": [since.time, since.inc], "path": str(tmp_path / "witness")})
     assert server.spent()
-    assert [line[:2] for line in ledger.read(tmp_path / "witness")] == [["in", "a"], ["in", "b"], ["out", "a"]]
+    assert [line[:2] for line in ledger.read(tmp_path / "witness")] == [
+        ["in", "a"],
+        ["in", "b"],
+        ["out", "a"],
+    ]

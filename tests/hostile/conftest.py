@@ -66,7 +66,9 @@ def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Pl
             client = PortalClient(portal, AsyncClient(url, signals="none:"))
         stack.callback(client.close)
         client.queues()  # so that the indexes are there before anything else is
-        yield Place(request.param, client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS))
+        yield Place(
+            request.param, client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS)
+        )
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pyqueue import _keeper
+from pyqueue import _watchdog
 from pyqueue.embedded import _free_port, find_mongod
 from tests.conftest import missing
 
@@ -78,10 +78,22 @@ def authority(directory: Path) -> Authority:
         "-subj",
         f"/CN={directory.name}",
     )
-    openssl("req", *curve, "-keyout", at["server.key"], "-out", at["server.csr"], "-subj", "/CN=server")
+    openssl(
+        "req", *curve, "-keyout", at["server.key"], "-out", at["server.csr"], "-subj", "/CN=server"
+    )
     Path(at["extension"]).write_text("subjectAltName=IP:127.0.0.1\n")
     sign = ["-CA", at["ca.pem"], "-CAkey", at["ca.key"], "-CAcreateserial", "-days", "2"]
-    openssl("x509", "-req", "-in", at["server.csr"], *sign, "-out", at["server.crt"], "-extfile", at["extension"])
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        at["server.csr"],
+        *sign,
+        "-out",
+        at["server.crt"],
+        "-extfile",
+        at["extension"],
+    )
     made = Authority(directory)
     made.server.write_text(Path(at["server.key"]).read_text() + Path(at["server.crt"]).read_text())
     return made
@@ -99,7 +111,9 @@ class Secure:
     def url(self, user: str, password: str, database: str, **options: str) -> str:
         """A URL as one gives it to a client; the user is one of that database."""
         given = {"replicaSet": "secure", "tls": "true", "tlsCAFile": str(self.trusted.ca)} | options
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items() if value)
+        query = "&".join(
+            f"{name}={quote(value, safe='')}" for name, value in given.items() if value
+        )
         return f"mongodb://{quote(user, safe='')}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}?{query}"
 
     def user(self, database: str, name: str, password: str, *roles: Any) -> None:
@@ -116,13 +130,43 @@ def secure(path: Path) -> Iterator[Secure]:
     (path / "key").write_text("c2VjcmV0IG9mIHRoZSBtZW1iZXJz" * 4)
     (path / "key").chmod(0o600)
     port = _free_port(0)
-    keeper = [sys.executable, "-I", "-S", _keeper.__file__, str(os.getpid()), str(path), str(port)]
-    mongod = [find_mongod(), f"--dbpath={path / 'db'}", f"--port={port}", "--bind_ip=127.0.0.1", "--nounixsocket"]
-    mongod += ["--wiredTigerCacheSizeGB=0.25", "--replSet=secure", f"--keyFile={path / 'key'}", "--oplogSize=16"]
-    mongod += ["--tlsMode=requireTLS", f"--tlsCertificateKeyFile={trusted.server}", f"--tlsCAFile={trusted.ca}"]
-    mongod += ["--tlsAllowConnectionsWithoutCertificates", "--setParameter=diagnosticDataCollectionEnabled=false"]
+    keeper = [
+        sys.executable,
+        "-I",
+        "-S",
+        _watchdog.__file__,
+        str(os.getpid()),
+        str(path),
+        str(port),
+    ]
+    mongod = [
+        find_mongod(),
+        f"--dbpath={path / 'db'}",
+        f"--port={port}",
+        "--bind_ip=127.0.0.1",
+        "--nounixsocket",
+    ]
+    mongod += [
+        "--wiredTigerCacheSizeGB=0.25",
+        "--replSet=secure",
+        f"--keyFile={path / 'key'}",
+        "--oplogSize=16",
+    ]
+    mongod += [
+        "--tlsMode=requireTLS",
+        f"--tlsCertificateKeyFile={trusted.server}",
+        f"--tlsCAFile={trusted.ca}",
+    ]
+    mongod += [
+        "--tlsAllowConnectionsWithoutCertificates",
+        "--setParameter=diagnosticDataCollectionEnabled=false",
+    ]
     mongod += ["--setParameter=shutdownTimeoutMillisForSignaledShutdown=0"]
-    options: dict[str, Any] = {"tls": True, "tlsCAFile": str(trusted.ca), "serverSelectionTimeoutMS": 500}
+    options: dict[str, Any] = {
+        "tls": True,
+        "tlsCAFile": str(trusted.ca),
+        "serverSelectionTimeoutMS": 500,
+    }
     process = subprocess.Popen([*keeper, *mongod])
     try:
         with Mongo("127.0.0.1", port, directConnection=True, **options) as first:
@@ -130,7 +174,9 @@ def secure(path: Path) -> Iterator[Secure]:
             # As long as there is no user, one from this machine may make the first.
             name, password = ADMINISTRATOR
             first.admin.command("createUser", name, pwd=password, roles=["root"])
-        with Mongo("127.0.0.1", port, replicaSet="secure", username=name, password=password, **options) as admin:
+        with Mongo(
+            "127.0.0.1", port, replicaSet="secure", username=name, password=password, **options
+        ) as admin:
             yield Secure(port, trusted, stranger, admin)
     finally:
         process.terminate()

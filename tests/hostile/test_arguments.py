@@ -32,7 +32,11 @@ from tests.hostile.conftest import Place
 from tests.hostile.values import INJECTED, ODD, Given, anything, bson_values
 
 bounded = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-long = settings(max_examples=4_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(
+    max_examples=4_000,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 Call = Callable[[AnyQueue, Any, Any], Any]
 
@@ -41,12 +45,21 @@ ARGUMENTS: dict[str, tuple[str, Call]] = {
     "push delay": ("delay", lambda queue, held, value: queue.push(1, delay=value)),
     "push at": ("at", lambda queue, held, value: queue.push(1, at=value)),
     "push key": ("key", lambda queue, held, value: queue.push(1, key=value)),
-    "push replacing key": ("key", lambda queue, held, value: queue.push(1, key=value, on_duplicate="replace")),
+    "push replacing key": (
+        "key",
+        lambda queue, held, value: queue.push(1, key=value, on_duplicate="replace"),
+    ),
     "push id": ("id", lambda queue, held, value: queue.push(1, id=value)),
     "push headers": ("headers", lambda queue, held, value: queue.push(1, headers=value)),
     "push header": ("headers", lambda queue, held, value: queue.push(1, headers={"a": value})),
-    "push header name": ("headers", lambda queue, held, value: queue.push(1, headers=_named(value))),
-    "push on_duplicate": ("on_duplicate", lambda queue, held, value: queue.push(1, on_duplicate=value)),
+    "push header name": (
+        "headers",
+        lambda queue, held, value: queue.push(1, headers=_named(value)),
+    ),
+    "push on_duplicate": (
+        "on_duplicate",
+        lambda queue, held, value: queue.push(1, on_duplicate=value),
+    ),
     "push_many delay": ("delay", lambda queue, held, value: queue.push_many([1, 2], delay=value)),
     "push_many keys": ("keys", lambda queue, held, value: queue.push_many([1, 2], keys=value)),
     "push_many key": ("key", lambda queue, held, value: queue.push_many([1, 2], keys=["a", value])),
@@ -56,7 +69,10 @@ ARGUMENTS: dict[str, tuple[str, Call]] = {
     "pop_many limit": ("limit", lambda queue, held, value: queue.pop_many(value, timeout=0)),
     "reserve timeout": ("timeout", lambda queue, held, value: queue.reserve(value)),
     "reserve lease": ("lease", lambda queue, held, value: queue.reserve(0, lease=value)),
-    "reserve_many limit": ("limit", lambda queue, held, value: queue.reserve_many(value, timeout=0)),
+    "reserve_many limit": (
+        "limit",
+        lambda queue, held, value: queue.reserve_many(value, timeout=0),
+    ),
     "commit": ("reservations", lambda queue, held, value: queue.commit(value)),
     "commit payload": ("payload", lambda queue, held, value: queue.commit(held, payload=value)),
     "rollback delay": ("delay", lambda queue, held, value: queue.rollback(held, delay=value)),
@@ -66,11 +82,26 @@ ARGUMENTS: dict[str, tuple[str, Call]] = {
     "release": ("reservations", lambda queue, held, value: queue.release(value)),
     "move": ("reservations", lambda queue, held, value: queue.move(value, to=f"{queue.name}-to")),
     "move to": ("to|name", lambda queue, held, value: queue.move(held, to=value)),
-    "move payload": ("payload", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", payload=value)),
-    "move headers": ("headers", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", headers=value)),
-    "move delay": ("delay", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", delay=value)),
-    "move key": ("key", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", key=value)),
-    "move update": ("update|payload", lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", update=value)),
+    "move payload": (
+        "payload",
+        lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", payload=value),
+    ),
+    "move headers": (
+        "headers",
+        lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", headers=value),
+    ),
+    "move delay": (
+        "delay",
+        lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", delay=value),
+    ),
+    "move key": (
+        "key",
+        lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", key=value),
+    ),
+    "move update": (
+        "update|payload",
+        lambda queue, held, value: queue.move(held, to=f"{queue.name}-to", update=value),
+    ),
     "move_many payload": (
         "payload",
         lambda queue, held, value: queue.move_many([(held, value)], to=f"{queue.name}-to"),
@@ -123,13 +154,30 @@ def set_up(place: Place) -> tuple[AnyQueue, Reservation[Any]]:
     until = past + timedelta(hours=1)
     options = Options(dead_letter=f"{name}.dead", history=HISTORY).shown()
     documents: list[dict[str, Any]] = [
-        {"_id": f"~queue:{each}", "q": each, "when": past, "record": True, "kind": "standard", "v": 1}
+        {
+            "_id": f"~queue:{each}",
+            "q": each,
+            "when": past,
+            "record": True,
+            "kind": "standard",
+            "v": 1,
+        }
         for each in (name, f"{name}.dead", f"{name}-to")
     ]
     documents[0]["options"] = options
     message = {"q": name, "when": past, "due": past, "tries": 0, "pushed": past}
-    documents += [{"_id": ObjectId(), **message, "payload": payload} for payload in ("ready", {"a": 1})]
-    held = {"_id": ObjectId(), **message, "when": until, "tries": 1, "token": "t", "owner": "o", "payload": {"a": 1}}
+    documents += [
+        {"_id": ObjectId(), **message, "payload": payload} for payload in ("ready", {"a": 1})
+    ]
+    held = {
+        "_id": ObjectId(),
+        **message,
+        "when": until,
+        "tries": 1,
+        "token": "t",
+        "owner": "o",
+        "payload": {"a": 1},
+    }
     place.raw.delete_many({"q": {"$nin": ["bystander"]}})
     place.raw.insert_many([*documents, held])
     return queue, message_of(held, held["payload"], past, lease=3600)  # type: ignore[return-value]  # a lease makes it one
@@ -199,7 +247,9 @@ def as_stored(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    return bson.encode({"a": one}, codec_options=OPTIONS) == bson.encode({"a": other}, codec_options=OPTIONS)
+    return bson.encode({"a": one}, codec_options=OPTIONS) == bson.encode(
+        {"a": other}, codec_options=OPTIONS
+    )
 
 
 def push_it(place: Place, value: Any) -> None:
@@ -216,7 +266,9 @@ def push_it(place: Place, value: Any) -> None:
         expected = as_stored(value)
     except BSONError:  # bson writes what it does not read: buried, with the reason
         assert queue.reserve(0) is None
-        dead = place.raw.find_one({"q": f"{queue.name}.dead", "dead": {"$exists": True}}, {"payload": 0})
+        dead = place.raw.find_one(
+            {"q": f"{queue.name}.dead", "dead": {"$exists": True}}, {"payload": 0}
+        )
         assert dead is not None
         assert dead["dead"]["reason"] == "invalid"
         return
@@ -235,7 +287,9 @@ def test_a_payload_comes_out_as_it_went_in_or_is_refused(place: Place, given: Gi
 @pytest.mark.slow
 @long
 @given(st.one_of(anything(), bson_values().map(Given)))
-def test_a_payload_comes_out_as_it_went_in_or_is_refused_at_length(place: Place, given: Given) -> None:
+def test_a_payload_comes_out_as_it_went_in_or_is_refused_at_length(
+    place: Place, given: Given
+) -> None:
     push_it(place, given.value)
 
 
@@ -298,7 +352,9 @@ def test_names_of_queues(place: Place, given: Given) -> None:
 @given(
     st.one_of(
         anything(),
-        st.from_regex(r"[A-Za-z_][\w.\-]{0,9}", fullmatch=True, alphabet=st.characters(codec="ascii")).map(Given),
+        st.from_regex(
+            r"[A-Za-z_][\w.\-]{0,9}", fullmatch=True, alphabet=st.characters(codec="ascii")
+        ).map(Given),
     )
 )
 @example(Given("a."))
@@ -338,7 +394,22 @@ def test_options_of_clients(option: str, given: Given) -> None:
 
 FIELDS = st.one_of(
     st.sampled_from(
-        ["a", "a.b", "l.0", "$", "l.$", "l.$[]", "l.$[x]", "..", ".", "_id", "q", "a\0b", "\ud800", "__proto__"]
+        [
+            "a",
+            "a.b",
+            "l.0",
+            "$",
+            "l.$",
+            "l.$[]",
+            "l.$[x]",
+            "..",
+            ".",
+            "_id",
+            "q",
+            "a\0b",
+            "\ud800",
+            "__proto__",
+        ]
     ),
     st.text(min_size=1, max_size=4),
 )
@@ -346,17 +417,23 @@ FIELDS = st.one_of(
 
 OPERATORS = ["$set", "$unset", "$inc", "$mul", "$min", "$max", "$push", "$pull", "$addToSet"]
 EDITS = st.lists(
-    st.tuples(st.sampled_from(OPERATORS), FIELDS, st.sampled_from([*ODD.values(), *INJECTED, 1])), max_size=2
+    st.tuples(st.sampled_from(OPERATORS), FIELDS, st.sampled_from([*ODD.values(), *INJECTED, 1])),
+    max_size=2,
 )
 
 
 @settings(bounded, max_examples=25)
 @given(EDITS)
-def test_an_update_reaches_the_payload_and_nothing_else(bystander: Place, edits: list[tuple[str, str, Any]]) -> None:
+def test_an_update_reaches_the_payload_and_nothing_else(
+    bystander: Place, edits: list[tuple[str, str, Any]]
+) -> None:
     update: dict[str, Any] = {}
     for operator, field, value in edits:
         update.setdefault(operator, {})[field] = value
-    queue, target = bystander.client.queue(bystander.name()), bystander.client.queue(bystander.name())
+    queue, target = (
+        bystander.client.queue(bystander.name()),
+        bystander.client.queue(bystander.name()),
+    )
     queue.push({"a": {"b": 1}, "l": [1, 2]}, key="k", headers={"h": 1})
     target.push("there")
     held = queue.reserve(0)
@@ -371,6 +448,11 @@ def test_an_update_reaches_the_payload_and_nothing_else(bystander: Place, edits:
         moved = bystander.raw.find_one({"_id": held.id}, {"payload": 0})
         assert moved is not None
         names = {"_id", "q", "when", "due", "tries", "pushed", "headers", "last_key", "trail"}
-        assert (set(moved), moved["q"], moved["tries"], moved["headers"]) == (names, target.name, 0, {"h": 1})
+        assert (set(moved), moved["q"], moved["tries"], moved["headers"]) == (
+            names,
+            target.name,
+            0,
+            {"h": 1},
+        )
         assert bystander.bytes(queue.name, target.name) == others
     bystander.raw.delete_many({"q": {"$in": [queue.name, target.name]}})

@@ -21,10 +21,34 @@ long = settings(max_examples=1500, derandomize=False, suppress_health_check=fixe
 #: What a shell can pass: no NUL; bytes that are no UTF-8 come as surrogates.
 WORDS = st.one_of(
     st.sampled_from(
-        ["", "-", "--", "a", "a.dead", "no name", "~queue:a", "0" * 24, "\udcff", "é", "x" * 600, "1e400", "nan", "-1"]
+        [
+            "",
+            "-",
+            "--",
+            "a",
+            "a.dead",
+            "no name",
+            "~queue:a",
+            "0" * 24,
+            "\udcff",
+            "é",
+            "x" * 600,
+            "1e400",
+            "nan",
+            "-1",
+        ]
     ),
     st.sampled_from(
-        ["9" * 30, "9" * 5000, '{"$gt": ""}', '{"a": 1}', '{"$date": "x"}', '{"$oid": 5}', '{"$uuid": "z"}', "[" * 3000]
+        [
+            "9" * 30,
+            "9" * 5000,
+            '{"$gt": ""}',
+            '{"a": 1}',
+            '{"$date": "x"}',
+            '{"$oid": 5}',
+            '{"$uuid": "z"}',
+            "[" * 3000,
+        ]
     ),
     st.sampled_from(
         [
@@ -53,11 +77,25 @@ OPTIONS = [
     ),
     *("--ndjson", "--text", "--json", "--yes", "--quiet", "--unknown", "-x"),
 ]
-COMMANDS = ["push", "pop", "peek", "move", "redrive", "purge", "pause", "resume", "trace", "ls", "nothing"]
+COMMANDS = [
+    "push",
+    "pop",
+    "peek",
+    "move",
+    "redrive",
+    "purge",
+    "pause",
+    "resume",
+    "trace",
+    "ls",
+    "nothing",
+]
 
 
 @pytest.fixture
-def shell(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Client]]:
+def shell(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, Client]]:
     monkeypatch.chdir(tmp_path)
     with Client(url) as client:
         client.queue("bystander").push_many([1, {"a": 1}], keys=["k", None])
@@ -69,7 +107,9 @@ def call(shell: tuple[str, Client], arguments: list[str], given: str) -> None:
     url, client = shell
     collection = client.database["pyqueue"]
     before = list(collection.find({"q": "bystander"}).sort("_id", 1))
-    result = CliRunner(env={"PYQUEUE_URL": url, "PYQUEUE_SIGNALS": "none:"}).invoke(app, arguments, input=data)
+    result = CliRunner(env={"PYQUEUE_URL": url, "PYQUEUE_SIGNALS": "none:"}).invoke(
+        app, arguments, input=data
+    )
     assert result.exception is None or isinstance(result.exception, SystemExit), arguments
     assert result.exit_code in (0, 1, 2), arguments
     assert "Traceback" not in result.stdout + result.stderr
@@ -79,7 +119,9 @@ def call(shell: tuple[str, Client], arguments: list[str], given: str) -> None:
 
 
 def arguments() -> st.SearchStrategy[list[str]]:
-    options = st.lists(st.one_of(st.tuples(st.sampled_from(OPTIONS), WORDS), st.tuples(WORDS)), max_size=3)
+    options = st.lists(
+        st.one_of(st.tuples(st.sampled_from(OPTIONS), WORDS), st.tuples(WORDS)), max_size=3
+    )
     return st.builds(
         lambda command, words, more: [command, *words, *(word for each in more for word in each)],
         st.sampled_from(COMMANDS),
@@ -119,7 +161,8 @@ def test_any_arguments_at_length(shell: tuple[str, Client], words: list[str], gi
 
 @settings(bounded, max_examples=8)
 @given(
-    st.lists(WORDS, max_size=5).map("\n".join), st.sampled_from([["--ndjson"], ["--ndjson", "--text"], [], ["--text"]])
+    st.lists(WORDS, max_size=5).map("\n".join),
+    st.sampled_from([["--ndjson"], ["--ndjson", "--text"], [], ["--text"]]),
 )
 def test_any_input(shell: tuple[str, Client], given: str, options: list[str]) -> None:
     call(shell, ["push", "a", *options], given)
@@ -150,9 +193,13 @@ def test_apps_that_are_none(name: str) -> None:
     assert result.stderr.startswith("pyqueue: APP: ")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[" * 3000, b"x = " + b"9" * 5000, b"stages = 5"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xfe", b"[" * 3000, b"x = " + b"9" * 5000, b"stages = 5"]
+)
 @pytest.mark.parametrize("command", ["run", "show"])
-def test_recipes_that_are_none(shell: tuple[str, Client], tmp_path: Path, data: bytes, command: str) -> None:
+def test_recipes_that_are_none(
+    shell: tuple[str, Client], tmp_path: Path, data: bytes, command: str
+) -> None:
     (tmp_path / "x.toml").write_bytes(data)
     words: list[Any] = ["pipeline", command, "x.toml"]
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,9 @@ def clean(*texts: str) -> None:
     """None of these tells any."""
     for text in texts:
         for token in TOKENS:
-            assert token not in text, text[max(0, text.index(token) - 200) : text.index(token) + 100]
+            assert token not in text, text[
+                max(0, text.index(token) - 200) : text.index(token) + 100
+            ]
 
 
 def told(error: BaseException) -> list[str]:
@@ -56,7 +58,15 @@ def told(error: BaseException) -> list[str]:
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """What is logged meanwhile, by anybody and at any level, tells none."""
     caplog.set_level(logging.DEBUG)
-    for name in ("pyqueue", "signals", "pymongo", "pymongo.command", "pymongo.connection", "asyncio", "redis"):
+    for name in (
+        "pyqueue",
+        "signals",
+        "pymongo",
+        "pymongo.command",
+        "pymongo.connection",
+        "asyncio",
+        "redis",
+    ):
         caplog.set_level(logging.DEBUG, logger=name)
     yield
     records = caplog.get_records("call")
@@ -96,7 +106,15 @@ async def _use(client: AsyncClient) -> list[str]:
         await queue.commit(held)
         worker = Worker(client)
         pipeline = Pipeline(client).link("a", print, to="b")
-        return [*shown, repr(client), str(client), repr(queue), repr(worker), repr(pipeline), pipeline.show()]
+        return [
+            *shown,
+            repr(client),
+            str(client),
+            repr(queue),
+            repr(worker),
+            repr(pipeline),
+            pipeline.show(),
+        ]
 
 
 def use(client: Client) -> list[str]:
@@ -110,14 +128,24 @@ def use(client: Client) -> list[str]:
         queue.commit(held)
         worker = Worker(client)
         pipeline = Pipeline(client).link("a", print, to="b")
-        return [*shown, repr(client), str(client), repr(queue), repr(worker), repr(pipeline), pipeline.show()]
+        return [
+            *shown,
+            repr(client),
+            str(client),
+            repr(queue),
+            repr(worker),
+            repr(pipeline),
+            pipeline.show(),
+        ]
 
 
 @pytest.mark.usefixtures("logged")
 @pytest.mark.parametrize("bus", ["capped:", "redis"])
 def test_what_works(url: str, redis_port: int, bus: str) -> None:
     options: dict[str, Any] = {
-        "signals": f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0" if bus == "redis" else bus
+        "signals": f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0"
+        if bus == "redis"
+        else bus
     }
     clean(*use(Client(url, **options)))
     clean(*asyncio.run(_use(AsyncClient(url, **options))))
@@ -127,7 +155,9 @@ def test_what_works(url: str, redis_port: int, bus: str) -> None:
         clean(*told(caught.value))
 
 
-def failing(url: str, redis_port: int, secured: Secure, database: str) -> dict[str, tuple[str, dict[str, Any]]]:
+def failing(
+    url: str, redis_port: int, secured: Secure, database: str
+) -> dict[str, tuple[str, dict[str, Any]]]:
     """Targets that fail, each with the options of the client."""
     stranger = str(secured.stranger.ca)
     return {
@@ -145,18 +175,33 @@ def failing(url: str, redis_port: int, secured: Secure, database: str) -> dict[s
 
 
 KINDS = (
-    *("nobody there", "wrong password", "unknown user", "wrong authority", "not permitted", "wrong replica set"),
+    *(
+        "nobody there",
+        "wrong password",
+        "unknown user",
+        "wrong authority",
+        "not permitted",
+        "wrong replica set",
+    ),
     *("no Redis", "wrong password of Redis", "no bus", "no URL of Redis"),
 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fails(
-    url: str, redis_port: int, secured: Secure, database: str, kind: str, caplog: pytest.LogCaptureFixture
+    url: str,
+    redis_port: int,
+    secured: Secure,
+    database: str,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     target, options = failing(url, redis_port, secured, database)[kind]
-    with pytest.raises(QueueError) as caught, Client(target, command_timeout=0.3, **options) as client:
+    with (
+        pytest.raises(QueueError) as caught,
+        Client(target, command_timeout=0.3, **options) as client,
+    ):
         client.queue("a").push(1)
 
     async def main() -> None:
@@ -178,7 +223,9 @@ async def opened_bus(place: str) -> AsyncIterator[Any]:
         await bus.close()
 
 
-def test_a_bus_that_breaks_logs_no_password(redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bus_that_breaks_logs_no_password(
+    redis_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """The buses by themselves: nobody checks them, and they complain to the log."""
     caplog.set_level(logging.DEBUG)
     bus: Any
@@ -211,13 +258,21 @@ def test_a_bus_that_breaks_logs_no_password(redis_port: int, caplog: pytest.LogC
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.sampled_from(["mongodb://", "mongodb:/", "mongodb:", "MongoDB://", "mongo://", "http://", "//", ""]),
+    st.sampled_from(
+        ["mongodb://", "mongodb:/", "mongodb:", "MongoDB://", "mongo://", "http://", "//", ""]
+    ),
     st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
     st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
-    st.sampled_from(["127.0.0.1:1", "127.0.0.1:x", "[::1", "", "127.0.0.1:1,127.0.0.1:99999", "/nowhere.sock"]),
-    st.sampled_from(["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]),
+    st.sampled_from(
+        ["127.0.0.1:1", "127.0.0.1:x", "[::1", "", "127.0.0.1:1,127.0.0.1:99999", "/nowhere.sock"]
+    ),
+    st.sampled_from(
+        ["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]
+    ),
 )
-def test_a_url_that_nobody_understands_is_not_shown(scheme: str, before: str, after: str, host: str, rest: str) -> None:
+def test_a_url_that_nobody_understands_is_not_shown(
+    scheme: str, before: str, after: str, host: str, rest: str
+) -> None:
     """Forgotten quoting may put any part of a password where a host, a port or an option belongs."""
     url = f"{scheme}u:{before}mong0Qx{after}@{host}{rest}"
     for kind in (Client, AsyncClient):
@@ -227,7 +282,9 @@ def test_a_url_that_nobody_understands_is_not_shown(scheme: str, before: str, af
             client._open()  # parses it
         except QueueError as error:
             clean(*told(error))
-        except UserWarning as warning:  # PyMongo's, of an option that it does not know; an error here
+        except (
+            UserWarning
+        ) as warning:  # PyMongo's, of an option that it does not know; an error here
             clean(str(warning))
         else:
             closing: Any = client.close()
@@ -262,14 +319,21 @@ def output(arguments: list[str], **env: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command))
 def test_commands(
-    url: str, secured: Secure, database: str, redis_port: int, command: list[str], monkeypatch: pytest.MonkeyPatch
+    url: str,
+    secured: Secure,
+    database: str,
+    redis_port: int,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = secured.url(USER, PASSWORD + "x", database)
     status, text = output(command, PYQUEUE_URL=url)
     assert status in (0, 1), text
     clean(text)
     if command[0] in HEARING:
-        status, text = output(command, PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port, "redi5Qx-wrong"))
+        status, text = output(
+            command, PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port, "redi5Qx-wrong")
+        )
         assert status == (1 if command[0] == "doctor" else 2)
         clean(text)
     for target, reach in ((NOBODY, 0.1), (wrong, 5)):
@@ -287,7 +351,10 @@ def test_commands_that_run_code(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYQUEUE_URL", "")  # what the command sets goes with the test
     monkeypatch.setenv("PYQUEUE_NAMESPACE", "pyqueue")
     (tmp_path / "x.toml").write_text('[[stages]]\nqueue = "a"\nhandler = "builtins:print"\n')
-    commands = (["pipeline", "run", "x.toml", "--until-empty"], ["pipeline", "show", "x.toml", "--json"])
+    commands = (
+        ["pipeline", "run", "x.toml", "--until-empty"],
+        ["pipeline", "show", "x.toml", "--json"],
+    )
     for arguments in commands:
         status, text = output([*arguments, "--url", url])
         assert status == 0, text
@@ -340,7 +407,11 @@ def test_the_server_shows_who_but_no_password(secured: Secure, url: str, databas
         def ours() -> set[Any]:
             everything = {"allUsers": True, "idleConnections": True, "idleSessions": True}
             shown[:] = admin.admin.aggregate([{"$currentOp": everything}])
-            return {each.get("appName") for each in shown if each.get("ns", "").startswith(f"{database}.")}
+            return {
+                each.get("appName")
+                for each in shown
+                if each.get("ns", "").startswith(f"{database}.")
+            }
 
         until(lambda: ours() == {"pyqueue"})  # between two of its waits for signals it does nothing
         plan = client.database["pyqueue"].find({"q": "a"}).explain()

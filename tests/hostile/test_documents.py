@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import bson
@@ -23,7 +24,15 @@ from pydantic import BaseModel, model_validator
 from pymongo.errors import PyMongoError
 from typer.testing import CliRunner
 
-from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, Message, QueueError, Worker
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    InvalidMessage,
+    Message,
+    QueueError,
+    Worker,
+)
 from pyqueue.cli import app, doctor, trace
 from pyqueue.cli.common import as_json_text
 from pyqueue.payloads import OPTIONS
@@ -32,7 +41,11 @@ from tests.hostile.conftest import Place
 from tests.hostile.values import ODD, Given, odd
 
 bounded = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-long = settings(max_examples=2_000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+long = settings(
+    max_examples=2_000,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 #: The fields that a message may have.
 FIELDS = (
@@ -51,7 +64,19 @@ FIELDS = (
         "pushed",
         "error",
     ),
-    *("progress", "checkpoint", "trail", "dead", "processed", "outcome", "expires", "type", "payload", "record", "_id"),
+    *(
+        "progress",
+        "checkpoint",
+        "trail",
+        "dead",
+        "processed",
+        "outcome",
+        "expires",
+        "type",
+        "payload",
+        "record",
+        "_id",
+    ),
 )
 #: How one receives.
 VERBS = ("reserve", "reserve_many", "pop", "pop_many")
@@ -151,7 +176,9 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     queue, dead = place.client.queue(name), place.client.queue(f"{name}.dead")
     documents = []
     for field in FIELDS:
-        documents += [poisoned(name, field, ODD[kind]) for kind in kinds] + [message(name, payload="good")]
+        documents += [poisoned(name, field, ODD[kind]) for kind in kinds] + [
+            message(name, payload="good")
+        ]
     inserted = put(place, documents)
     assert inserted >= len(documents) - 12  # ids that the server refuses
     look(queue)
@@ -160,13 +187,21 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     for each in received:
         check_sound(each, name)
     look(dead)
-    buried = list(place.raw.find({"q": dead.name, "record": {"$exists": False}}, {"dead": 1, "error": 1}))
+    buried = list(
+        place.raw.find({"q": dead.name, "record": {"$exists": False}}, {"dead": 1, "error": 1})
+    )
     for letter in buried:
         assert letter["dead"]["reason"] == "invalid"
         assert letter["dead"]["from"] == name
-        assert letter["error"]["message"].startswith("the stored document is not as pyqueue writes it: ")
+        assert letter["error"]["message"].startswith(
+            "the stored document is not as pyqueue writes it: "
+        )
     hidden = list(place.raw.find({"q": name, "record": {"$exists": False}}, {"when": 1, "_id": 1}))
-    assert [each for each in hidden if isinstance(each.get("when"), datetime) and each["when"].year < 8000] == []
+    assert [
+        each
+        for each in hidden
+        if isinstance(each.get("when"), datetime) and each["when"].year < 8000
+    ] == []
     assert len(received) + len(buried) + len(hidden) == inserted
     assert len(buried) > inserted / 3
     # What is dead can be sent home, unless its id is none, and is a message by now, unless it has no payload.
@@ -195,7 +230,9 @@ def test_the_neighbours_are_there_at_once(place: Place, odd: dict[str, Any], ver
     past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
     same = {"when": past, "due": past}
     place.raw.insert_one(message(name, **same | {"_id": f" first of {name}"} | odd))
-    place.raw.insert_many([message(name, _id=id, payload="good", **same) for id in (f"id of {name}", ObjectId())])
+    place.raw.insert_many(
+        [message(name, _id=id, payload="good", **same) for id in (f"id of {name}", ObjectId())]
+    )
     queue = place.client.queue(name)
     found = [each.payload for _ in range(3) for each in receive(queue, verb)]
     assert found.count("good") == 2
@@ -211,7 +248,9 @@ def check_sound(each: Message[Any], name: str) -> None:
     assert type(each.tries) is int
     assert isinstance(each.headers, dict)
     assert all(isinstance(value, (str, int, float)) for value in each.headers.values())
-    assert all(isinstance(stop["q"], str) and isinstance(stop["at"], datetime) for stop in each.trail)
+    assert all(
+        isinstance(stop["q"], str) and isinstance(stop["at"], datetime) for stop in each.trail
+    )
     for text in (each.key,):
         assert text is None or isinstance(text, str)
     for part in (each.error, each.progress, each.dead):
@@ -229,11 +268,17 @@ class Strict(BaseModel):
     a: int
 
 
-def consume(place: Place, change: dict[str, Any], missing: set[str], verb: str, typed: bool) -> None:
+def consume(
+    place: Place, change: dict[str, Any], missing: set[str], verb: str, typed: bool
+) -> None:
     name = place.name()
-    queue: AnyQueue = place.client.queue(name, Strict if typed else None, history=60 if "many" in verb else None)
+    queue: AnyQueue = place.client.queue(
+        name, Strict if typed else None, history=60 if "many" in verb else None
+    )
     place.client.queue(name).push({"a": 1})
-    document = {field: value for field, value in message(name, **change).items() if field not in missing}
+    document = {
+        field: value for field, value in message(name, **change).items() if field not in missing
+    }
     if "q" in change:
         document["q"] = [name, change["q"]]
     try:
@@ -265,7 +310,9 @@ def test_any_document_between_messages(place: Place, given: Given, verb: str, ty
 @pytest.mark.slow
 @long
 @given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
-def test_any_document_between_messages_at_length(place: Place, given: Given, verb: str, typed: bool) -> None:
+def test_any_document_between_messages_at_length(
+    place: Place, given: Given, verb: str, typed: bool
+) -> None:
     change, missing = given.value
     consume(place, change, missing, verb, typed)
     place.raw.delete_many({})
@@ -276,9 +323,13 @@ def test_any_document_between_messages_at_length(place: Place, given: Given, ver
 
 def unreadable(queue: str) -> list[RawBSONDocument]:
     """Messages that no Python can read: text that is no UTF-8, and a UUID of five bytes."""
-    text = bson.encode(message(queue, _id=f"a text of {queue}", payload="POISON")).replace(b"POISON", b"POISO\xff")
+    text = bson.encode(message(queue, _id=f"a text of {queue}", payload="POISON")).replace(
+        b"POISON", b"POISO\xff"
+    )
     name = bson.encode(message(queue, payload={"POISON": 1})).replace(b"POISON", b"POISO\xff")
-    uuid = bson.encode(message(queue, payload=bson.Binary(b"five!", 5))).replace(b"\x05five!", b"\x04five!")
+    uuid = bson.encode(message(queue, payload=bson.Binary(b"five!", 5))).replace(
+        b"\x05five!", b"\x04five!"
+    )
     return [RawBSONDocument(each) for each in (text, name, uuid)]
 
 
@@ -309,7 +360,9 @@ def test_a_pop_of_what_cannot_be_read_says_so_and_the_next_goes_on(place: Place)
     assert popped.payload == "next"
 
 
-def test_what_is_too_large_to_be_claimed_is_put_out_of_the_way(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_too_large_to_be_claimed_is_put_out_of_the_way(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     """It takes neither a lease nor a burial; and then doctor tells of it."""
     name = place.name()
     queue = place.client.queue(name)
@@ -337,7 +390,11 @@ def test_what_was_claimed_before_the_server_refused_is_not_held_in_vain(place: P
     queue = place.client.queue(name)
     for payload in range(6):
         queue.push(payload)
-        place.raw.insert_one(message(name, tries="many", when=datetime.now(UTC) - timedelta(seconds=1 - payload / 10)))
+        place.raw.insert_one(
+            message(
+                name, tries="many", when=datetime.now(UTC) - timedelta(seconds=1 - payload / 10)
+            )
+        )
     received = queue.reserve_many(4, timeout=0)
     received += queue.reserve_many(100, timeout=0)
     assert sorted(each.payload for each in received) == list(range(6))
@@ -347,7 +404,9 @@ def test_what_was_claimed_before_the_server_refused_is_not_held_in_vain(place: P
 
 
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop_many"])
-def test_what_the_server_refuses_for_a_reason_of_its_own_buries_nothing(place: Place, verb: str) -> None:
+def test_what_the_server_refuses_for_a_reason_of_its_own_buries_nothing(
+    place: Place, verb: str
+) -> None:
     """Here the collection has a rule that no message with a lease fits."""
     name = place.name()
     queue = place.client.queue(name)
@@ -420,7 +479,8 @@ def test_records_whatever_is_in_them(place: Place, field: str) -> None:
         queue = place.client.queue(name)
         if field in ("kind", "v") and kind != "negative":
             before = place.bytes()
-            for call in (lambda: queue.push(1), lambda: queue.reserve(0), lambda: queue.pop_many(2, timeout=0)):  # noqa: B023
+            calls: list[partial[Any]] = [partial(queue.push, 1), partial(queue.reserve, 0)]
+            for call in (*calls, partial(queue.pop_many, 2, timeout=0)):
                 with pytest.raises(ConfigurationError, match=name):
                     call()
             assert place.bytes() == before
@@ -495,11 +555,17 @@ def test_trace_shows_whatever_there_is(client: Client, capsys: pytest.CaptureFix
     fields = [field for field in FIELDS if field != "_id"]  # by which it was found
     for field in fields:
         for value in ODD.values():
-            stored = bson.decode(bson.encode(message("a", **{field: value}), codec_options=OPTIONS), OPTIONS)
+            stored = bson.decode(
+                bson.encode(message("a", **{field: value}), codec_options=OPTIONS), OPTIONS
+            )
             told = trace._told(stored, now, 20)
             trace._show(told)
             assert as_json_text(told)
-        trace._show(trace._told({key: value for key, value in message("a").items() if key != field}, now, None))
+        trace._show(
+            trace._told(
+                {key: value for key, value in message("a").items() if key != field}, now, None
+            )
+        )
     assert capsys.readouterr().out.count("message    ") == len(fields) * (len(ODD) + 1)
 
 
@@ -524,8 +590,24 @@ def test_doctor_tells_of_what_no_receive_finds(url: str) -> None:
             pass
         assert doctor._documents(client).level == "ok"
         collection = client.database["pyqueue"]
-        far = [datetime(8500, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC), DatetimeMS(1 << 60)]
-        whens = [None, "tomorrow", 5, {"$date": 5}, True, [], MinKey(), Timestamp(1, 1), Regex("."), MaxKey(), *far]
+        far = [
+            datetime(8500, 1, 1, tzinfo=UTC),
+            datetime.max.replace(tzinfo=UTC),
+            DatetimeMS(1 << 60),
+        ]
+        whens = [
+            None,
+            "tomorrow",
+            5,
+            {"$date": 5},
+            True,
+            [],
+            MinKey(),
+            Timestamp(1, 1),
+            Regex("."),
+            MaxKey(),
+            *far,
+        ]
         for place, when in enumerate(whens):
             collection.insert_one(message("a", _id=f"odd-{place}", when=when))
             found = doctor._documents(client)
@@ -555,7 +637,9 @@ def test_options_in_a_record_that_are_none_are_passed_over(url: str) -> None:
             "x",
             None,
         ):
-            client.database["pyqueue"].update_one({"_id": "~queue:a"}, {"$set": {"options": options}})
+            client.database["pyqueue"].update_one(
+                {"_id": "~queue:a"}, {"$set": {"options": options}}
+            )
             result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["redrive", "a"])
             assert (result.exit_code, result.stdout) == (0, "0\n")
             assert ("are passed over" in result.stderr) == isinstance(options, dict)

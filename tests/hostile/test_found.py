@@ -38,7 +38,14 @@ def test_a_record_of_another_kind_is_left_alone(place: Place) -> None:
 @pytest.mark.parametrize("options", [True, "text", ["a"]], ids=repr)
 def test_options_of_a_record_that_are_none(place: Place, options: Any) -> None:
     name = place.name()
-    record = {"_id": f"~queue:{name}", "q": name, "when": datetime.now(UTC), "record": True, "kind": "standard", "v": 1}
+    record = {
+        "_id": f"~queue:{name}",
+        "q": name,
+        "when": datetime.now(UTC),
+        "record": True,
+        "kind": "standard",
+        "v": 1,
+    }
     place.raw.insert_one(record | {"options": options})
     assert place.client.queue(name).push(1) is not None
 
@@ -98,12 +105,17 @@ def test_history_is_of_what_was_finished(place: Place) -> None:
     queue.push(1)
     queue.pop(0)
     place.raw.insert_one(message(name, when=datetime(9500, 1, 1, tzinfo=UTC)))
-    place.raw.update_one({"_id": f"~queue:{name}"}, {"$set": {"when": datetime(9500, 1, 1, tzinfo=UTC)}})
+    place.raw.update_one(
+        {"_id": f"~queue:{name}"}, {"$set": {"when": datetime(9500, 1, 1, tzinfo=UTC)}}
+    )
     assert [each.outcome for each in queue.history()] == ["popped"]
 
 
 def test_history_since_a_day_to_come(place: Place) -> None:
-    assert place.client.queue(place.name(), history=60).history(since=datetime(3500, 1, 1, tzinfo=UTC)) == []
+    assert (
+        place.client.queue(place.name(), history=60).history(since=datetime(3500, 1, 1, tzinfo=UTC))
+        == []
+    )
 
 
 def test_a_note_that_is_no_unicode(place: Place) -> None:

@@ -78,9 +78,10 @@ KEYS = st.sampled_from(
 )
 LINES = st.tuples(KEYS, VALUES).map(" = ".join)
 FILES = st.one_of(
-    st.lists(st.one_of(LINES, st.sampled_from(["[[stages]]", "[stages]", *GOOD.splitlines()])), max_size=8).map(
-        "\n".join
-    ),
+    st.lists(
+        st.one_of(LINES, st.sampled_from(["[[stages]]", "[stages]", *GOOD.splitlines()])),
+        max_size=8,
+    ).map("\n".join),
     st.lists(LINES, max_size=2).map(lambda lines: GOOD + "\n".join(lines)),
     st.text(max_size=30),
     st.text(string.punctuation + " \n\"'01", max_size=30),
@@ -149,7 +150,9 @@ def test_any_value_of_any_option(tmp_path: Path, value: str) -> None:
         take(tmp_path / "x.toml", f"{base}{key} = {value}\n".encode())
 
 
-@pytest.mark.parametrize("name", ["a\0b.toml", ".", "x" * 5000 + ".toml", "missing.toml", "x.json", "x"])
+@pytest.mark.parametrize(
+    "name", ["a\0b.toml", ".", "x" * 5000 + ".toml", "missing.toml", "x.json", "x"]
+)
 def test_any_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="recipe"):
         Pipeline.from_recipe(Client("memory:"), tmp_path / name)
@@ -157,7 +160,9 @@ def test_any_path(tmp_path: Path, name: str) -> None:
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -180,7 +185,9 @@ class Parsed:
 @settings(bounded, max_examples=40)
 @given(
     st.one_of(
-        JSON, st.builds(lambda value: {"stages": [value]}, JSON), st.builds(lambda value: {"stages": value}, JSON)
+        JSON,
+        st.builds(lambda value: {"stages": [value]}, JSON),
+        st.builds(lambda value: {"stages": value}, JSON),
     )
 )
 @example(ValueError("month must be in 1..12"))

@@ -18,7 +18,15 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from typer.testing import CliRunner
 
-from pyqueue import AsyncClient, Client, ConfigurationError, Finished, LeaseLost, QueueError, Unavailable
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    Finished,
+    LeaseLost,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.backends import namespace
 from pyqueue.cli import app
 from tests.contract.portal import PortalClient
@@ -90,7 +98,9 @@ def test_tls(secured: Secure, database: str, kind: str) -> None:
 def test_what_is_wrong_with_tls_is_said_in_time(secured: Secure, database: str, kind: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     url = secured.url("shop", PASSWORD, database)
-    error = refused(kind, secured.url("shop", PASSWORD, database, tlsCAFile=str(secured.stranger.ca)))
+    error = refused(
+        kind, secured.url("shop", PASSWORD, database, tlsCAFile=str(secured.stranger.ca))
+    )
     assert isinstance(error, Unavailable)
     assert "certificate verify failed" in str(error)
     error = refused(kind, url.replace("@127.0.0.1:", "@localhost:"))
@@ -253,7 +263,9 @@ def administer(secured: Secure, database: str) -> None:
 
 @both
 @pytest.mark.parametrize("role", ["queues", "queues_only"])
-def test_a_role_of_the_page_is_enough_for_everything(secured: Secure, database: str, kind: str, role: str) -> None:
+def test_a_role_of_the_page_is_enough_for_everything(
+    secured: Secure, database: str, kind: str, role: str
+) -> None:
     url = granted(secured, database, role, roles()[role])
     if role == "queues_only":
         administer(secured, database)
@@ -267,7 +279,11 @@ def test_a_role_of_the_page_is_enough_for_everything(secured: Secure, database: 
     found = {each["check"]: each for each in map(json.loads, result.stdout.splitlines())}
     assert {each["level"] for each in found.values()} <= {"ok", "advice"}, found
     assert result.exit_code == 0
-    assert {name for name, each in found.items() if each["level"] == "advice"} <= {"parameters", "indexes", "documents"}
+    assert {name for name, each in found.items() if each["level"] == "advice"} <= {
+        "parameters",
+        "indexes",
+        "documents",
+    }
 
 
 #: What cannot be done without it, and how the server calls that.
@@ -281,7 +297,9 @@ NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @both
 @pytest.mark.parametrize("action", NEEDS)
-def test_with_less_it_says_what_is_missing(secured: Secure, database: str, kind: str, action: str) -> None:
+def test_with_less_it_says_what_is_missing(
+    secured: Secure, database: str, kind: str, action: str
+) -> None:
     with Client(secured.admin[database], signals="none:") as client:
         client.queue("a").push_many([1, 2])
     [first, *_] = roles()["queues"]

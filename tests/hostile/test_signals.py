@@ -22,7 +22,9 @@ from tests.signals.servers import NOW, RedisServer, eventually
 
 __all__ = ["kind", "redis_server"]  # fixtures
 
-capped = pytest.mark.parametrize("kind", ["capped-blocking", "capped-async", "capped-motor"], indirect=True)
+capped = pytest.mark.parametrize(
+    "kind", ["capped-blocking", "capped-async", "capped-motor"], indirect=True
+)
 on_redis = pytest.mark.parametrize("kind", ["redis-blocking", "redis-async"], indirect=True)
 
 
@@ -35,13 +37,25 @@ def test_documents_in_the_ring_that_are_no_signals(kind: Kind, mongo: Any) -> No
         assert listener.wait(10)
         for field in ("topic", "when", "at"):
             for value in ODD.values():
-                document = {"_id": ObjectId(), "at": Timestamp(0, 0), "topic": "other", "when": NOW} | {field: value}
+                document = {
+                    "_id": ObjectId(),
+                    "at": Timestamp(0, 0),
+                    "topic": "other",
+                    "when": NOW,
+                } | {field: value}
                 ring.insert_one(document)
         for bad in (b"POISO\xff", b"\xff\xff\xff\xff\xff\xff"):
             document = {"_id": ObjectId(), "at": Timestamp(0, 0), "topic": "POISON", "when": NOW}
             ring.insert_one(RawBSONDocument(bson.encode(document).replace(b"POISON", bad)))
         # A topic that is one, with an instant that no Python has, or none at all.
-        ring.insert_one({"_id": ObjectId(), "at": Timestamp(0, 0), "topic": "topic", "when": DatetimeMS(1 << 62)})
+        ring.insert_one(
+            {
+                "_id": ObjectId(),
+                "at": Timestamp(0, 0),
+                "topic": "topic",
+                "when": DatetimeMS(1 << 62),
+            }
+        )
         ring.insert_one({"_id": ObjectId(), "at": Timestamp(0, 0), "topic": "topic"})
         heard = bus.stats["heard"]
         bus.emit("topic", NOW)
@@ -92,7 +106,9 @@ def test_any_argument_of_a_bus(topic: Given, when: Given) -> None:
                 call()
 
 
-@pytest.mark.parametrize("kind", ["redis-blocking", "redis-async", "capped-blocking", "capped-async"], indirect=True)
+@pytest.mark.parametrize(
+    "kind", ["redis-blocking", "redis-async", "capped-blocking", "capped-async"], indirect=True
+)
 def test_what_cannot_be_sent_is_refused_and_holds_nothing_up(kind: Kind) -> None:
     bus = kind.make()
     early = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))

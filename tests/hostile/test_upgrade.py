@@ -36,7 +36,10 @@ FILES = sorted(STORED.glob("v*.json"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 EXACT = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.CANONICAL, tz_aware=True, tzinfo=UTC, uuid_representation=UuidRepresentation.STANDARD
+    json_mode=json_util.JSONMode.CANONICAL,
+    tz_aware=True,
+    tzinfo=UTC,
+    uuid_representation=UuidRepresentation.STANDARD,
 )
 #: Seconds that outlast these tests: a lease that is held when they are run, and a history that is kept.
 AGE = 99 * 365 * 86400.0
@@ -57,28 +60,49 @@ def write(client: Client) -> None:
     """Bring messages into every state that there is, by real operations; their ids say which."""
     plain = client.queue("plain", history=AGE, max_tries=3)
     plain.push({"n": 1}, id="ready")
-    plain.push({"n": 2}, id="ready-keyed", key="k1", headers={"s": "text", "i": 1, "f": 1.5, "b": True})
+    plain.push(
+        {"n": 2}, id="ready-keyed", key="k1", headers={"s": "text", "i": 1, "f": 1.5, "b": True}
+    )
     plain.push({"n": 3}, id="scheduled", at=FAR, key="k2")
     plain.push(None, id="ready-null")
     client.queue("typed", Order).push(Order(n=4, note="typed"), id="typed")
     # One at a time from queues of their own, so that it is clear which is received.
-    for name in ("reserved", "lapsed", "failed", "released", "finished", "popped", "moved", "dead", "worn", "replayed"):
+    for name in (
+        "reserved",
+        "lapsed",
+        "failed",
+        "released",
+        "finished",
+        "popped",
+        "moved",
+        "dead",
+        "worn",
+        "replayed",
+    ):
         queue = client.queue(f"q-{name}", history=AGE, max_tries=2)
         queue.push({"n": 5}, id=name, key=f"key of {name}", headers={"h": name})
     held = one(client, "reserved", lease=AGE)
     client.queue("q-reserved").progress(held, 0.25, "a quarter")
     client.queue("q-reserved").checkpoint(held, {"page": 7})
     one(client, "lapsed", lease=0.001)
-    client.queue("q-failed").rollback(one(client, "failed"), delay=0, error=ValueError("why it failed"))
+    client.queue("q-failed").rollback(
+        one(client, "failed"), delay=0, error=ValueError("why it failed")
+    )
     client.queue("q-released").release(one(client, "released"))
     client.queue("q-finished", history=AGE).commit(one(client, "finished"), payload={"n": 6})
     assert client.queue("q-popped", history=AGE).pop(0) is not None
     client.queue("q-moved").move(
-        one(client, "moved"), to="q-target", update={"$inc": {"n": 1}}, headers={"more": 1}, key="kt"
+        one(client, "moved"),
+        to="q-target",
+        update={"$inc": {"n": 1}},
+        headers={"more": 1},
+        key="kt",
     )
     client.queue("q-dead").bury(one(client, "dead"), error="why it is dead")
     for _ in range(2):
-        client.queue("q-worn", max_tries=2).rollback(one(client, "worn"), delay=0, error=KeyError("worn"))
+        client.queue("q-worn", max_tries=2).rollback(
+            one(client, "worn"), delay=0, error=KeyError("worn")
+        )
     replayed = client.queue("q-replayed", history=AGE)
     replayed.commit(one(client, "replayed"))
     assert replayed.replay("replayed") == 1
@@ -117,7 +141,10 @@ def make(path: Path) -> None:
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    return [json_util.loads(line, json_options=EXACT) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        json_util.loads(line, json_options=EXACT)
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @pytest.fixture
@@ -137,7 +164,10 @@ def test_there_is_a_file_of_this_version() -> None:
 def test_the_file_has_all_that_is_written_today(path: Path, client: Client) -> None:
     """Field by field and type by type: a release that stores anything in another way needs another file."""
     write(client)
-    today = {each["_id"]: each for each in client.database["pyqueue"].with_options(codec_options=OPTIONS).find()}
+    today = {
+        each["_id"]: each
+        for each in client.database["pyqueue"].with_options(codec_options=OPTIONS).find()
+    }
     for document in load(path):
         now = today[document["_id"]]
         assert {name: type(value) for name, value in document.items()}.items() <= {
@@ -165,19 +195,34 @@ def test_all_is_read(old: Place, path: Path) -> None:
     reserved = client.queue("q-reserved").get("reserved")
     assert reserved is not None
     assert reserved.progress is not None
-    assert (reserved.state, reserved.progress["fraction"], reserved.checkpoint) == ("reserved", 0.25, {"page": 7})
+    assert (reserved.state, reserved.progress["fraction"], reserved.checkpoint) == (
+        "reserved",
+        0.25,
+        {"page": 7},
+    )
     failed = client.queue("q-failed").get("failed")
     assert failed is not None
     assert failed.error is not None
-    assert (failed.error["type"], failed.error["message"], failed.tries) == ("ValueError", "why it failed", 1)
+    assert (failed.error["type"], failed.error["message"], failed.tries) == (
+        "ValueError",
+        "why it failed",
+        1,
+    )
     moved = client.queue("q-target").get("moved")
     assert moved is not None
     assert (moved.payload, moved.key, moved.headers) == ({"n": 6}, "kt", {"h": "moved", "more": 1})
     assert [each["q"] for each in moved.trail] == ["q-moved"]
-    for name, (outcome, payload) in {"finished": ("committed", {"n": 6}), "popped": ("popped", {"n": 5})}.items():
+    for name, (outcome, payload) in {
+        "finished": ("committed", {"n": 6}),
+        "popped": ("popped", {"n": 5}),
+    }.items():
         [finished] = client.queue(f"q-{name}").history()
         assert isinstance(finished, Finished)
-        assert (finished.outcome, finished.payload, finished.key) == (outcome, payload, f"key of {name}")
+        assert (finished.outcome, finished.payload, finished.key) == (
+            outcome,
+            payload,
+            f"key of {name}",
+        )
     for name, reason in {"dead": "buried", "worn": "tries", "misfit": "invalid"}.items():
         dead = client.queue(f"q-{name}.dead").get(name)
         assert dead is not None
@@ -193,7 +238,11 @@ def test_all_is_received_and_settled(old: Place, path: Path) -> None:
     client = old.client
     plain = client.queue("plain", history=AGE, max_tries=3)
     taken = plain.reserve_many(10, timeout=0)
-    assert [(each.id, each.tries) for each in taken] == [("ready", 1), ("ready-keyed", 1), ("ready-null", 1)]
+    assert [(each.id, each.tries) for each in taken] == [
+        ("ready", 1),
+        ("ready-keyed", 1),
+        ("ready-null", 1),
+    ]
     plain.extend(*taken)
     plain.commit(taken[0])
     plain.rollback(taken[1], delay=0)
@@ -204,7 +253,12 @@ def test_all_is_received_and_settled(old: Place, path: Path) -> None:
         queue = client.queue(f"q-{name}", history=AGE)
         held = queue.reserve(0)
         assert held is not None
-        assert (held.id, held.tries, held.key, held.headers) == (name, tries, f"key of {name}", {"h": name})
+        assert (held.id, held.tries, held.key, held.headers) == (
+            name,
+            tries,
+            f"key of {name}",
+            {"h": name},
+        )
         queue.commit(held)
     typed: AnyQueue = client.queue("typed", Order)
     popped = typed.pop(0)
@@ -267,7 +321,9 @@ ENTERING: dict[str, Operation] = {
     "reserve_many": lambda client, queue, held: queue.reserve_many(5, timeout=0),
     "move to it": lambda client, queue, held: client.queue("source").move(held, to="later"),
     "move to the queue": lambda client, queue, held: client.queue("source").move(held, to=queue),
-    "bury in it": lambda client, queue, held: client.queue("source", dead_letter="later").bury(held),
+    "bury in it": lambda client, queue, held: client.queue("source", dead_letter="later").bury(
+        held
+    ),
     "redrive to it": lambda client, queue, held: client.queue("from.dead").redrive(),
 }
 
@@ -276,7 +332,14 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
     past, client = datetime(2026, 1, 1, tzinfo=UTC), place.client
     message = {"q": "later", "when": past, "due": past, "tries": 0, "pushed": past, "payload": 1}
     dead = {"from": "later", "at": past, "reason": "buried", "tries": 1, "error": None}
-    record = {"_id": "~queue:later", "q": "later", "when": past, "record": True, "kind": "standard", "v": 1}
+    record = {
+        "_id": "~queue:later",
+        "q": "later",
+        "when": past,
+        "record": True,
+        "kind": "standard",
+        "v": 1,
+    }
     try:
         client.queue("source").push(1)
         held = client.queue("source").reserve(0)
@@ -287,7 +350,8 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
                 record | change,
                 message | {"_id": "there", "key": "k"},
                 message | {"_id": "dead", "dead": dead | {"from": "elsewhere"}},
-                message | {"_id": "done", "when": datetime(9026, 1, 1, tzinfo=UTC), "processed": past},
+                message
+                | {"_id": "done", "when": datetime(9026, 1, 1, tzinfo=UTC), "processed": past},
                 message | {"_id": "buried", "q": "from.dead", "dead": dead},
             ]
         )

@@ -88,7 +88,9 @@ def _leaves() -> st.SearchStrategy[Any]:
         st.text(st.characters(codec="utf-8"), max_size=8),
         st.binary(max_size=8),
         st.datetimes(timezones=st.just(UTC), min_value=datetime(1, 1, 2)).map(_milliseconds),
-        st.sampled_from([ObjectId(), uuid.UUID(int=1), Regex("x"), Timestamp(1, 1), MinKey(), Decimal128("NaN")]),
+        st.sampled_from(
+            [ObjectId(), uuid.UUID(int=1), Regex("x"), Timestamp(1, 1), MinKey(), Decimal128("NaN")]
+        ),
     )
 
 
@@ -102,7 +104,9 @@ def bson_values() -> st.SearchStrategy[Any]:
     names |= st.sampled_from(["$gt", "$set", "a.b", "_id", "q", "when", "$ref", ""])
     return st.recursive(
         _leaves(),
-        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)
+        ),
         max_leaves=6,
     )
 
@@ -158,6 +162,10 @@ class Given:
 def anything() -> st.SearchStrategy[Given]:
     """A value of any kind; most are not what anything takes."""
     values: st.SearchStrategy[Any] = st.one_of(
-        odd(), st.sampled_from(_STRANGE).map(lambda make: make()), st.text(max_size=5), st.floats(), st.integers()
+        odd(),
+        st.sampled_from(_STRANGE).map(lambda make: make()),
+        st.text(max_size=5),
+        st.floats(),
+        st.integers(),
     )
     return values.map(Given)

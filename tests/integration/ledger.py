@@ -72,7 +72,9 @@ def work(job: Job) -> Page:
             taken = 0
             for place in rng.sample(range(len(queues)), len(queues)):
                 onward = queues[place + 1] if place + 1 < len(queues) else None
-                taken += _turn(queues[place], onward, job.batch, rng, page, wait=0 if left else 0.05)
+                taken += _turn(
+                    queues[place], onward, job.batch, rng, page, wait=0 if left else 0.05
+                )
             # Lease ends are instants too: None says that nothing is left that could come back.
             if not taken and not left and all(queue.next_when() is None for queue in queues):
                 return page
@@ -83,7 +85,14 @@ def _push(queue: Queue[Any], count: int, job: Job) -> list[Any]:
     return [queue.push(payloads[0])] if job.batch == 1 else queue.push_many(payloads)
 
 
-def _turn(queue: Queue[Any], onward: Queue[Any] | None, batch: int, rng: random.Random, page: Page, wait: float) -> int:
+def _turn(
+    queue: Queue[Any],
+    onward: Queue[Any] | None,
+    batch: int,
+    rng: random.Random,
+    page: Page,
+    wait: float,
+) -> int:
     """Receive once and settle what came."""
     abandon = rng.random() < 0.01
     lease = SHORT if abandon else LEASE
@@ -98,9 +107,15 @@ def _turn(queue: Queue[Any], onward: Queue[Any] | None, batch: int, rng: random.
     for each in held:
         chance = rng.random()
         usual = "commit" if onward is None else "move"
-        ends["abandon" if abandon else "rollback" if chance < 0.02 else "release" if chance < 0.04 else usual].append(
-            each
-        )
+        ends[
+            "abandon"
+            if abandon
+            else "rollback"
+            if chance < 0.02
+            else "release"
+            if chance < 0.04
+            else usual
+        ].append(each)
     for end, members in ends.items():
         let = began + SHORT - SLACK if end == "abandon" else time.monotonic()
         page.holds += [Hold(each.id, queue.name, got, let, end, each.tries) for each in members]
@@ -142,7 +157,9 @@ def audit(pages: Iterable[Page], queues: tuple[str, ...]) -> list[str]:
             if following is not None and following.got < hold.let:
                 wrong.append(f"{id} in {queue} was held twice: {hold} and {following}")
             if hold.tries != counted + 1:
-                wrong.append(f"{id} in {queue}: tries {hold.tries} at the hold after {counted} that counted")
+                wrong.append(
+                    f"{id} in {queue}: tries {hold.tries} at the hold after {counted} that counted"
+                )
             counted += hold.end != "release"
             if hold.end in ("commit", "move"):
                 final[id, queue] += 1

@@ -50,7 +50,9 @@ class Other:
 @contextmanager
 def other_process() -> Iterator[Other]:
     """Start it; it ends with the block."""
-    process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     with process:
         other = Other(process)
         other.expect("ready")

@@ -29,7 +29,16 @@ from tests.signals.servers import RedisServer, free_port
 SOON = 0.25
 NEVER = 3600.0
 SECRET = "hunter2-correct-horse"
-MONITORING = {"hello", "isMaster", "serverStatus", "ping", "endSessions", "buildInfo", "saslStart", "saslContinue"}
+MONITORING = {
+    "hello",
+    "isMaster",
+    "serverStatus",
+    "ping",
+    "endSessions",
+    "buildInfo",
+    "saslStart",
+    "saslContinue",
+}
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 
@@ -61,7 +70,9 @@ def bus(request: pytest.FixtureRequest) -> str:
 def pool() -> Iterator[ThreadPoolExecutor]:
     pool = ThreadPoolExecutor(64)
     yield pool
-    pool.shutdown(wait=False, cancel_futures=True)  # a test that failed leaves waiters; closing their client ends them
+    pool.shutdown(
+        wait=False, cancel_futures=True
+    )  # a test that failed leaves waiters; closing their client ends them
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +127,9 @@ def test_a_push_in_another_process_wakes(
 
 
 @pytest.mark.parametrize("bus", ["memory"], indirect=True)
-def test_a_push_of_another_client_wakes(connect: Connect, url: str, bus: str, pool: ThreadPoolExecutor) -> None:
+def test_a_push_of_another_client_wakes(
+    connect: Connect, url: str, bus: str, pool: ThreadPoolExecutor
+) -> None:
     """The bus in memory carries within a process."""
     client = connect(signals=bus)
     queue = client.queue("jobs", poll=NEVER)
@@ -142,7 +155,9 @@ def test_a_pause_travels_and_stays(
     until(lambda: client.line("jobs").head.paused)
     assert time.monotonic() - began < 2.5  # without a bus it would take 5 s
     other.do("queue.push(1)")
-    other.do(f"new = fresh({url!r}, {bus!r})")  # it never heard the event, and honours the pause at once
+    other.do(
+        f"new = fresh({url!r}, {bus!r})"
+    )  # it never heard the event, and honours the pause at once
     other.do("assert new.pop(0) is None and new.paused()")
     assert not future.done()
     began = time.monotonic()
@@ -206,7 +221,11 @@ def test_a_bus_that_was_named_and_does_not_work_is_told_on_entering(
     server = RedisServer(tmp_path, "--requirepass", SECRET)
     try:
         port = free_port() if trouble == "unreachable" else server.port
-        given = {"unreachable": f":{SECRET}@", "wrong password": f":{SECRET}-not@", "no password": ""}[trouble]
+        given = {
+            "unreachable": f":{SECRET}@",
+            "wrong password": f":{SECRET}-not@",
+            "no password": "",
+        }[trouble]
         bus = f"redis://{given}127.0.0.1:{port}/0"
         with pytest.raises(ConfigurationError, match="signals") as caught, Client(url, signals=bus):
             pass
@@ -236,7 +255,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         with Mongo("127.0.0.1", port, username="root", password=SECRET) as mongo:
             actions = ["find", "insert", "update", "remove"]
             privileges = [
-                {"resource": {"db": "", "collection": "pyqueue"}, "actions": [*actions, "createIndex", "listIndexes"]},
+                {
+                    "resource": {"db": "", "collection": "pyqueue"},
+                    "actions": [*actions, "createIndex", "listIndexes"],
+                },
                 {"resource": {"db": "", "collection": "pyqueue.signals"}, "actions": ["find"]},
             ]
             mongo.admin.command("createRole", "queues", privileges=privileges, roles=[])
@@ -247,12 +269,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.mark.parametrize("how", ["blocking", "async"])
 @pytest.mark.parametrize("dropped", [False, True])
 def test_the_default_bus_not_permitted_is_one_warning_and_the_poll(
-    guarded: int, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, how: str, dropped: bool
+    guarded: int,
+    pool: ThreadPoolExecutor,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    dropped: bool,
 ) -> None:
     database = f"t{how}{dropped}"
     url = f"mongodb://worker:{SECRET}@127.0.0.1:{guarded}/{database}?authSource=admin"
     caplog.set_level(logging.WARNING)
-    with ExitStack() as stack, Mongo("127.0.0.1", guarded, username="root", password=SECRET) as root:
+    with (
+        ExitStack() as stack,
+        Mongo("127.0.0.1", guarded, username="root", password=SECRET) as root,
+    ):
         if dropped:
             root[database].create_collection("pyqueue.signals", capped=True, size=1 << 20)
         if how == "blocking":
@@ -303,7 +332,9 @@ def test_redis_killed_and_started_again_under_consumers(
         time.sleep(1)
         assert client.stats["commands"] - before <= 10  # nobody looks busily
         own_redis.start()
-        assert sleeper.result(20)[0].payload == "no signal tells of this"  # it looks once when the bus is back
+        assert (
+            sleeper.result(20)[0].payload == "no signal tells of this"
+        )  # it looks once when the bus is back
 
         def woken() -> bool:
             future = pool.submit(timed, heard.pop)
@@ -392,7 +423,9 @@ def test_cancelling_a_waiting_receive_returns_at_once(url: str, bus: str) -> Non
 def test_closing_wakes_everybody(connect: Connect, bus: str, pool: ThreadPoolExecutor) -> None:
     client = connect(signals=bus)
     queue, other = client.queue("jobs", poll=NEVER), client.queue("other", poll=NEVER)
-    futures = [pool.submit(timed, each) for each in (queue.pop, queue.reserve, other.pop, other.reserve)]
+    futures = [
+        pool.submit(timed, each) for each in (queue.pop, queue.reserve, other.pop, other.reserve)
+    ]
     until(lambda: waiters(client, "jobs") == waiters(client, "other") == 2)
     client.close()
     for future in futures:

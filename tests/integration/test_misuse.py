@@ -30,7 +30,9 @@ def in_fork(call: Callable[[], object]) -> str:
     """Call it in a forked child; answers what came of it there."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forking with threads: it is what is tested
         child = os.fork()
     if not child:  # whatever happens, no test may go on in the child
         try:
@@ -133,7 +135,12 @@ def test_a_second_event_loop_is_refused(url: str, driver: str) -> None:
     queue = client.queue("jobs")
     try:
         first.run_until_complete(queue.push(1))
-        for operation in (lambda: queue.push(2), lambda: queue.pop(), lambda: queue.counts(), lambda: client.queues()):
+        for operation in (
+            lambda: queue.push(2),
+            lambda: queue.pop(),
+            lambda: queue.counts(),
+            lambda: client.queues(),
+        ):
             with pytest.raises(ConfigurationError, match="event loop"):
                 second.run_until_complete(operation())
         counts = first.run_until_complete(queue.counts())
@@ -198,8 +205,13 @@ def test_a_client_closed_before_its_first_use(url: str) -> None:
 def test_close_wakes_all_waiting_threads(url: str, bus: str) -> None:
     with Client(url, signals=bus) as client, ThreadPoolExecutor(12) as pool:
         queue, other = client.queue("jobs", poll=3600), client.queue("other", poll=3600)
-        futures = [pool.submit(queue.pop) for _ in range(6)] + [pool.submit(other.reserve) for _ in range(4)]
-        futures += [pool.submit(queue.reserve_many, 5, timeout=600), pool.submit(queue.pop_many, 5, timeout=600)]
+        futures = [pool.submit(queue.pop) for _ in range(6)] + [
+            pool.submit(other.reserve) for _ in range(4)
+        ]
+        futures += [
+            pool.submit(queue.reserve_many, 5, timeout=600),
+            pool.submit(queue.pop_many, 5, timeout=600),
+        ]
         until(lambda: waiters(client, "jobs") + waiters(client, "other") == 12)
         began = time.monotonic()
         client.close()
@@ -233,14 +245,19 @@ def test_close_leaves_what_was_passed_in_open(url: str) -> None:
     with pymongo.MongoClient[dict[str, Any]](url) as mongo:
         with Client(mongo.get_default_database()) as client:
             client.queue("jobs").push(1)
-        assert mongo.get_default_database()["pyqueue"].count_documents({"record": {"$exists": False}}) == 1
+        assert (
+            mongo.get_default_database()["pyqueue"].count_documents({"record": {"$exists": False}})
+            == 1
+        )
 
 
 # Another process
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_a_pickled_reservation_is_settled_in_another_process(url: str, client: Client, kind: str) -> None:
+def test_a_pickled_reservation_is_settled_in_another_process(
+    url: str, client: Client, kind: str
+) -> None:
     client.queue("jobs").push({"n": 1}, headers={"a": 1})
     if kind == "blocking":
         reservation = client.queue("jobs").reserve(0)
@@ -304,7 +321,9 @@ def test_ctrl_c_is_heard_at_once(url: str, client: Client, kind: str, receive: s
     try:
         assert consumer.stdout is not None
         assert consumer.stdout.readline() == "ready\n"
-        time.sleep(0.3)  # it is waiting by now; were it not, the interrupt would be heard all the same
+        time.sleep(
+            0.3
+        )  # it is waiting by now; were it not, the interrupt would be heard all the same
         began = time.monotonic()
         consumer.send_signal(signal.SIGINT)
         _, words = consumer.communicate(timeout=20)

@@ -16,7 +16,7 @@ import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueError
 from pyqueue.backends import namespace
-from pyqueue.requests import Now, Plan
+from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
 from tests.conftest import missing
 from tests.integration.conftest import Connect
@@ -80,7 +80,10 @@ def test_the_collection_dropped_under_a_client(connect: Connect, client: Client)
     queue = consumer.queue("jobs")
     queue.push("gone", key="k")
     queue.pause()
-    for drop in (client.database.drop_collection, lambda _: client.database.client.drop_database(client.database.name)):
+    for drop in (
+        client.database.drop_collection,
+        lambda _: client.database.client.drop_database(client.database.name),
+    ):
         drop("pyqueue")
         assert queue.push("kept") is not None
         message = queue.pop(0)
@@ -88,7 +91,9 @@ def test_the_collection_dropped_under_a_client(connect: Connect, client: Client)
         assert message.payload == "kept"
         assert set(client.database["pyqueue"].index_information()) == INDEXES
         queue.push("again", key="k")
-        assert [each["_id"] for each in client.database["pyqueue"].find({"record": True})] == ["~queue:jobs"]
+        assert [each["_id"] for each in client.database["pyqueue"].find({"record": True})] == [
+            "~queue:jobs"
+        ]
         assert queue.push("twice", key="k") is None
         reservation = queue.reserve(0)
         assert reservation is not None
@@ -111,7 +116,9 @@ def test_the_collection_dropped_under_a_blocked_consumer(connect: Connect, clien
     assert set(client.database["pyqueue"].index_information()) == INDEXES
 
 
-@pytest.mark.parametrize("operation", ["counts", "peek", "next_when", "purge", "reserve_many", "redrive", "queues"])
+@pytest.mark.parametrize(
+    "operation", ["counts", "peek", "next_when", "purge", "reserve_many", "redrive", "queues"]
+)
 def test_any_operation_may_be_the_first_after_a_drop(client: Client, operation: str) -> None:
     queue = client.queue("jobs")
     queue.push(1)
@@ -129,7 +136,9 @@ def test_any_operation_may_be_the_first_after_a_drop(client: Client, operation: 
     assert set(client.database["pyqueue"].index_information()) == INDEXES
 
 
-def test_equal_keys_that_came_in_without_the_index_are_told_of(connect: Connect, client: Client) -> None:
+def test_equal_keys_that_came_in_without_the_index_are_told_of(
+    connect: Connect, client: Client
+) -> None:
     client.queue("jobs").push(1, key="k", id="m1")
     collection = client.database["pyqueue"]
     collection.drop_index("key")
@@ -150,7 +159,7 @@ def test_an_index_that_is_gone_again_at_once_is_an_error(
 
     def nothing(name: str) -> Plan[None]:
         made.append(name)
-        yield Now()
+        yield ServerTime()
 
     client.queue("jobs").push(1)
 
@@ -203,7 +212,9 @@ def test_a_bus_that_was_given_to_a_client_stays_open() -> None:
 
 
 @pytest.mark.parametrize("change", [{"kind": "stream"}, {"v": 2}, {"v": None}, {"kind": 7}])
-def test_a_record_that_this_release_does_not_know(connect: Connect, client: Client, change: dict[str, Any]) -> None:
+def test_a_record_that_this_release_does_not_know(
+    connect: Connect, client: Client, change: dict[str, Any]
+) -> None:
     client.queue("jobs").push(1)
     client.database["pyqueue"].update_one({"_id": "~queue:jobs"}, {"$set": change})
     other = connect()
@@ -224,7 +235,9 @@ def test_a_record_that_this_release_does_not_know(connect: Connect, client: Clie
     assert list(client.database["pyqueue"].find(sort=[("_id", 1)])) == before
 
 
-def test_options_that_differ_warn_once(url: str, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_that_differ_warn_once(
+    url: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "pyqueue")
     client.queue("jobs", lease=60).push(1)
     assert caplog.records == []
@@ -256,7 +269,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
                 privileges = [{"resource": {"db": "", "collection": ""}, "actions": actions}]
                 mongo.admin.command("createRole", "documents", privileges=privileges, roles=[])
                 mongo.admin.command("createUser", "limited", pwd=SECRET, roles=["documents"])
-                listing = [{"resource": {"db": "", "collection": ""}, "actions": [*actions, "listIndexes"]}]
+                listing = [
+                    {"resource": {"db": "", "collection": ""}, "actions": [*actions, "listIndexes"]}
+                ]
                 mongo.admin.command("createRole", "listing", privileges=listing, roles=[])
                 mongo.admin.command("createUser", "lister", pwd=SECRET, roles=["listing"])
             yield port
@@ -328,7 +343,11 @@ def test_no_password_is_ever_shown(guarded: int, caplog: pytest.LogCaptureFixtur
             chain = chain.__cause__ or chain.__context__
         client.close()
     shown.append(repr(AsyncClient(wrong)))
-    for bad in (f"mongodb:/user:{SECRET}@host/x", f"http://user:{SECRET}@host/x", f"mongodb://u:{SECRET}@host:port/x"):
+    for bad in (
+        f"mongodb:/user:{SECRET}@host/x",
+        f"http://user:{SECRET}@host/x",
+        f"mongodb://u:{SECRET}@host:port/x",
+    ):
         with pytest.raises(ConfigurationError) as failure, Client(bad):
             pass
         shown.append(str(failure.value))

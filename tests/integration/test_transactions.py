@@ -67,14 +67,19 @@ def test_a_key_that_is_taken_does_not_abort(client: Client, things: Any, on_dupl
         client.database.things.insert_one({"_id": 1}, session=session)
     assert answer == (first if on_duplicate == "replace" else None)
     assert ids(things) == [0, 1]
-    assert [each.payload for each in queue.peek()] == [{"ignore": "old", "replace": "new"}[on_duplicate], "another"]
+    assert [each.payload for each in queue.peek()] == [
+        {"ignore": "old", "replace": "new"}[on_duplicate],
+        "another",
+    ]
 
 
 def test_of_many_keys_that_are_taken_none_is_answered(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push_many(["old", "old"], keys=["k", "l"])
     with client.transaction() as session:
-        answers = queue.push_many(["new"] * 3, keys=["k", "l", "m"], ids=[None, None, "a"], session=session)
+        answers = queue.push_many(
+            ["new"] * 3, keys=["k", "l", "m"], ids=[None, None, "a"], session=session
+        )
     assert answers == [None, None, "a"]
 
 
@@ -83,7 +88,9 @@ def test_a_key_that_is_taken_and_reported_does_not_abort(client: Client, things:
     queue.push("old", key="k")
     with client.transaction() as session:
         with pytest.raises(DuplicateKey) as clash:
-            queue.push_many(["new", "another"], keys=["k", "other"], on_duplicate="error", session=session)
+            queue.push_many(
+                ["new", "another"], keys=["k", "other"], on_duplicate="error", session=session
+            )
         client.database.things.insert_one({"_id": 1}, session=session)
     assert clash.value.keys == ["k"]
     assert ids(things) == [0, 1]
@@ -280,7 +287,9 @@ def test_run_transaction_repeats_what_mongodb_asks_to_repeat(client: Client, thi
     assert queue.counts() == Counts(ready=1)
 
 
-def test_an_exception_of_the_users_passes_and_nothing_is_written(client: Client, things: Any) -> None:
+def test_an_exception_of_the_users_passes_and_nothing_is_written(
+    client: Client, things: Any
+) -> None:
     queue = client.queue("jobs")
     queue.pop(0)
 
@@ -458,7 +467,9 @@ def test_after_a_transaction_of_ones_own_notify_wakes(client: Client, age: float
         with client.database.client.start_session() as session, session.start_transaction():
             id = queue.push("pushed", session=session)
             past = datetime.now(UTC) - timedelta(seconds=age)
-            client.database["pyqueue"].update_one({"_id": id}, {"$set": {"when": past}}, session=session)
+            client.database["pyqueue"].update_one(
+                {"_id": id}, {"$set": {"when": past}}, session=session
+            )
         time.sleep(0.2)
         assert not future.done()
         queue.notify()

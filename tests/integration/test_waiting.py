@@ -28,14 +28,18 @@ NEVER = 3600.0
 def pool() -> Iterator[ThreadPoolExecutor]:
     pool = ThreadPoolExecutor(64)
     yield pool
-    pool.shutdown(wait=False, cancel_futures=True)  # a test that failed leaves waiters; closing their client ends them
+    pool.shutdown(
+        wait=False, cancel_futures=True
+    )  # a test that failed leaves waiters; closing their client ends them
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return call(), time.monotonic()
 
 
-def waiting(pool: ThreadPoolExecutor, client: Any, queue: Any, call: Callable[[], Any]) -> Future[tuple[Any, float]]:
+def waiting(
+    pool: ThreadPoolExecutor, client: Any, queue: Any, call: Callable[[], Any]
+) -> Future[tuple[Any, float]]:
     """Begin a call that waits; answers once it does."""
     before = waiters(client, queue.name)
     future = pool.submit(timed, call)
@@ -44,7 +48,9 @@ def waiting(pool: ThreadPoolExecutor, client: Any, queue: Any, call: Callable[[]
     return future
 
 
-def lag(pool: ThreadPoolExecutor, client: Any, queue: Any, receive: str, act: Callable[[], object]) -> float:
+def lag(
+    pool: ThreadPoolExecutor, client: Any, queue: Any, receive: str, act: Callable[[], object]
+) -> float:
     """Seconds from an act to the return of a receive that waits; the median of several."""
     lags = []
     for _ in range(5):
@@ -79,12 +85,21 @@ def test_a_push_of_another_client_of_the_process_wakes_at_once(
 
 WAKES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any, Any], Any]]] = {
     # how it is made ready for, and what then wakes a consumer of "jobs"
-    "rollback": (lambda jobs, other: take(jobs), lambda jobs, other, held: jobs.rollback(held, delay=0)),
+    "rollback": (
+        lambda jobs, other: take(jobs),
+        lambda jobs, other, held: jobs.rollback(held, delay=0),
+    ),
     "release": (lambda jobs, other: take(jobs), lambda jobs, other, held: jobs.release(held)),
     "move": (lambda jobs, other: take(other), lambda jobs, other, held: other.move(held, to=jobs)),
-    "move by name": (lambda jobs, other: take(other), lambda jobs, other, held: other.move(held, to="jobs")),
+    "move by name": (
+        lambda jobs, other: take(other),
+        lambda jobs, other, held: other.move(held, to="jobs"),
+    ),
     "bury": (lambda jobs, other: take(other), lambda jobs, other, held: other.bury(held)),
-    "last rollback": (lambda jobs, other: take(other), lambda jobs, other, held: other.rollback(held)),
+    "last rollback": (
+        lambda jobs, other: take(other),
+        lambda jobs, other, held: other.rollback(held),
+    ),
     "replay": (lambda jobs, other: finished(jobs), lambda jobs, other, id: jobs.replay(id)),
     "redrive": (lambda jobs, other: jobs.bury(take(jobs)), lambda jobs, other, _: other.redrive()),
     "replace": (
@@ -106,7 +121,9 @@ def finished(queue: Any) -> Any:
 
 
 @pytest.mark.parametrize("what", WAKES)
-def test_whatever_makes_a_message_ready_wakes_at_once(connect: Connect, pool: ThreadPoolExecutor, what: str) -> None:
+def test_whatever_makes_a_message_ready_wakes_at_once(
+    connect: Connect, pool: ThreadPoolExecutor, what: str
+) -> None:
     client = connect()
     jobs = client.queue("jobs", history=600, poll=NEVER, dead_letter="other")
     other = client.queue("other", max_tries=1, dead_letter="jobs")
@@ -139,7 +156,9 @@ def test_a_push_within_the_window_of_another(connect: Connect, pool: ThreadPoolE
     assert median(lags) < SOON + 0.05
 
 
-def test_no_wake_is_lost_between_the_look_and_the_wait(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_no_wake_is_lost_between_the_look_and_the_wait(
+    connect: Connect, pool: ThreadPoolExecutor
+) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     rounds = 150
@@ -184,7 +203,9 @@ def test_an_earlier_message_sets_the_alarm_anew(connect: Connect, pool: ThreadPo
     assert 0.3 <= took < 0.3 + SOON
 
 
-def test_a_rolled_back_message_wakes_at_its_time(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_a_rolled_back_message_wakes_at_its_time(
+    connect: Connect, pool: ThreadPoolExecutor
+) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     lags = []
@@ -225,14 +246,18 @@ def test_the_timeout_ends_the_wait(connect: Connect, receive: str) -> None:
 # Woken by the poll
 
 
-def test_the_poll_finds_what_no_signal_told_of(connect: Connect, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_the_poll_finds_what_no_signal_told_of(
+    connect: Connect, client: Client, pool: ThreadPoolExecutor
+) -> None:
     consumer = connect(signals="none:")
     queue = consumer.queue("jobs", poll=0.3)
     producer = client.queue("jobs")
     assert lag(pool, consumer, queue, "reserve", lambda: producer.push(1)) < 0.3 + SOON
 
 
-def test_the_poll_finds_the_expired_lease_of_another_process(connect: Connect, client: Client) -> None:
+def test_the_poll_finds_the_expired_lease_of_another_process(
+    connect: Connect, client: Client
+) -> None:
     """Its end is known to nobody here."""
     queue = connect(signals="none:").queue("jobs", poll=0.3)
     assert queue.pop(0) is None
@@ -277,7 +302,9 @@ def test_one_push_to_fifty_waiters_is_one_delivery_and_few_commands(
         producer.push("one")
         until(lambda: sum(future.done() for future in futures) == 50 - left)  # noqa: B023  # called at once
         until(lambda: waiters(consumer, "jobs") == left)  # noqa: B023
-        lags.append(max(at for _, at in (future.result() for future in futures if future.done())) - began)
+        lags.append(
+            max(at for _, at in (future.result() for future in futures if future.done())) - began
+        )
         costs.append(consumer.stats["commands"] - before)
     assert median(lags) < SOON
     # The claim of the one that was woken; the look of the next, and when to look again. The pause flag is read every 5 s.
@@ -287,7 +314,9 @@ def test_one_push_to_fifty_waiters_is_one_delivery_and_few_commands(
     assert queue.counts().total == 0
 
 
-def test_fifty_pushes_wake_fifty(connect: Connect, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_fifty_pushes_wake_fifty(
+    connect: Connect, client: Client, pool: ThreadPoolExecutor
+) -> None:
     consumer = connect()
     queue, producer = consumer.queue("jobs", poll=NEVER), client.queue("jobs")
     futures = [pool.submit(timed, lambda: queue.reserve(30)) for _ in range(50)]
@@ -327,7 +356,9 @@ def test_a_waiter_cancelled_as_it_is_woken_passes_the_wake_on(url: str) -> None:
                 await queue.notify()  # no I/O: whoever leads is woken and has not run yet
                 first.cancel()
                 await asyncio.wait([first])
-                if not first.cancelled():  # storing took so long that it looked by itself, and has the message
+                if (
+                    not first.cancelled()
+                ):  # storing took so long that it looked by itself, and has the message
                     second.cancel()
                     await asyncio.wait([second])
                     continue
@@ -360,7 +391,9 @@ def test_the_next_waiter_leads_when_the_first_is_cancelled(url: str) -> None:
     assert median(asyncio.run(main())) < SOON
 
 
-def test_the_next_waiter_leads_when_the_first_times_out(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_the_next_waiter_leads_when_the_first_times_out(
+    connect: Connect, pool: ThreadPoolExecutor
+) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     first = waiting(pool, client, queue, lambda: queue.pop(2))
@@ -399,7 +432,9 @@ def test_a_paused_queue_waits_and_resume_wakes_at_once(
 
 
 @pytest.mark.slow
-def test_a_pause_is_noticed_within_five_seconds_without_a_bus(connect: Connect, client: Client) -> None:
+def test_a_pause_is_noticed_within_five_seconds_without_a_bus(
+    connect: Connect, client: Client
+) -> None:
     queue, other = connect(signals="none:").queue("jobs", poll=1), client.queue("jobs")
     assert queue.pop(0) is None
     other.pause()

@@ -20,8 +20,8 @@ import pytest
 
 from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.requests import Change, Command, Enter, Join, Now, Signal
-from pyqueue.waiting import Line
+from pyqueue.requests import Change, Coalesce, Command, EnsureQueue, ServerTime, Signal
+from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.store import Process, World
 
@@ -56,7 +56,11 @@ class Act(NamedTuple):
     held: tuple[Reservation[Any], ...] = ()
 
     def __repr__(self) -> str:
-        what = [str(self.limit)] if self.limit else [f"{each.id} by {each.token}" for each in self.held]
+        what = (
+            [str(self.limit)]
+            if self.limit
+            else [f"{each.id} by {each.token}" for each in self.held]
+        )
         return f"{self.name} {self.queue} {', '.join(what)}"
 
 
@@ -111,14 +115,25 @@ class Explorer:
         crashes: bool = True,
         faults: bool = False,
     ) -> None:
-        self._acts, self._limits, self._memory, self._crashes, self._faults = acts, limits, memory, crashes, faults
+        self._acts, self._limits, self._memory, self._crashes, self._faults = (
+            acts,
+            limits,
+            memory,
+            crashes,
+            faults,
+        )
         options = Options(lease=LEASE.total_seconds(), max_tries=None)
-        self._backends = {queue: backend(queue, options, hold=LEASE.total_seconds()) for queue in LOOP}
+        self._backends = {
+            queue: backend(queue, options, command_timeout=LEASE.total_seconds()) for queue in LOOP
+        }
         self._asker = Process(World(0), "a")
         self._store = self._asker.world.store
         self._ids = frozenset(f"m{n}" for n in range(1, messages + 1))
         self._begin = State(
-            {id: self._backends["a"]._document(NOW, NOW, 0, None, None, id) for id in sorted(self._ids)},
+            {
+                id: self._backends["a"]._document(NOW, NOW, 0, None, None, id)
+                for id in sorted(self._ids)
+            },
             NOW,
             (Consumer(),) * consumers,
         )
@@ -142,7 +157,9 @@ class Explorer:
                         for label, after in self._after(state):
                             self.steps += 1
                             self._check(after, label)
-                            reached = self._mark(after) if left or depth is None else None  # at the end it matters not
+                            reached = (
+                                self._mark(after) if left or depth is None else None
+                            )  # at the end it matters not
                             if reached is not None and reached not in way:
                                 way[reached] = (mark, label)
                                 further.append((reached, after))
@@ -167,7 +184,9 @@ class Explorer:
         states = [self._begin]
         with self._determined():
             for label in labels:
-                states.append(next(after for each, after in self._after(states[-1]) if each == label))
+                states.append(
+                    next(after for each, after in self._after(states[-1]) if each == label)
+                )
         return states
 
     @contextmanager
@@ -219,7 +238,10 @@ class Explorer:
                     on
                     for label, each in states
                     for on in self._on(
-                        f"{label}, {which} sees it", each, which, each.consumers[which]._replace(since=later.now)
+                        f"{label}, {which} sees it",
+                        each,
+                        which,
+                        each.consumers[which]._replace(since=later.now),
                     )
                 ]
             yield from states
@@ -237,11 +259,15 @@ class Explorer:
             lost = (*told, Unavailable("cut off"))
             cut = consumer._replace(since=state.now, answers=lost)
             yield from self._on(f"{label} never arrives", state, which, cut)
-            yield from self._on(f"{label}, answer lost", after, which, answered._replace(answers=lost))
+            yield from self._on(
+                f"{label}, answer lost", after, which, answered._replace(answers=lost)
+            )
 
     @staticmethod
     def _with(state: State, which: int, consumer: Consumer) -> State:
-        return state._replace(consumers=(*state.consumers[:which], consumer, *state.consumers[which + 1 :]))
+        return state._replace(
+            consumers=(*state.consumers[:which], consumer, *state.consumers[which + 1 :])
+        )
 
     def _carry_out(
         self, state: State, which: int, consumer: Consumer, label: str
@@ -261,7 +287,9 @@ class Explorer:
                 if before["when"] > state.now:
                     raise Broken(f"{id} is claimed under the live lease of {token}", label)
                 if after.get("token") not in made or {before["q"], after["q"]} != {act.queue}:
-                    raise Broken(f"{id} is claimed from another queue, or not claimed but changed", label)
+                    raise Broken(
+                        f"{id} is claimed from another queue, or not claimed but changed", label
+                    )
                 return
             if act.name == "pop":
                 if token not in made and (act.limit > 1 or before["when"] > state.now):
@@ -283,7 +311,9 @@ class Explorer:
 
     # ---- a consumer goes on
 
-    def _on(self, label: str, state: State, which: int, consumer: Consumer) -> Iterator[tuple[str, State]]:
+    def _on(
+        self, label: str, state: State, which: int, consumer: Consumer
+    ) -> Iterator[tuple[str, State]]:
         """Let a consumer go on to its next command, or the end of its act; for each random number if it needs one."""
         try:
             yield label, self._with(state, which, self._run(which, consumer, label))
@@ -303,7 +333,11 @@ class Explorer:
         answer: Any = None
         while True:
             try:
-                asks = stack[-1].throw(answer) if isinstance(answer, Exception) else stack[-1].send(answer)
+                asks = (
+                    stack[-1].throw(answer)
+                    if isinstance(answer, Exception)
+                    else stack[-1].send(answer)
+                )
             except StopIteration as stop:
                 stack.pop()
                 if not stack:
@@ -317,10 +351,10 @@ class Explorer:
                 answer = error
                 continue
             match asks:
-                case Join():
+                case Coalesce():
                     stack.append(asks.batch([asks.item]))
                     answer = None
-                case Enter():
+                case EnsureQueue():
                     answer = asks.kind
                 case Signal():
                     answer = None
@@ -328,7 +362,7 @@ class Explorer:
                     try:
                         answer = next(told)
                     except StopIteration:
-                        if isinstance(asks, Now):
+                        if isinstance(asks, ServerTime):
                             answer = consumer.since
                             instants.append(answer)
                         else:
@@ -338,11 +372,13 @@ class Explorer:
     def _plan(self, act: Act) -> Any:
         backend = self._backends[act.queue]
         if act.name in ("take", "pop"):
-            line = Line("t")
+            line = Waiters("t")
             line.head.flag_read = NOW + timedelta(days=1000)  # nobody pauses here
             return backend.receive(line, act.limit, timeout=0, pop=act.name == "pop")
         if act.name == "move":
-            return backend.move([(each, UNCHANGED) for each in act.held], to=self._backends[LOOP[act.queue]])
+            return backend.move(
+                [(each, UNCHANGED) for each in act.held], to=self._backends[LOOP[act.queue]]
+            )
         plans: dict[str, Callable[[], Any]] = {
             "commit": lambda: backend.commit(act.held),
             "rollback": lambda: backend.rollback(act.held, delay=0),
@@ -366,11 +402,16 @@ class Explorer:
             return idle
         settled = {(each.id, each.token) for each in act.held}
         if isinstance(result, LeaseLost):
-            lost, unknown = ({(each.id, each.token) for each in some} for some in (result.lost, result.unknown))
+            lost, unknown = (
+                {(each.id, each.token) for each in some} for some in (result.lost, result.unknown)
+            )
             if lost & done:
                 raise Broken(f"{lost} is told to be lost, but {done} was settled", label)
             if unknown and (unknown <= done or not unknown & done):
-                raise Broken(f"{unknown} is told to be unknown, and {done} was settled: that can be known", label)
+                raise Broken(
+                    f"{unknown} is told to be unknown, and {done} was settled: that can be known",
+                    label,
+                )
             settled -= lost | unknown
         if not settled <= done:
             raise Broken(f"{settled} is told to be settled, but {done} was", label)
@@ -387,7 +428,12 @@ class Explorer:
             if each["q"] not in LOOP or each["when"] > state.now + LEASE or "processed" in each:
                 raise Broken(f"{each['_id']} will never be received again: {each}", label)
         now = {(each["_id"], each.get("token")) for each in state.documents.values()}
-        held = [each for consumer in state.consumers for each in consumer.held if (each.id, each.token) in now]
+        held = [
+            each
+            for consumer in state.consumers
+            for each in consumer.held
+            if (each.id, each.token) in now
+        ]
         if len(held) != len({each.id for each in held}):
             raise Broken(f"one message is held twice: {held}", label)
 
@@ -417,7 +463,12 @@ class Explorer:
         def stored(each: dict[str, Any]) -> Any:
             queue = PLACES[each["q"]] - first if "q" in each else None
             token = each.get("token")
-            return each["_id"], queue and queue % 3, time(each["when"]), names.setdefault(token, len(names))
+            return (
+                each["_id"],
+                queue and queue % 3,
+                time(each["when"]),
+                names.setdefault(token, len(names)),
+            )
 
         def reservation(each: Any) -> Any:
             if type(each) is not Reservation:
@@ -433,11 +484,23 @@ class Explorer:
                 return stored(value)
             if kind is list:
                 return tuple(map(stored, value))
-            return value if kind is int or value is None else value.matched if kind is Change else "error"
+            return (
+                value
+                if kind is int or value is None
+                else value.matched
+                if kind is Change
+                else "error"
+            )
 
         def rough(each: Consumer) -> Any:
-            act = (each.act.name, (PLACES[each.act.queue] - first) % 3, each.act.limit) if each.act else ("", 0, 0)
-            held = tuple((it.id, (PLACES[it.queue] - first) % 3, it.until > now) for it in each.held)
+            act = (
+                (each.act.name, (PLACES[each.act.queue] - first) % 3, each.act.limit)
+                if each.act
+                else ("", 0, 0)
+            )
+            held = tuple(
+                (it.id, (PLACES[it.queue] - first) % 3, it.until > now) for it in each.held
+            )
             return (*act, len(each.answers), len(held), held)
 
         def exact(each: Consumer) -> Any:
@@ -451,5 +514,7 @@ class Explorer:
             )
 
         messages = tuple(map(stored, documents))
-        consumers = sorted(((rough(each), each) for each in state.consumers), key=lambda pair: pair[0])
+        consumers = sorted(
+            ((rough(each), each) for each in state.consumers), key=lambda pair: pair[0]
+        )
         return messages, tuple((about, exact(each)) for about, each in consumers), state.finished

@@ -72,7 +72,19 @@ def millis(value: Any) -> Any:
 
 
 #: What a message and an item both have.
-FIELDS = ("id", "queue", "payload", "headers", "pushed", "tries", "error", "progress", "checkpoint", "dead", "trail")
+FIELDS = (
+    "id",
+    "queue",
+    "payload",
+    "headers",
+    "pushed",
+    "tries",
+    "error",
+    "progress",
+    "checkpoint",
+    "dead",
+    "trail",
+)
 
 
 def told(message: Message[Any]) -> dict[str, Any]:
@@ -146,9 +158,16 @@ class Machine(RuleBasedStateMachine):
         given = [likely[place] for place in dict.fromkeys(place % len(likely) for place in which)]
         given = [each for each in given if each.reservation.queue == given[0].reservation.queue]
         if elsewhere:
-            given = [Handle(pickle.loads(pickle.dumps(each.reservation)), each.held) for each in given]
+            given = [
+                Handle(pickle.loads(pickle.dumps(each.reservation)), each.held) for each in given
+            ]
         reservations = [each.reservation for each in given]
-        return given, [each.held for each in given], reservations, self.queue(client, reservations[0].queue)
+        return (
+            given,
+            [each.held for each in given],
+            reservations,
+            self.queue(client, reservations[0].queue),
+        )
 
     def id(self, queue: str, place: int) -> Any:
         """The id of a message of this queue, or some other."""
@@ -220,7 +239,9 @@ class Machine(RuleBasedStateMachine):
         client=clients,
         queue=queues,
         entries=st.lists(
-            st.tuples(keys, st.sampled_from([None, None, "fresh", "known", "double"])), min_size=2, max_size=4
+            st.tuples(keys, st.sampled_from([None, None, "fresh", "known", "double"])),
+            min_size=2,
+            max_size=4,
         ),
         headers=labels,
         on_duplicate=duplicates,
@@ -235,30 +256,50 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         payloads = [self.payload() for _ in entries]
         ids = [
-            {"fresh": f"m{payload['n']}", "known": self.id(queue, payload["n"] % 5), "double": f"of {key}"}.get(str(id))
+            {
+                "fresh": f"m{payload['n']}",
+                "known": self.id(queue, payload["n"] % 5),
+                "double": f"of {key}",
+            }.get(str(id))
             for payload, (key, id) in zip(payloads, entries, strict=True)
         ]
         self._push(
             lambda: self.queue(client, queue).push_many(
-                payloads, keys=[key for key, _ in entries], ids=ids, headers=headers, on_duplicate=on_duplicate
+                payloads,
+                keys=[key for key, _ in entries],
+                ids=ids,
+                headers=headers,
+                on_duplicate=on_duplicate,
             ),
             queue,
-            [(payload, key, id) for payload, (key, _), id in zip(payloads, entries, ids, strict=True)],
+            [
+                (payload, key, id)
+                for payload, (key, _), id in zip(payloads, entries, ids, strict=True)
+            ],
             headers=headers,
             on_duplicate=on_duplicate,
         )
 
-    def _push(self, push: Callable[[], list[Any]], queue: str, given: list[Any], **options: Any) -> None:
+    def _push(
+        self, push: Callable[[], list[Any]], queue: str, given: list[Any], **options: Any
+    ) -> None:
         answers = made = outcome(push)
         if isinstance(answers, DuplicateKey):
             # An id that pyqueue made is told by the payload, or if that was replaced by the key. None: the model must not store it either.
             stored = [message for message, _ in self.cluster.stored().values()]
             ids = {each.payload["n"]: each.id for each in stored}
             if options["on_duplicate"] == "replace":
-                ids |= {each.key: each.id for each in stored if each.queue == queue and each.key is not None}
+                ids |= {
+                    each.key: each.id
+                    for each in stored
+                    if each.queue == queue and each.key is not None
+                }
             made = [ids.get(payload["n"], ids.get(key)) for payload, key, _ in given]
         assert isinstance(made, list), repr(answers)
-        given = [(*each[:2], id if each[2] is None else each[2]) for each, id in zip(given, made, strict=True)]
+        given = [
+            (*each[:2], id if each[2] is None else each[2])
+            for each, id in zip(given, made, strict=True)
+        ]
         should = outcome(lambda: self.model.push(queue, given, **options))
         if isinstance(should, Clash):
             assert isinstance(answers, DuplicateKey)
@@ -273,7 +314,11 @@ class Machine(RuleBasedStateMachine):
     def reserve(self, client: int, queue: str, limit: int | None, lease: float | None) -> None:
         source, length = self.queue(client, queue), None if lease is None else round(lease * 1000)
         single = limit is None
-        found = [source.reserve(0, lease=lease)] if single else source.reserve_many(limit, timeout=0, lease=lease)
+        found = (
+            [source.reserve(0, lease=lease)]
+            if single
+            else source.reserve_many(limit, timeout=0, lease=lease)
+        )
         items = self._received(found, self.model.reserve(queue, limit or 1, length))
         for each, item in zip(filter(None, found), items, strict=True):
             assert millis(each.until) == item.when
@@ -288,7 +333,9 @@ class Machine(RuleBasedStateMachine):
 
     def _received(self, found: list[Message[Any] | None], items: list[Item]) -> list[Item]:
         given = [each for each in found if each is not None]
-        assert [each.id for each in given] == [each.id for each in items], "not these, or not in this order"
+        assert [each.id for each in given] == [each.id for each in items], (
+            "not these, or not in this order"
+        )
         assert [told(each) for each in given] == [expected(each) for each in items]
         return items
 
@@ -306,13 +353,17 @@ class Machine(RuleBasedStateMachine):
                 elif ends == "raise":
                     raise KeyError("x")
         except KeyError:
-            self.model.rollback(*held, error={"type": "KeyError", "message": "'x'", "at": self.model.now})
+            self.model.rollback(
+                *held, error={"type": "KeyError", "message": "'x'", "at": self.model.now}
+            )
         else:
             (self.model.release if ends == "release" else self.model.commit)(*held)
 
     # ---- settled by who holds it, or once did
 
-    def _settle(self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]) -> list[Handle]:
+    def _settle(
+        self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]
+    ) -> list[Handle]:
         """Answers those that were settled."""
         should, answer = outcome(model), outcome(package)
         if isinstance(should, Clash):
@@ -325,7 +376,9 @@ class Machine(RuleBasedStateMachine):
             return given
         assert isinstance(answer, LeaseLost), f"{lost} held it no longer: {answer!r}"
         of = {id(each.reservation): each.held for each in given}
-        surely, unknown = ({of[id(each)] for each in members} for members in (answer.lost, answer.unknown))
+        surely, unknown = (
+            {of[id(each)] for each in members} for members in (answer.lost, answer.unknown)
+        )
         assert surely <= lost <= surely | unknown
         if unknown:
             assert len(given) > 1, "only of a batch is not all known"
@@ -334,11 +387,18 @@ class Machine(RuleBasedStateMachine):
         return [each for each in given if each.held not in lost]
 
     @precondition(lambda self: self.handles)
-    @rule(client=clients, which=many, elsewhere=st.booleans(), how=st.sampled_from(["commit", "payload", "bury"]))
+    @rule(
+        client=clients,
+        which=many,
+        elsewhere=st.booleans(),
+        how=st.sampled_from(["commit", "payload", "bury"]),
+    )
     def finish(self, client: int, which: list[int], elsewhere: bool, how: str) -> None:
         given, held, reservations, queue = self.some(client, which, elsewhere)
         if how == "commit":
-            self._settle(given, lambda: queue.commit(*reservations), lambda: self.model.commit(*held))
+            self._settle(
+                given, lambda: queue.commit(*reservations), lambda: self.model.commit(*held)
+            )
         elif how == "payload":
             payload = self.payload()
             self._settle(
@@ -351,7 +411,9 @@ class Machine(RuleBasedStateMachine):
         else:
             error = {"type": "error", "message": "why", "at": self.model.now}
             self._settle(
-                given, lambda: queue.bury(*reservations, error="why"), lambda: self.model.bury(*held, error=error)
+                given,
+                lambda: queue.bury(*reservations, error="why"),
+                lambda: self.model.bury(*held, error=error),
             )
 
     @precondition(lambda self: self.handles)
@@ -364,11 +426,19 @@ class Machine(RuleBasedStateMachine):
         error=st.sampled_from([None, "why"]),
     )
     def give_back(
-        self, client: int, which: list[int], elsewhere: bool, how: str, delay: float | None, error: str | None
+        self,
+        client: int,
+        which: list[int],
+        elsewhere: bool,
+        how: str,
+        delay: float | None,
+        error: str | None,
     ) -> None:
         given, held, reservations, queue = self.some(client, which, elsewhere)
         if how == "release":
-            self._settle(given, lambda: queue.release(*reservations), lambda: self.model.release(*held))
+            self._settle(
+                given, lambda: queue.release(*reservations), lambda: self.model.release(*held)
+            )
             return
         why = error and {"type": "error", "message": error, "at": self.model.now}
         wait = None if delay is None else round(delay * 1000)
@@ -386,8 +456,12 @@ class Machine(RuleBasedStateMachine):
         how=st.sampled_from(["extend", "extend", "progress", "checkpoint"]),
         lease=leases,
     )
-    def go_on(self, client: int, which: list[int], elsewhere: bool, how: str, lease: float | None) -> None:
-        given, held, reservations, queue = self.some(client, which if how == "extend" else which[:1], elsewhere)
+    def go_on(
+        self, client: int, which: list[int], elsewhere: bool, how: str, lease: float | None
+    ) -> None:
+        given, held, reservations, queue = self.some(
+            client, which if how == "extend" else which[:1], elsewhere
+        )
         first, payload = reservations[0], self.payload()
         if how == "extend":
             length = first.lease if lease is None else lease
@@ -451,7 +525,10 @@ class Machine(RuleBasedStateMachine):
             payloads = [self.payload() if place % 2 == 0 else ... for place in range(len(given))]
         elif how == "update":
             payloads = [
-                self.model.items[each.id].payload | {"via": to} if each.id in self.model.items else ... for each in held
+                self.model.items[each.id].payload | {"via": to}
+                if each.id in self.model.items
+                else ...
+                for each in held
             ]
             options["update"] = {"$set": {"via": to}}
 
@@ -467,7 +544,11 @@ class Machine(RuleBasedStateMachine):
 
         pairs = list(zip(held, payloads, strict=True))
         wait = round((delay or 0) * 1000)
-        self._settle(given, package, lambda: self.model.move(pairs, to=to, headers=headers, delay=wait, key=key))
+        self._settle(
+            given,
+            package,
+            lambda: self.model.move(pairs, to=to, headers=headers, delay=wait, key=key),
+        )
 
     # ---- by anyone
 
@@ -487,7 +568,9 @@ class Machine(RuleBasedStateMachine):
         some = [done[place % len(done)] for place in which if done]
         # Of several with one key any may get it; so one of each.
         ids = list({each.shown or each.id: each.id for each in some}.values())
-        assert self.queue(client, queue).replay(*ids, *ids, "never pushed") == self.model.replay(queue, *ids)
+        assert self.queue(client, queue).replay(*ids, *ids, "never pushed") == self.model.replay(
+            queue, *ids
+        )
 
     @rule(
         client=clients,
@@ -514,7 +597,9 @@ class Machine(RuleBasedStateMachine):
     @rule(client=clients, queue=queues, place=places, limit=st.integers(1, 5))
     def look(self, client: int, queue: str, place: int, limit: int) -> None:
         source, model = self.queue(client, queue), self.model
-        assert [told(each) for each in source.peek(limit)] == [expected(each) for each in model.ready(queue)[:limit]]
+        assert [told(each) for each in source.peek(limit)] == [
+            expected(each) for each in model.ready(queue)[:limit]
+        ]
         assert [told(each) for each in source.history(limit)] == [
             expected(each) for each in model.history(queue)[:limit]
         ]
@@ -538,7 +623,12 @@ class Machine(RuleBasedStateMachine):
             assert each.paused == (name in model.paused)
 
     def _counted(self, counts: Any, queue: str) -> None:
-        assert (counts.ready, counts.scheduled, counts.reserved, counts.history) == self.model.counts(queue)
+        assert (
+            counts.ready,
+            counts.scheduled,
+            counts.reserved,
+            counts.history,
+        ) == self.model.counts(queue)
         assert counts.total == len(self.model.live(queue))
 
     # ---- what holds after every step
@@ -554,13 +644,19 @@ class Machine(RuleBasedStateMachine):
             assert told(message) == expected(item)
             assert message.state == self.model.state(item)
             if item.claim:
-                assert item.processed is not None or token == holders.get(Held(id, item.claim), token)
+                assert item.processed is not None or token == holders.get(
+                    Held(id, item.claim), token
+                )
             else:
                 assert token is None or item.processed is not None, "somebody holds it"
 
         # Nothing is held twice, and a key has one live message in its queue.
-        keyed = [(each.queue, each.key) for each in self.model.items.values() if each.key is not None]
+        keyed = [
+            (each.queue, each.key) for each in self.model.items.values() if each.key is not None
+        ]
         assert len(keyed) == len(set(keyed))
-        assert all(each.processed is None for each in self.model.items.values() if each.key is not None)
+        assert all(
+            each.processed is None for each in self.model.items.values() if each.key is not None
+        )
         holds = [each.held.id for each in self.handles if self.model.holds(each.held)]
         assert len(holds) == len(set(holds))

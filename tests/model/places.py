@@ -67,7 +67,9 @@ def virtual_time() -> Iterator[Time]:
 class Cluster:
     """One database, some clients of it, and the time."""
 
-    def __init__(self, place: Place, time: Time, backend: type[Standard] = Standard, clients: int = 3) -> None:
+    def __init__(
+        self, place: Place, time: Time, backend: type[Standard] = Standard, clients: int = 3
+    ) -> None:
         self._time = time
         self._read = place.read
         #: The virtual time is this world's, in milliseconds.
@@ -77,7 +79,9 @@ class Cluster:
         self._advance(0)
         skews = (0.0, 18_000.0, -400.0)
         self.clients = [
-            VirtualClient(self, Computer(skews[which] if place.corrects else 0, 100.0 * which), place, backend)
+            VirtualClient(
+                self, Computer(skews[which] if place.corrects else 0, 100.0 * which), place, backend
+            )
             for which in range(clients)
         ]
 
@@ -158,14 +162,18 @@ class StoreDriver(VirtualDriver):
         if isinstance(request, Hello):
             return self.cluster.hello()
         return (
-            None if isinstance(request, CreateIndex) else self.cluster.world.store.answer(self.cluster.asker, request)
+            None
+            if isinstance(request, CreateIndex)
+            else self.cluster.world.store.answer(self.cluster.asker, request)
         )
 
 
 class VirtualClient(Client):
     """A client on a machine of the cluster."""
 
-    def __init__(self, cluster: Cluster, computer: Computer, place: Place, backend: type[Standard]) -> None:
+    def __init__(
+        self, cluster: Cluster, computer: Computer, place: Place, backend: type[Standard]
+    ) -> None:
         super().__init__(place.target(), signals=cluster, owner="me")
         self._cluster, self.computer = cluster, computer
         self.backend = backend  # type: ignore[misc]  # a test may give another than the class does
@@ -182,7 +190,7 @@ class VirtualClient(Client):
         """Take in what the bus says, as a consumer that waits does."""
         with self._cluster.at(self.computer):
             driver = self._open()
-            driver.line(queue).heard(when, driver.clock.now())
+            driver.line(queue).on_signal(when, driver.clock.now())
 
 
 @dataclass

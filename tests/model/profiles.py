@@ -14,7 +14,11 @@ from hypothesis import HealthCheck, settings
 __all__ = ["LONG", "SHORT"]
 
 _ALL: Final = settings(
-    database=None, deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=list(HealthCheck)
+    database=None,
+    deadline=None,
+    print_blob=True,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
 )
 SHORT: Final = partial(settings, settings(_ALL, derandomize=True))
 LONG: Final = partial(settings, settings(_ALL, derandomize=False))

@@ -88,7 +88,9 @@ class Item:
     @property
     def shown(self) -> str | None:
         """The key that Message.key shows."""
-        return self.had if self.key is None and (self.dead or self.processed is not None) else self.key
+        return (
+            self.had if self.key is None and (self.dead or self.processed is not None) else self.key
+        )
 
 
 class Model:
@@ -105,7 +107,9 @@ class Model:
 
     def live(self, queue: str) -> list[Item]:
         """What is not finished, in order."""
-        live = (each for each in self.items.values() if each.queue == queue and each.processed is None)
+        live = (
+            each for each in self.items.values() if each.queue == queue and each.processed is None
+        )
         return sorted(live, key=lambda each: each.order)
 
     def ready(self, queue: str) -> list[Item]:
@@ -118,7 +122,11 @@ class Model:
 
     def history(self, queue: str) -> list[Item]:
         """What is finished, newest first."""
-        found = [each for each in self.items.values() if each.queue == queue and each.processed is not None]
+        found = [
+            each
+            for each in self.items.values()
+            if each.queue == queue and each.processed is not None
+        ]
         return sorted(found, key=lambda each: (each.processed, each.order[1:]), reverse=True)
 
     def state(self, item: Item) -> str:
@@ -138,7 +146,9 @@ class Model:
 
     def with_key(self, queue: str, key: str | None) -> Item | None:
         """The one live message of a queue with a key."""
-        return next((each for each in self.live(queue) if key is not None and each.key == key), None)
+        return next(
+            (each for each in self.live(queue) if key is not None and each.key == key), None
+        )
 
     # ---- in
 
@@ -157,11 +167,18 @@ class Model:
         keys, strangers = list[str](), list[Id]()
         for payload, key, id in given:
             twin, known = self.with_key(queue, key), self.items.get(id)
-            fresh: dict[str, Any] = {"payload": payload, "headers": dict(headers or {}), "when": when, "due": when}
+            fresh: dict[str, Any] = {
+                "payload": payload,
+                "headers": dict(headers or {}),
+                "when": when,
+                "due": when,
+            }
             if twin and on_duplicate == "replace":
                 self.items[twin.id] = self._bare(replace(twin, **fresh, tries=0))
                 answers.append(twin.id)
-            elif known and (known.queue == queue or any(each["q"] == queue for each in known.trail)):
+            elif known and (
+                known.queue == queue or any(each["q"] == queue for each in known.trail)
+            ):
                 answers.append(id)  # the same push again
             elif known:
                 strangers.append(id)
@@ -333,7 +350,13 @@ class Model:
 
     def _bury(self, item: Item, reason: str, error: Any) -> None:
         error = error or item.error
-        dead = {"from": item.queue, "at": self.now, "reason": reason, "tries": item.tries, "error": error}
+        dead = {
+            "from": item.queue,
+            "at": self.now,
+            "reason": reason,
+            "tries": item.tries,
+            "error": error,
+        }
         key = item.key
         self._leave(item, self._rules[item.queue].grave, self.now, "checkpoint")
         item.dead, item.error, item.had = dead, error, key

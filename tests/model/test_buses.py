@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqueue import UNCHANGED, Backoff, LeaseLost, Reservation
-from pyqueue.backends.head import Head
+from pyqueue.backends.scan import ScanState
 from pyqueue.backends.standard import PAUSE, Options, Standard
 from pyqueue.requests import Plan, Signal
 from tests.model.profiles import LONG, SHORT
@@ -76,14 +76,18 @@ class Seat(Process):
     """What one client has of one queue; its other queues know at once what this one says of them."""
 
     def __init__(self, world: World, queue: str, client: dict[str, Seat], skew: float) -> None:
-        super().__init__(world, queue, skew=skew, head=Head)
+        super().__init__(world, queue, skew=skew, head=ScanState)
         self.client = client
         client[queue] = self
 
     def _answer(self, request: Any, slow: float) -> Generator[Any, None, Any]:
-        if isinstance(request, Signal) and request.queue != self.queue and request.queue in self.client:
+        if (
+            isinstance(request, Signal)
+            and request.queue != self.queue
+            and request.queue in self.client
+        ):
             other = self.client[request.queue]
-            other.line.heard(request.when, other.now())
+            other.line.on_signal(request.when, other.now())
         return (yield from super()._answer(request, slow))
 
 
@@ -103,7 +107,9 @@ class Scene:
     ) -> None:
         self.world = World(seed, lost=fate[0], doubled=fate[1], late=fate[2])
         self.random = self.world.random
-        options = Options(dead_letter="a.dead", max_tries=3, poll=POLL / 1000, backoff=Backoff(jitter=0))
+        options = Options(
+            dead_letter="a.dead", max_tries=3, poll=POLL / 1000, backoff=Backoff(jitter=0)
+        )
         self.queues = {name: backend(name, options) for name in QUEUES}
         self.queues["b"] = backend("b", replace(options, history=10**6))
         self.clients: list[dict[str, Seat]] = []
@@ -151,18 +157,25 @@ class Scene:
             began = self.world.time
             lease = None if consumer.pop else consumer.lease / 1000
             given = yield from seat.run(
-                queue.receive(seat.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease)
+                queue.receive(
+                    seat.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease
+                )
             )
             took = self.world.time - began
             if not given and not -2 <= took - (consumer.timeout or 0) <= TOLERANCE:
-                raise Broken(f"a receive with a time-out of {consumer.timeout} ms took {took:.0f} ms")
+                raise Broken(
+                    f"a receive with a time-out of {consumer.timeout} ms took {took:.0f} ms"
+                )
             for each in given:
                 self._deliver(consumer.queue, each)
             for each in given if not consumer.pop else ():
                 yield self.world.sleep(self.random.uniform(0, 5))
                 often = self.delivered.count(each.id) > 8  # or some would go round and round
                 yield from self._settle(
-                    seat, queue, each, "commit" if often else consumer.ends[turn % len(consumer.ends)]
+                    seat,
+                    queue,
+                    each,
+                    "commit" if often else consumer.ends[turn % len(consumer.ends)],
                 )
                 turn += 1
 
@@ -171,7 +184,9 @@ class Scene:
         if each.id in self.finished:
             raise Broken(f"{each.id} came again after it was finished, at {time:.0f}")
         if time - self.paused.get(queue, time) > 1000 * PAUSE + TOLERANCE:
-            raise Broken(f"{each.id} came from {queue} at {time:.0f}, which is paused since {self.paused[queue]:.0f}")
+            raise Broken(
+                f"{each.id} came from {queue} at {time:.0f}, which is paused since {self.paused[queue]:.0f}"
+            )
         self.delivered.append(each.id)
         if not isinstance(each, Reservation):
             self.finished.add(each.id)
@@ -188,7 +203,9 @@ class Scene:
             "release": lambda: queue.release((each,)),
             "extend": lambda: queue.extend((each,), lease=1),
             "bury": lambda: queue.bury((each,)),
-            "move": lambda: queue.move([(each, UNCHANGED)], to=self.queues["b" if queue.queue == "a" else "a"]),
+            "move": lambda: queue.move(
+                [(each, UNCHANGED)], to=self.queues["b" if queue.queue == "a" else "a"]
+            ),
         }
         if how == "abandon" or (how == "bury" and each.dead):
             return
@@ -196,7 +213,9 @@ class Scene:
             yield from seat.run(plans[how]())
         except LeaseLost:
             if each.key is None and each.until > instant(self.world.time + 2 * SKEW):
-                raise Broken(f"{each.id} was lost under a live lease, at {self.world.time:.0f}") from None
+                raise Broken(
+                    f"{each.id} was lost under a live lease, at {self.world.time:.0f}"
+                ) from None
         else:
             if how == "commit":
                 self.finished.add(each.id)
@@ -231,9 +250,18 @@ class Scene:
 
     def _changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
         """No claim takes what is held under a live lease."""
-        held = before.get("token") is not None and before["when"] > instant(self.world.time + 2 * SKEW)
-        if held and after and "processed" not in after and after.get("token") not in (None, before["token"]):
-            raise Broken(f"{before['_id']} was claimed under a live lease, at {self.world.time:.0f}")
+        held = before.get("token") is not None and before["when"] > instant(
+            self.world.time + 2 * SKEW
+        )
+        if (
+            held
+            and after
+            and "processed" not in after
+            and after.get("token") not in (None, before["token"])
+        ):
+            raise Broken(
+                f"{before['_id']} was claimed under a live lease, at {self.world.time:.0f}"
+            )
 
     def run(self, seconds: float) -> None:
         """Let it happen, and watch."""
@@ -244,7 +272,9 @@ class Scene:
                 for since, document in self.world.store.ready(queue):
                     waits = self.world.time - max(since, self.resumed[queue])
                     if waits > POLL + TOLERANCE:
-                        raise Broken(f"{document['_id']} waits in {queue} for {waits:.0f} ms, at {self.world.time:.0f}")
+                        raise Broken(
+                            f"{document['_id']} waits in {queue} for {waits:.0f} ms, at {self.world.time:.0f}"
+                        )
         gone = self.pushed - set(self.world.store.documents) - self.finished
         if len(gone) != self.purged:
             raise Broken(f"gone are {gone}, of which {self.purged} were purged")
@@ -252,8 +282,31 @@ class Scene:
 
 # ---- whatever happens
 
-ENDS = ["commit", "commit", "rollback", "later", "release", "abandon", "extend", "bury", "move", "move"]
-DEEDS = ["redrive", "redrive", "replay", "replay", "notify", "pause", "pause", "resume", "resume", "purge", "remove"]
+ENDS = [
+    "commit",
+    "commit",
+    "rollback",
+    "later",
+    "release",
+    "abandon",
+    "extend",
+    "bury",
+    "move",
+    "move",
+]
+DEEDS = [
+    "redrive",
+    "redrive",
+    "replay",
+    "replay",
+    "notify",
+    "pause",
+    "pause",
+    "resume",
+    "resume",
+    "purge",
+    "remove",
+]
 
 
 @st.composite
@@ -328,7 +381,9 @@ def test_every_message_is_received_by_the_poll_and_none_twice(scene: dict[str, A
 @pytest.mark.slow
 @LONG(max_examples=1_500)
 @given(scenes())
-def test_every_message_is_received_by_the_poll_and_none_twice_at_length(scene: dict[str, Any]) -> None:
+def test_every_message_is_received_by_the_poll_and_none_twice_at_length(
+    scene: dict[str, Any],
+) -> None:
     play(scene)
 
 
@@ -354,7 +409,7 @@ class Sleepy(Standard):
 
     __slots__ = ()
 
-    def _until(self, head: Head, now: datetime) -> Plan[datetime]:
+    def _until(self, head: ScanState, now: datetime) -> Plan[datetime]:
         yield from super()._until(head, now)
         return now + timedelta(hours=1)
 

@@ -22,11 +22,15 @@ def hold(queue: Queue[Any]) -> Reservation[Any]:
     return held
 
 
-def test_of_a_batch_that_replaces_all_are_written_but_those_whose_ids_are_taken(client: Client) -> None:
+def test_of_a_batch_that_replaces_all_are_written_but_those_whose_ids_are_taken(
+    client: Client,
+) -> None:
     client.queue("other").push(0, id="taken")
     queue = client.queue("a")
     with pytest.raises(DuplicateKey) as caught:
-        queue.push_many([1, 2, 3], keys=[None, "k", None], ids=["taken", None, "mine"], on_duplicate="replace")
+        queue.push_many(
+            [1, 2, 3], keys=[None, "k", None], ids=["taken", None, "mine"], on_duplicate="replace"
+        )
     assert caught.value.ids == ["taken"]
     assert sorted(each.payload for each in queue.peek()) == [2, 3]
 
@@ -36,7 +40,9 @@ def test_a_clash_names_the_keys_and_the_ids(client: Client) -> None:
     queue = client.queue("a")
     queue.push(1, key="k")
     with pytest.raises(DuplicateKey) as caught:
-        queue.push_many([2, 3, 4], keys=["k", None, None], ids=[None, "taken", None], on_duplicate="error")
+        queue.push_many(
+            [2, 3, 4], keys=["k", None, None], ids=[None, "taken", None], on_duplicate="error"
+        )
     assert (caught.value.keys, caught.value.ids) == (["k"], ["taken"])
 
 
@@ -49,7 +55,9 @@ def test_of_a_batch_the_rest_is_signalled_if_an_id_is_taken(client: Client) -> N
 
 
 @pytest.mark.parametrize("history", [None, 60])
-def test_many_are_popped_in_order_with_keys_and_without(client: Client, history: float | None) -> None:
+def test_many_are_popped_in_order_with_keys_and_without(
+    client: Client, history: float | None
+) -> None:
     queue = client.queue("a", history=history)
     queue.push_many([1, 2, 3], keys=["k1", None, "k2"])
     assert [each.payload for each in queue.pop_many(3, timeout=0)] == [1, 2, 3]

@@ -73,7 +73,11 @@ class Careless(Standard):
         for fields in update.values():
             fields.pop(self.kept, None)
         # The backend takes the renaming of keys out itself where it does not belong.
-        return {operator: fields for operator, fields in update.items() if fields or operator == "$rename"}
+        return {
+            operator: fields
+            for operator, fields in update.items()
+            if fields or operator == "$rename"
+        }
 
 
 class KeepsTries(Careless):
@@ -94,7 +98,11 @@ class KeepsKey(Careless):
 @pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsKey])
 def test_what_breaks_a_rule_is_seen(backend: type[Standard]) -> None:
     with pytest.raises(AssertionError):
-        play(plans_place(), SHORT(max_examples=200, stateful_step_count=25, phases=[Phase.generate]), backend)
+        play(
+            plans_place(),
+            SHORT(max_examples=200, stateful_step_count=25, phases=[Phase.generate]),
+            backend,
+        )
 
 
 # ---- at length

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Reservation
-from pyqueue.backends.head import Floor
+from pyqueue.backends.scan import ScanStart
 from pyqueue.backends.standard import Standard
 from tests.model.explorer import Broken, Explorer
 
@@ -78,7 +78,10 @@ class Crossed(Standard):
 
     def _held(self, members: Sequence[Reservation[Any]]) -> dict[str, Any]:
         tokens = {"$in": [each.token for each in members]}
-        return super()._held(members[:1]) | {"_id": {"$in": [each.id for each in members]}, "token": tokens}
+        return super()._held(members[:1]) | {
+            "_id": {"$in": [each.id for each in members]},
+            "token": tokens,
+        }
 
 
 class Timeless(Standard):
@@ -86,7 +89,7 @@ class Timeless(Standard):
 
     __slots__ = ()
 
-    def claimable(self, now: Any, floor: Floor | None = None) -> dict[str, Any]:
+    def claimable(self, now: Any, floor: ScanStart | None = None) -> dict[str, Any]:
         return {"q": self.queue, "_id": super().claimable(now)["_id"]}
 
 

@@ -112,7 +112,10 @@ class Place:
 
 
 KINDS = [(server, blocking) for server in (False, True) for blocking in (True, False)]
-NAMES = [f"{'mongod' if server else 'memory'}-{'blocking' if blocking else 'async'}" for server, blocking in KINDS]
+NAMES = [
+    f"{'mongod' if server else 'memory'}-{'blocking' if blocking else 'async'}"
+    for server, blocking in KINDS
+]
 
 
 def _place(request: pytest.FixtureRequest, server: bool, blocking: bool) -> Iterator[Place]:

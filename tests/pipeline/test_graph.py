@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 import pytest
 
-from pyqueue import Client, ConfigurationError, Counts, Drop, InvalidName, Many, Pipeline, RetryLater, To, Worker
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    Counts,
+    Drop,
+    InvalidName,
+    Many,
+    Pipeline,
+    RetryLater,
+    To,
+    Worker,
+)
 
 
 @pytest.fixture
@@ -23,15 +34,33 @@ def same(payload: Any) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
-    "two stages": (lambda p: p.link("a", same, to="b").sink("a", print), "'a' has two stages, 'same' and 'print'"),
-    "twice": (lambda p: p.choice("a", same, to=["b", "c", "b"]), "to: of queue 'a': 'b' is listed twice"),
+    "two stages": (
+        lambda p: p.link("a", same, to="b").sink("a", print),
+        "'a' has two stages, 'same' and 'print'",
+    ),
+    "twice": (
+        lambda p: p.choice("a", same, to=["b", "c", "b"]),
+        "to: of queue 'a': 'b' is listed twice",
+    ),
     "nowhere": (lambda p: p.choice("a", same, to=[]), "the choice of queue 'a' leads nowhere"),
-    "a link to two": (lambda p: p.link("a", same, to=["b", "c"]), "leads to one queue; for several use choice"),  # type: ignore[call-overload]
-    "a choice of a str": (lambda p: p.choice("a", same, to="bc"), "to: of queue 'a': give a list of queue names"),
+    "a link to two": (
+        lambda p: p.link("a", same, to=["b", "c"]),  # type: ignore[call-overload]
+        "leads to one queue; for several use choice",
+    ),
+    "a choice of a str": (
+        lambda p: p.choice("a", same, to="bc"),
+        "to: of queue 'a': give a list of queue names",
+    ),
     "name": (lambda p: p.link("a b", same, to="b"), "'a b' is no queue name"),
     "name of a target": (lambda p: p.link("a", same, to="b~"), "'b~' is no queue name"),
-    "no function": (lambda p: p.link("a", "same", to="b"), "handler: of queue 'a': give a function, not str"),  # type: ignore[call-overload]
-    "three arguments": (lambda p: p.sink("a", lambda x, y, z: x), "takes .payload. or .payload, delivery."),
+    "no function": (
+        lambda p: p.link("a", "same", to="b"),  # type: ignore[call-overload]
+        "handler: of queue 'a': give a function, not str",
+    ),
+    "three arguments": (
+        lambda p: p.sink("a", lambda x, y, z: x),
+        "takes .payload. or .payload, delivery.",
+    ),
     "no argument": (lambda p: p.sink("a", lambda: 1), "takes .payload. or .payload, delivery."),
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
@@ -63,7 +92,9 @@ def test_a_cycle_is_named_and_nothing_runs(client: Client, queues: list[str]) ->
     pipeline = client.pipeline().link("start", same, to="a")
     for queue, target in zip(queues, [*queues[1:], queues[0]], strict=True):
         pipeline.choice(queue, same, to=[target, "end"])
-    with pytest.raises(ConfigurationError, match=f"{' -> '.join([*queues, 'a'])} is a cycle; .* allow_cycles=True"):
+    with pytest.raises(
+        ConfigurationError, match=f"{' -> '.join([*queues, 'a'])} is a cycle; .* allow_cycles=True"
+    ):
         pipeline.run(until_empty=True)
     assert client.stats == {}
 
@@ -91,9 +122,12 @@ def test_an_annotation_is_held_against_to(client: Client) -> None:
     def unknown(flight: int) -> To[Any] | Many:
         return Many([])
 
-    client.pipeline().choice("a", good, to=["late", "on-time", "other"]).choice("b", unknown, to=["late"])
+    client.pipeline().choice("a", good, to=["late", "on-time", "other"]).choice(
+        "b", unknown, to=["late"]
+    )
     with pytest.raises(
-        ConfigurationError, match=r"annotated to answer To\('cancelled'\), which is not in its to=\['late'\]"
+        ConfigurationError,
+        match=r"annotated to answer To\('cancelled'\), which is not in its to=\['late'\]",
     ):
         client.pipeline().choice("a", bad, to=["late"])
 
@@ -103,12 +137,19 @@ def test_values_of_answers_are_checked_where_they_are_made() -> None:
         Many(["late"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="delay: -1 is not allowed"):
         RetryLater(-1)
-    assert repr([To("a"), To("a", 1), Drop(), Many([To("a")])]) == "[To('a'), To('a', 1), Drop(), Many([To('a')])]"
+    assert (
+        repr([To("a"), To("a", 1), Drop(), Many([To("a")])])
+        == "[To('a'), To('a', 1), Drop(), Many([To('a')])]"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"concurrency": 0}, "concurrency"), ({"grace": -1}, "grace"), ({"concurrency": True}, "concurrency")],
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"grace": -1}, "grace"),
+        ({"concurrency": True}, "concurrency"),
+    ],
 )
 def test_wrong_options_of_a_run(client: Client, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
@@ -123,11 +164,19 @@ def test_wrong_options_of_a_run(client: Client, options: dict[str, Any], reason:
 def drawn(client: Client) -> Pipeline:
     def route(flight: Any) -> Any: ...
 
-    pipeline = client.pipeline("flights").link("raw", same, to="parsed").choice("parsed", route, to=["late", "on-time"])
+    pipeline = (
+        client.pipeline("flights")
+        .link("raw", same, to="parsed")
+        .choice("parsed", route, to=["late", "on-time"])
+    )
     return pipeline.sink("late", print)
 
 
-COUNTS = {"raw": Counts(ready=12, scheduled=1, reserved=3), "late": Counts(), "on-time": Counts(ready=5)}
+COUNTS = {
+    "raw": Counts(ready=12, scheduled=1, reserved=3),
+    "late": Counts(),
+    "on-time": Counts(ready=5),
+}
 
 
 def test_text(client: Client) -> None:
@@ -177,7 +226,10 @@ def test_svg(client: Client) -> None:
     boxes = [each for each in tree.iter(f"{space}rect") if each.get("rx")]
     assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes) == 4
     width, height = (float(tree.get(name) or 0) for name in ("width", "height"))
-    assert all(float(box.get("x") or 0) + 150 <= width and float(box.get("y") or 0) + 44 <= height for box in boxes)
+    assert all(
+        float(box.get("x") or 0) + 150 <= width and float(box.get("y") or 0) + 44 <= height
+        for box in boxes
+    )
     assert len([path for path in tree.iter(f"{space}path") if path.get("marker-end")]) == 3
 
 

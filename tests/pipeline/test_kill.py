@@ -30,7 +30,10 @@ ORPHANED, HELD = 3, 5
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """One of the programs of ``stages``, killed in the end if it still runs."""
     started = subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.stages", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.pipeline.stages", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         yield started
@@ -93,7 +96,9 @@ def run_and_kill(url: str, items: int, kills: int, seed: int, pause: tuple[float
     with Client(url) as client:
         ids = client.queue("raw").push_many([str(number) for number in range(items)])
         numbers = dict(zip(ids, range(items), strict=True))
-        stages = [client.queue(name, lease=1.5, max_tries=None) for name in ("raw", "parsed", "even")]
+        stages = [
+            client.queue(name, lease=1.5, max_tries=None) for name in ("raw", "parsed", "even")
+        ]
         done = 0
         while done < kills or any(queue.next_when() is not None for queue in stages):
             with process("pipeline", url, rng.choice(["blocking", "async"]), str(HELD)) as worker:
@@ -137,7 +142,9 @@ def audit(client: Client, numbers: dict[Any, int]) -> None:
 @pytest.fixture
 def short_transactions(mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[None]:
     """The server gives up transactions sooner, so that the test need not wait for it."""
-    before = mongo.admin.command("getParameter", transactionLifetimeLimitSeconds=1)["transactionLifetimeLimitSeconds"]
+    before = mongo.admin.command("getParameter", transactionLifetimeLimitSeconds=1)[
+        "transactionLifetimeLimitSeconds"
+    ]
     mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=ORPHANED)
     yield
     mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=before)

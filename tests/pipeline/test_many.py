@@ -17,7 +17,8 @@ NOW = Backoff(base=0)
 def split(place: Place, function: Any, **options: Any) -> dict[str, int]:
     """Have the queue "in" handled by a choice of "a" and "b"; answers the counters that are not 0."""
     report = place.run(
-        lambda client: client.pipeline().choice("in", function, to=["a", "b"], **options), until_empty=True
+        lambda client: client.pipeline().choice("in", function, to=["a", "b"], **options),
+        until_empty=True,
     )
     assert adds_up(report)
     return {name: count for name, count in report.stages["in"].items() if count}
@@ -60,7 +61,10 @@ def test_outputs_are_of_the_next_stages_models(memory: Place) -> None:
 
     def build(client: Any) -> Any:
         pipeline = client.pipeline().choice(
-            "in", lambda part: Many([To("a"), To("b"), To("a", {"number": 2})]), to=["a", "b"], model=Part
+            "in",
+            lambda part: Many([To("a"), To("b"), To("a", {"number": 2})]),
+            to=["a", "b"],
+            model=Part,
         )
         return pipeline.sink("a", seen.append, model=Part)
 
@@ -88,7 +92,9 @@ def test_a_wrong_output_buries_the_message(place: Place, case: str) -> None:
         assert ids(place, "a", "b") == []
 
 
-def test_an_aborted_transaction_leaves_nothing(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_transaction_leaves_nothing(
+    server: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The commit of the input fails after its outputs were written."""
     real = AsyncQueue.commit
     seen: list[int] = []
@@ -104,7 +110,11 @@ def test_an_aborted_transaction_leaves_nothing(server: Place, monkeypatch: pytes
 
     monkeypatch.setattr(AsyncQueue, "commit", fail)
     server.queue("in").push("x")
-    assert split(server, lambda x: Many([To("a"), To("b")]), backoff=NOW) == {"in": 2, "retried": 1, "out": 1}
+    assert split(server, lambda x: Many([To("a"), To("b")]), backoff=NOW) == {
+        "in": 2,
+        "retried": 1,
+        "out": 1,
+    }
     assert seen == [2, 2]
     assert len(ids(server, "a")) == len(ids(server, "b")) == 1
 
@@ -119,7 +129,9 @@ def _counting(session: Any) -> Any:
 def test_a_lost_lease_undoes_the_outputs(server: Place) -> None:
     def steal(payload: Any, delivery: Delivery[Any]) -> Any:
         if delivery.message.tries == 1:
-            server.raw().update_one({"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}})
+            server.raw().update_one(
+                {"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}}
+            )
         return Many([To("a", delivery.message.tries)])
 
     server.queue("in").push("x")
@@ -228,7 +240,11 @@ def test_so_does_another_arrival(memory: Place) -> None:
     back.replay(back.history()[0].id)
 
     def go_round(client: Any) -> Any:
-        return client.pipeline().link("in", lambda x: x, to="elsewhere").link("elsewhere", lambda x: x, to="again")
+        return (
+            client.pipeline()
+            .link("in", lambda x: x, to="elsewhere")
+            .link("elsewhere", lambda x: x, to="again")
+        )
 
     memory.run(go_round, until_empty=True)
     reservation = memory.queue("again").reserve(1)
@@ -248,17 +264,22 @@ def test_ids_differ_by_place_and_target(memory: Place) -> None:
 def test_a_sink_may_fan_out_to_what_it_lists(memory: Place) -> None:
     memory.queue("in").push(1)
     memory.run(
-        lambda client: Worker(client).on("in", lambda x: Many([To("a"), To("a", 2)]), to=["a"]), until_empty=True
+        lambda client: Worker(client).on("in", lambda x: Many([To("a"), To("a", 2)]), to=["a"]),
+        until_empty=True,
     )
     assert memory.payloads("a") == [1, 2]
 
 
 def test_lost_lease_elsewhere_is_lost(memory: Place) -> None:
     def settle(payload: Any, delivery: Delivery[Any]) -> Any:
-        memory.raw().update_one({"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}})
+        memory.raw().update_one(
+            {"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}}
+        )
         raise LeaseLost("as a call of the queue said")
 
     memory.queue("in").push("x")
-    report = memory.run(lambda client: Worker(client).on("in", settle, max_tries=2), until_empty=True)
+    report = memory.run(
+        lambda client: Worker(client).on("in", settle, max_tries=2), until_empty=True
+    )
     assert report.stages["in"]["lost"] == 2
     assert adds_up(report)

@@ -56,7 +56,11 @@ def test_a_recipe_is_a_pipeline(place: Place, tmp_path: Path) -> None:
     path = write(tmp_path / "numbers.toml", GOOD)
     place.queue("raw").push_many([{"number": 1}, {"number": 2}, {"number": "many"}])
     report = place.run(lambda client: Pipeline.from_recipe(client, path), until_empty=True)
-    assert {name: each["out"] for name, each in report.stages.items()} == {"raw": 2, "parsed": 2, "even": 1}
+    assert {name: each["out"] for name, each in report.stages.items()} == {
+        "raw": 2,
+        "parsed": 2,
+        "even": 1,
+    }
     assert place.payloads("odd") == [1]
     assert place.queue("raw.dead").counts().total == 1
 
@@ -90,18 +94,36 @@ WRONG = {
         STAGE + '[[stages]]\nqueue = "b"\nhandler = "lambda x: x"',
         r"stages\[1\]\.handler: String should match pattern",
     ),
-    "a call": (STAGE.replace("store", "store()"), r"stages\[0\]\.handler: String should match pattern"),
+    "a call": (
+        STAGE.replace("store", "store()"),
+        r"stages\[0\]\.handler: String should match pattern",
+    ),
     "type": (STAGE + 'lease = "long"', r"stages\[0\]\.lease: Input should be a valid number"),
-    "a number as a word": (STAGE + 'concurrency = "4"', r"stages\[0\]\.concurrency: Input should be a valid integer"),
+    "a number as a word": (
+        STAGE + 'concurrency = "4"',
+        r"stages\[0\]\.concurrency: Input should be a valid integer",
+    ),
     "backoff": (STAGE + "backoff = {bass = 1}", r"stages\[0\]\.backoff\.bass: Extra inputs"),
-    "two mistakes": (STAGE + "lease = []\npoll = []", r"stages\[0\]\.lease: .*; stages\[0\]\.poll: "),
+    "two mistakes": (
+        STAGE + "lease = []\npoll = []",
+        r"stages\[0\]\.lease: .*; stages\[0\]\.poll: ",
+    ),
     "no module": (
         STAGE.replace("tests.pipeline.stages", "no.such.module"),
         "'no.such.module:store' cannot be imported",
     ),
-    "no attribute": (STAGE.replace("store", "shop"), "'tests.pipeline.stages:shop' cannot be imported"),
-    "no function": (STAGE.replace("store", "NO_FUNCTION"), "handler: of queue 'raw': give a function, not int"),
-    "model": (STAGE + 'model = "tests.pipeline.stages:Rows"', "'tests.pipeline.stages:Rows' cannot be imported"),
+    "no attribute": (
+        STAGE.replace("store", "shop"),
+        "'tests.pipeline.stages:shop' cannot be imported",
+    ),
+    "no function": (
+        STAGE.replace("store", "NO_FUNCTION"),
+        "handler: of queue 'raw': give a function, not int",
+    ),
+    "model": (
+        STAGE + 'model = "tests.pipeline.stages:Rows"',
+        "'tests.pipeline.stages:Rows' cannot be imported",
+    ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
     "two stages": (STAGE + STAGE, "'raw' has two stages"),
     "name": (STAGE.replace('"raw"', '"ra w"'), "no queue name"),
@@ -126,7 +148,9 @@ def test_files_that_are_none(client: Client, tmp_path: Path) -> None:
         Pipeline.from_recipe(client, tmp_path / "bytes.toml")
 
 
-def test_yaml_without_pyyaml(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_without_pyyaml(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)  # how Python notes that there is none
     with pytest.raises(ConfigurationError, match="reading YAML needs PyYAML: pip install PyYAML"):
         Pipeline.from_recipe(client, write(tmp_path / "x.yaml", "stages: []"))

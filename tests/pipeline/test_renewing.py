@@ -19,7 +19,24 @@ from tests.integration.eventually import async_until, until
 def reservation(lease: float = 60) -> Reservation[Any]:
     now = datetime.now(UTC)
     return Reservation(
-        "id", "q", None, {}, None, now, now, 1, None, None, None, [], "reserved", None, "t", now, "o", lease
+        "id",
+        "q",
+        None,
+        {},
+        None,
+        now,
+        now,
+        1,
+        None,
+        None,
+        None,
+        [],
+        "reserved",
+        None,
+        "t",
+        now,
+        "o",
+        lease,
     )
 
 

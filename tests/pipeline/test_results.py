@@ -16,7 +16,9 @@ from tests.pipeline.conftest import Place, adds_up, handler
 NOW = Backoff(base=0)
 
 
-def one(place: Place, function: Any, *, kind: str = "choice", to: Any = ("a", "b"), **options: Any) -> dict[str, int]:
+def one(
+    place: Place, function: Any, *, kind: str = "choice", to: Any = ("a", "b"), **options: Any
+) -> dict[str, int]:
     """Have one stage handle what is in its queue; answers its counters."""
 
     def build(client: Any) -> Any:
@@ -39,7 +41,13 @@ def test_a_message_passes_through_all_kinds_of_stages(place: Place) -> None:
 
         @pipeline.choice("parsed", to=["late", "on-time"])
         async def route(delay: int) -> Any:
-            return Drop() if delay < 0 else To("late", {"delay": delay}) if delay > 15 else To("on-time")
+            return (
+                Drop()
+                if delay < 0
+                else To("late", {"delay": delay})
+                if delay > 15
+                else To("on-time")
+            )
 
         @pipeline.sink("late")
         def store(flight: dict[str, int], delivery: Delivery[Any]) -> str:
@@ -54,7 +62,9 @@ def test_a_message_passes_through_all_kinds_of_stages(place: Place) -> None:
     assert sorted(stored, key=lambda each: each[1]) == [(ids[0], 20), (ids[3], 60)]
     assert place.payloads("on-time") == [3]
     assert place.queue("late").counts().total == 0
-    assert {name: (each["in"], each["out"], each["dropped"]) for name, each in report.stages.items()} == {
+    assert {
+        name: (each["in"], each["out"], each["dropped"]) for name, each in report.stages.items()
+    } == {
         "raw": (4, 4, 0),
         "parsed": (4, 3, 1),
         "late": (2, 2, 0),
@@ -68,7 +78,9 @@ def test_the_fluent_form_is_the_same(memory: Place) -> None:
 
     def build(client: Any) -> Pipeline:
         pipeline = (
-            Pipeline(client).link("raw", int, to="parsed").choice("parsed", lambda x: To("late", x + 1), to=["late"])
+            Pipeline(client)
+            .link("raw", int, to="parsed")
+            .choice("parsed", lambda x: To("late", x + 1), to=["late"])
         )
         return pipeline.sink("late", seen.append)
 
@@ -154,14 +166,22 @@ def test_an_exception_is_another_try_and_the_last_one_buries(place: Place, await
         raise OSError(f"try {delivery.message.tries}")
 
     place.queue("in").push("x")
-    assert one(place, handler(fail, awaited), max_tries=3, backoff=NOW) == {"in": 3, "retried": 2, "dead": 1}
+    assert one(place, handler(fail, awaited), max_tries=3, backoff=NOW) == {
+        "in": 3,
+        "retried": 2,
+        "dead": 1,
+    }
     assert dead(place)["error"]["type"] == "OSError"
     assert dead(place)["error"]["message"] == "try 3"
     assert dead(place)["reason"] == "tries"
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration])
-def test_a_stage_outlives_any_exception(memory: Place, awaited: bool, error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration]
+)
+def test_a_stage_outlives_any_exception(
+    memory: Place, awaited: bool, error: type[BaseException]
+) -> None:
     def fail(payload: Any, delivery: Any) -> Any:
         if delivery.message.tries == 1 and payload == "bad":
             raise error("no")
@@ -189,7 +209,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_answer_is_buried_with_the_reason_and_the_stage_lives(place: Place, case: str) -> None:
+def test_a_wrong_answer_is_buried_with_the_reason_and_the_stage_lives(
+    place: Place, case: str
+) -> None:
     kind, answer, reason = WRONG[case]
     good: Any = {"number": 1} if kind == "link" else To("a")
 
@@ -202,7 +224,11 @@ def test_a_wrong_answer_is_buried_with_the_reason_and_the_stage_lives(place: Pla
     place.queue("in").push_many(["good", "bad", "good"])
     report = place.run(build, until_empty=True)
     assert adds_up(report)
-    assert {name: count for name, count in report.stages["in"].items() if count} == {"in": 3, "out": 2, "dead": 1}
+    assert {name: count for name, count in report.stages["in"].items() if count} == {
+        "in": 3,
+        "out": 2,
+        "dead": 1,
+    }
     assert reason in dead(place)["error"]["message"]
 
 
@@ -219,13 +245,18 @@ def test_what_is_dead_already_is_tried_again_instead(place: Place) -> None:
         if len(tries) < 3:
             raise Reject("not yet")
 
-    report = place.run(lambda client: Worker(client).on("in.dead", mend, backoff=NOW, max_tries=1), until_empty=True)
+    report = place.run(
+        lambda client: Worker(client).on("in.dead", mend, backoff=NOW, max_tries=1),
+        until_empty=True,
+    )
     assert report.stages["in.dead"]["retried"] == 2
     assert report.stages["in.dead"]["out"] == 1
     assert tries == [1, 2, 3]
 
 
-def test_an_update_that_the_server_refuses_is_no_end(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_the_server_refuses_is_no_end(
+    server: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failure to settle that nobody foresaw: another try, and if that fails too the lease gives the message back."""
     from pyqueue import AsyncQueue, QueueError
 
@@ -356,7 +387,9 @@ def test_progress_and_checkpoint(place: Place, awaited: bool) -> None:
         message = place.queue("in").get(delivery.message.id)
         assert message is not None
         assert message.progress is not None
-        seen.append((delivery.message.checkpoint, message.progress["fraction"], message.progress["note"]))
+        seen.append(
+            (delivery.message.checkpoint, message.progress["fraction"], message.progress["note"])
+        )
         if delivery.message.tries == 1:
             raise OSError
 
@@ -373,7 +406,11 @@ def test_progress_and_checkpoint(place: Place, awaited: bool) -> None:
         return To("a")
 
     place.queue("in").push("x")
-    assert one(place, carried if awaited else plain, backoff=NOW) == {"in": 2, "retried": 1, "out": 1}
+    assert one(place, carried if awaited else plain, backoff=NOW) == {
+        "in": 2,
+        "retried": 1,
+        "out": 1,
+    }
     assert seen == [(None, 0.4, "encoding"), ({"frame": 1}, 0.4, "encoding")]
 
 
@@ -476,11 +513,17 @@ def test_what_its_handler_has_settled_does_not_come_again_though_the_handler_fai
 def test_a_handler_that_cannot_settle_its_message_any_more_has_lost_it(place: Place) -> None:
     def steal(delivery: Delivery[Any]) -> None:
         if delivery.message.tries == 1:
-            place.raw().update_one({"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}})
+            place.raw().update_one(
+                {"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}}
+            )
 
     place.queue("in").push("x")
     report = place.run(committing(place, steal, lambda delivery: None), until_empty=True)
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "lost": 1, "out": 1}
+    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {
+        "in": 2,
+        "lost": 1,
+        "out": 1,
+    }
 
 
 def test_effect_and_commit_in_one_transaction(server: Place) -> None:

@@ -74,10 +74,14 @@ def gate(awaited: bool) -> Gate:
 def busy(place: Place, gate: Gate, **options: Any) -> Running:
     """A worker on the queue "in", with a handler at work."""
     settings = {
-        name: options.pop(name) for name in ("lease", "time_limit", "backoff", "concurrency") if name in options
+        name: options.pop(name)
+        for name in ("lease", "time_limit", "backoff", "concurrency")
+        if name in options
     }
     running = place.start(
-        lambda client: Worker(client, concurrency=settings.pop("concurrency", 2)).on("in", gate.handler, **settings),
+        lambda client: Worker(client, concurrency=settings.pop("concurrency", 2)).on(
+            "in", gate.handler, **settings
+        ),
         **options,
     )
     until(lambda: gate.begun)
@@ -103,7 +107,9 @@ def test_until_empty_waits_for_what_is_retried_and_what_is_scheduled(place: Plac
 
     place.queue("in").push("again")
     place.queue("in").push("later", delay=0.3)
-    report = place.run(lambda client: Worker(client).on("in", work, backoff=Backoff(base=0.1)), until_empty=True)
+    report = place.run(
+        lambda client: Worker(client).on("in", work, backoff=Backoff(base=0.1)), until_empty=True
+    )
     assert sorted(tries) == ["again", "again", "again", "later"]
     assert (report.stages["in"]["retried"], report.stages["in"]["out"]) == (2, 2)
 
@@ -130,7 +136,11 @@ def test_cycles_run_when_asked_to(place: Place) -> None:
         until_empty=True,
         allow_cycles=True,
     )
-    assert report.stages["check"] == dict.fromkeys(report.stages["check"], 0) | {"in": 15, "out": 13, "dropped": 2}
+    assert report.stages["check"] == dict.fromkeys(report.stages["check"], 0) | {
+        "in": 15,
+        "out": 13,
+        "dropped": 2,
+    }
 
 
 def test_until_empty_goes_on_while_nobody_knows_whether_anything_is_left(
@@ -147,7 +157,9 @@ def test_until_empty_goes_on_while_nobody_knows_whether_anything_is_left(
 
     monkeypatch.setattr(AsyncQueue, "next_when", fail)
     place.queue("in").push("x", delay=0.2)
-    report = place.run(lambda client: Worker(client).on("in", lambda payload: None), until_empty=True)
+    report = place.run(
+        lambda client: Worker(client).on("in", lambda payload: None), until_empty=True
+    )
     assert report.stages["in"]["out"] == 1
     assert len(failed) == 2
 
@@ -160,7 +172,10 @@ def test_no_more_handlers_than_places_at_once(server: Place, awaited: bool) -> N
     at_work: Counter[str] = Counter()
     most: Counter[str] = Counter()
     lock = threading.Lock()
-    full: dict[str, Callable[[], bool]] = {"a": lambda: most["all"] >= 5, "b": lambda: most["b"] >= 2}
+    full: dict[str, Callable[[], bool]] = {
+        "a": lambda: most["all"] >= 5,
+        "b": lambda: most["b"] >= 2,
+    }
 
     def enter(name: str) -> None:
         with lock:
@@ -197,12 +212,18 @@ def test_no_more_handlers_than_places_at_once(server: Place, awaited: bool) -> N
     assert most["b"] == 2
 
 
-def test_what_cannot_begin_with_half_of_its_lease_is_given_back_unworked(server: Place, gate: Gate) -> None:
+def test_what_cannot_begin_with_half_of_its_lease_is_given_back_unworked(
+    server: Place, gate: Gate
+) -> None:
     """So that nothing is worked on under a lease that lapsed, nor waits for a slow handler while others are idle."""
     server.queue("a").push("first")
     options: dict[str, Any] = {"lease": 0.6}
     running = server.start(
-        lambda client: Worker(client, concurrency=1).on("a", gate.handler, **options).on("b", gate.handler, **options)
+        lambda client: (
+            Worker(client, concurrency=1)
+            .on("a", gate.handler, **options)
+            .on("b", gate.handler, **options)
+        )
     )
     until(lambda: gate.begun)
     queue = server.queue("b")
@@ -233,7 +254,11 @@ def test_what_cannot_be_given_back_comes_again_when_its_lease_ends(
     server.queue("a").push("first")
     options: dict[str, Any] = {"lease": 0.6}
     running = server.start(
-        lambda client: Worker(client, concurrency=1).on("a", gate.handler, **options).on("b", gate.handler, **options)
+        lambda client: (
+            Worker(client, concurrency=1)
+            .on("a", gate.handler, **options)
+            .on("b", gate.handler, **options)
+        )
     )
     until(lambda: gate.begun)
     server.queue("b").push("second")
@@ -263,7 +288,9 @@ def test_a_paused_stage_holds_only_itself(place: Place) -> None:
     seen: list[Any] = []
     place.queue("held").push("held")
     place.queue("held").pause()
-    running = place.start(lambda client: Worker(client).on("held", seen.append).on("free", seen.append))
+    running = place.start(
+        lambda client: Worker(client).on("held", seen.append).on("free", seen.append)
+    )
     place.queue("free").push_many([1, 2, 3])
     until(lambda: sorted(map(str, seen)) == ["1", "2", "3"])
     place.queue("held").resume()
@@ -308,12 +335,20 @@ def test_a_result_is_not_applied_once_another_holds_the_message(place: Place) ->
 
     def steal(payload: Any, delivery: Delivery[Any]) -> Any:
         if delivery.message.tries == 1:
-            place.raw().update_one({"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}})
+            place.raw().update_one(
+                {"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}}
+            )
         return "moved"
 
     place.queue("in").push("x")
-    report = place.run(lambda client: client.pipeline().link("in", steal, to="out"), until_empty=True)
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "lost": 1, "out": 1}
+    report = place.run(
+        lambda client: client.pipeline().link("in", steal, to="out"), until_empty=True
+    )
+    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {
+        "in": 2,
+        "lost": 1,
+        "out": 1,
+    }
     assert place.payloads("out") == ["moved"]
 
 
@@ -343,7 +378,9 @@ def test_settling_is_tried_again_while_the_lease_lasts(
     assert adds_up(running.join())
 
 
-def test_a_server_that_does_not_answer_is_asked_again(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_asked_again(
+    server: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = AsyncQueue.reserve_many
     failed: list[Any] = []
 
@@ -355,7 +392,9 @@ def test_a_server_that_does_not_answer_is_asked_again(server: Place, monkeypatch
 
     monkeypatch.setattr(AsyncQueue, "reserve_many", fail)
     server.queue("in").push("x")
-    report = server.run(lambda client: Worker(client).on("in", lambda payload: None), until_empty=True)
+    report = server.run(
+        lambda client: Worker(client).on("in", lambda payload: None), until_empty=True
+    )
     assert report.stages["in"]["out"] == 1
     assert len(failed) == 2
 
@@ -392,9 +431,15 @@ def test_what_an_abandoned_handler_answers_is_ignored(server: Place) -> None:
 
     server.queue("in").push("x")
     options = {"time_limit": 0.3, "backoff": Backoff(base=0)}
-    report = server.run(lambda client: client.pipeline().link("in", slow, to="out", **options), until_empty=True)
+    report = server.run(
+        lambda client: client.pipeline().link("in", slow, to="out", **options), until_empty=True
+    )
     assert server.payloads("out") == ["in time"]
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "retried": 1, "out": 1}
+    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {
+        "in": 2,
+        "retried": 1,
+        "out": 1,
+    }
 
 
 # ---- stopping
@@ -414,7 +459,9 @@ def test_stop_lets_handlers_end_and_takes_nothing_more(place: Place, gate: Gate)
 
 
 @pytest.mark.parametrize("how", ["no grace", "a second stop"])
-def test_stop_without_grace_gives_everything_back_at_once(place: Place, gate: Gate, how: str) -> None:
+def test_stop_without_grace_gives_everything_back_at_once(
+    place: Place, gate: Gate, how: str
+) -> None:
     """What a handler had begun is rolled back, its try counted; what none had begun is released, as if never taken."""
     place.queue("in").push_many(["a", "b", "c", "d"])
     running = busy(place, gate, **({"grace": 0} if how == "no grace" else {}))
@@ -474,7 +521,9 @@ def test_cancelling_an_awaited_run_gives_everything_back(url: str) -> None:
                 begun.set()
                 await asyncio.sleep(LONG)
 
-            run = asyncio.create_task(Worker(client, concurrency=1).on("in", work).run(signals=False))
+            run = asyncio.create_task(
+                Worker(client, concurrency=1).on("in", work).run(signals=False)
+            )
             await begun.wait()
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -549,7 +598,9 @@ def test_many_messages_and_every_ending(place: Place) -> None:
     place.queue("in").push_many(range(count))
     report = place.run(
         lambda client: (
-            client.pipeline().choice("in", route, to=["a", "b"], backoff=Backoff(base=0)).sink("a", lambda x: None)
+            client.pipeline()
+            .choice("in", route, to=["a", "b"], backoff=Backoff(base=0))
+            .sink("a", lambda x: None)
         ),
         until_empty=True,
     )

@@ -11,7 +11,7 @@ import pymongo
 import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Fenced, Pipeline
-from pyqueue.backends.claims import Claims
+from pyqueue.backends.named_claims import NamedClaims
 
 
 def positive(df: Any) -> Any:
@@ -34,7 +34,15 @@ def test_one_graph_mixes_python_and_spark(client: Client) -> None:
     client.queue("a").push_many([{"n": number} for number in range(5)])
     report = pipeline.run(until_empty=True)
     assert sorted(seen) == [1, 2, 3]
-    assert report.stages["b"] == {"in": 5, "out": 3, "dropped": 2, "retried": 0, "dead": 0, "lost": 0, "released": 0}
+    assert report.stages["b"] == {
+        "in": 5,
+        "out": 3,
+        "dropped": 2,
+        "retried": 0,
+        "dead": 0,
+        "lost": 0,
+        "released": 0,
+    }
     assert {each.counts.total for each in client.queues()} == {0}
     assert "positive" in pipeline.show()
 
@@ -58,7 +66,9 @@ def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> 
     client.queue("b").push_many([1, 2])
     pipeline.run(until_empty=True)
     assert client.queue("b.dead").counts().ready == 2
-    assert {each.error["message"] for each in client.queue("b.dead").peek() if each.error} == {"no luck"}
+    assert {each.error["message"] for each in client.queue("b.dead").peek() if each.error} == {
+        "no luck"
+    }
 
 
 @pytest.mark.usefixtures("spark")
@@ -72,7 +82,7 @@ def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> 
 
 @pytest.mark.usefixtures("spark")
 def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) -> None:
-    claims = Claims(client.queue("b")._backend, "b>c")
+    claims = NamedClaims(client.queue("b")._backend, "b>c")
 
     def overtaken(df: Any) -> Any:
         assert client.run(claims.begin(10, 30.0))[2], "the other goes on with this batch"
@@ -84,9 +94,13 @@ def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) ->
     assert client.queue("c").counts().total == 0
 
 
-def test_without_pyspark_the_remedy_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_the_remedy_is_named(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyqueue.spark.batches", None)
-    with pytest.raises(ConfigurationError, match=r'queue .b. needs PySpark: pip install "pyqueue-mongo\[spark\]"'):
+    with pytest.raises(
+        ConfigurationError, match=r'queue .b. needs PySpark: pip install "pyqueue-mongo\[spark\]"'
+    ):
         client.pipeline().spark("b", positive, to="c").run(until_empty=True)
 
 
@@ -122,7 +136,10 @@ def test_a_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('queue = "b"\nspark = "tests.pipeline.test_spark:positive"', r"stages\[0\].to: Field required"),
+        (
+            'queue = "b"\nspark = "tests.pipeline.test_spark:positive"',
+            r"stages\[0\].to: Field required",
+        ),
         ('queue = "b"\nspark = "nothing.there:x"\nto = "c"', "cannot be imported"),
         (
             'queue = "b"\nspark = "tests.pipeline.test_spark:positive"\nto = "c"\nhandler = "a:b"',
@@ -150,7 +167,9 @@ def test_a_recipe_that_is_wrong(client: Client, tmp_path: Path, text: str, compl
         ({"max_messages": 0}, "max_messages"),
     ],
 )
-def test_what_a_stage_of_sparks_may_be_given(client: Client, options: dict[str, Any], complaint: str) -> None:
+def test_what_a_stage_of_sparks_may_be_given(
+    client: Client, options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         client.pipeline().spark("b", positive, to="c", **options).run(until_empty=True)
 
@@ -162,7 +181,10 @@ def test_a_transform_is_a_function(client: Client) -> None:
 
 def test_an_async_client_without_a_url_is_refused(url: str) -> None:
     async def main() -> None:
-        async with pymongo.AsyncMongoClient[dict[str, Any]](url) as mongo, AsyncClient(mongo["t"]) as ours:
+        async with (
+            pymongo.AsyncMongoClient[dict[str, Any]](url) as mongo,
+            AsyncClient(mongo["t"]) as ours,
+        ):
             with pytest.raises(ConfigurationError, match="needs a client that was given a URL"):
                 await ours.pipeline().spark("b", positive, to="c").run(until_empty=True)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.messages import Reservation
-from pyqueue.requests import Command, Enter, Join, Listen, Now, Plan, Signal, Wait
+from pyqueue.requests import Coalesce, Command, EnsureQueue, Listen, Plan, ServerTime, Signal, Wait
 
 __all__ = ["NOW", "Runner", "after", "reservation", "standard"]
 
@@ -48,7 +48,9 @@ def reservation(
         "owner": "me",
         "lease": 60.0,
     } | fields
-    return Reservation(id=id, queue=queue, token=token, until=after(60) if until is None else until, **given)
+    return Reservation(
+        id=id, queue=queue, token=token, until=after(60) if until is None else until, **given
+    )
 
 
 Answer = Any | Callable[[Any], Any]
@@ -88,14 +90,14 @@ class Runner:
 
     def _answer(self, request: Any) -> Any:
         match request:
-            case Now():
+            case ServerTime():
                 return self.now
-            case Enter():
+            case EnsureQueue():
                 self.entered.append(request.queue)
                 return request.kind
             case Signal():
                 return self.signals.append((request.queue, request.when))
-            case Join():
+            case Coalesce():
                 return self._drive(request.batch([request.item]))[0]
             case Listen():
                 began, self.listening = not self.listening, True

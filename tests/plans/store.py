@@ -18,29 +18,29 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
-from pyqueue.backends.head import Head
+from pyqueue.backends.scan import ScanState
 from pyqueue.errors import DuplicateKey
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Change,
+    Coalesce,
     Count,
     Delete,
     Distinct,
-    Enter,
-    Fault,
+    EnsureQueue,
     Find,
+    FindAndModify,
     Insert,
-    Join,
     Listen,
-    Now,
     Plan,
+    ServerTime,
     Signal,
-    Take,
     Update,
     UpdateEach,
     Wait,
+    WriteFailure,
 )
-from pyqueue.waiting import Line
+from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 
 __all__ = ["Process", "Store", "Task", "World", "instant", "millis", "place"]
@@ -98,7 +98,10 @@ def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
         elif not isinstance(wanted, dict):
             if document.get(name) != wanted:
                 return False
-        elif not all(_holds(name in document, document.get(name), operator, it) for operator, it in wanted.items()):
+        elif not all(
+            _holds(name in document, document.get(name), operator, it)
+            for operator, it in wanted.items()
+        ):
             return False
     return True
 
@@ -129,7 +132,9 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
         for name, value in fields.items():
             outer, dot, inner = name.partition(".")
             if dot:  # a field of a field
-                fresh[outer] = updated(fresh.get(outer) or {}, {operator: {inner: value}}, inserting=inserting)
+                fresh[outer] = updated(
+                    fresh.get(outer) or {}, {operator: {inner: value}}, inserting=inserting
+                )
                 continue
             match operator:
                 case "$set":
@@ -162,7 +167,9 @@ class Store:
         #: When each message was put where it stands now, in true virtual time.
         self.written: dict[Any, float] = {}
         #: Told of every look for something to claim: who looks, the request, and what it found.
-        self.on_look: Callable[[Process, Find | Take, list[Document]], None] = lambda process, request, found: None
+        self.on_look: Callable[[Process, Find | FindAndModify, list[Document]], None] = (
+            lambda process, request, found: None
+        )
         #: Told of every message that is changed or deleted: before, and after.
         self.on_change: Callable[[Document, Document | None], None] = lambda before, after: None
         self._asker: Any = None
@@ -176,7 +183,7 @@ class Store:
                 if request.sort is not None and request.limit > 1:
                     self.on_look(process, request, found)
                 return [dict(each) for each in found]
-            case Take():
+            case FindAndModify():
                 return self._take(request)
             case Insert():
                 return self._insert(request.documents)
@@ -207,7 +214,7 @@ class Store:
             found.sort(key=place, reverse=direction < 0)
         return found[skip : skip + limit if limit else None]
 
-    def _take(self, request: Take) -> Document | None:
+    def _take(self, request: FindAndModify) -> Document | None:
         found = self._found(request.filter, request.sort, 0, 1)
         if request.sort is not None:
             self.on_look(self._asker, request, found)
@@ -226,16 +233,22 @@ class Store:
             return document
         return dict(self._put(updated(document, request.update)))
 
-    def _insert(self, documents: Iterable[Any]) -> list[Fault]:
+    def _insert(self, documents: Iterable[Any]) -> list[WriteFailure]:
         faults = []
         for index, raw in enumerate(documents):
-            document = bson.decode(raw.raw, OPTIONS) if isinstance(raw, RawBSONDocument) else dict(raw)
+            document = (
+                bson.decode(raw.raw, OPTIONS) if isinstance(raw, RawBSONDocument) else dict(raw)
+            )
             try:
                 if document["_id"] in self.documents:
                     raise DuplicateKey("the id is taken")
                 self._put(document)
             except DuplicateKey as error:
-                faults.append(Fault(index, "_id" if document["_id"] in self.documents else "key", error))
+                faults.append(
+                    WriteFailure(
+                        index, "_id" if document["_id"] in self.documents else "key", error
+                    )
+                )
         return faults
 
     def _update(self, request: Update) -> Change:
@@ -346,7 +359,11 @@ class World:
             if each.queue != queue or self.random.random() < lost:
                 continue
             for _ in range(2 if self.random.random() < doubled else 1):
-                delay = self.random.uniform(200, 4000) if self.random.random() < late else self.random.uniform(0, 3)
+                delay = (
+                    self.random.uniform(200, 4000)
+                    if self.random.random() < late
+                    else self.random.uniform(0, 3)
+                )
                 self.spawn(self._deliver(each, when), self.time + delay)
 
     def _deliver(self, process: Process, when: datetime | None) -> Task:
@@ -360,9 +377,11 @@ class Process:
     #: How long a command takes to the server, and its answer back.
     DISTANCE = (0.2, 1.5)
 
-    def __init__(self, world: World, queue: str, *, skew: float = 0, head: type[Head] = Head) -> None:
+    def __init__(
+        self, world: World, queue: str, *, skew: float = 0, head: type[ScanState] = ScanState
+    ) -> None:
         self.world, self.queue, self.skew = world, queue, skew
-        self.line = Line(queue)
+        self.line = Waiters(queue)
         self.line.head = head()
         self.commands: list[Any] = []
         self._listening = False
@@ -400,21 +419,23 @@ class Process:
     def _answer(self, request: Any, slow: float) -> Generator[Pause, None, Any]:
         world = self.world
         match request:
-            case Now():
+            case ServerTime():
                 return self.now()
-            case Enter():
+            case EnsureQueue():
                 record = namespace.record_id(request.queue)
                 fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
-                world.store.documents.setdefault(record, fresh | {"kind": request.kind, "v": namespace.VERSION})
+                world.store.documents.setdefault(
+                    record, fresh | {"kind": request.kind, "v": namespace.VERSION}
+                )
                 return request.kind
             case Signal():
                 if request.queue == self.queue:
-                    self.line.heard(
+                    self.line.on_signal(
                         request.when, self.now()
                     )  # known here at once; whoever sleeps hears it from the bus
                 world.emit(self, request.queue, request.when)
                 return None
-            case Join():  # as blocking clients do: each for itself, all with one head
+            case Coalesce():  # as blocking clients do: each for itself, all with one head
                 return (yield from self.run(request.batch([request.item]), slow=slow))[0]
             case Listen():
                 began, self._listening = not self._listening, True
@@ -422,14 +443,17 @@ class Process:
             case Wait():
                 return (yield from self._wait(request))
         self.commands.append(request)
-        yield world.sleep(world.random.uniform(*self.DISTANCE) + (slow if isinstance(request, (Insert, Take)) else 0))
+        yield world.sleep(
+            world.random.uniform(*self.DISTANCE)
+            + (slow if isinstance(request, (Insert, FindAndModify)) else 0)
+        )
         try:
             return world.store.answer(self, request)
         finally:
             yield world.sleep(world.random.uniform(*self.DISTANCE))
 
     def _take_in(self, when: datetime | None) -> bool:
-        look = self.line.heard(when, self.now())
+        look = self.line.on_signal(when, self.now())
         if look:
             self.life.append(self.world.time)
         return look
@@ -453,6 +477,8 @@ class Process:
             if not self._heard:
                 return True
             heard, self._heard = self._heard, []
-            return self._take_in(None if None in heard else min(each for each in heard if each is not None))
+            return self._take_in(
+                None if None in heard else min(each for each in heard if each is not None)
+            )
         finally:
             self.line.leave(pause.end, leads, guards)

@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 
 from pyqueue import DuplicateKey, InvalidMessage, Unavailable
-from pyqueue.requests import Change, Delete, Fault, Find, Insert, Take, Update, Wait
-from pyqueue.waiting import Line
+from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
+from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, standard
 
 
 def document(id: str, **fields: Any) -> dict[str, Any]:
-    return {"_id": id, "q": "a", "when": NOW, "due": NOW, "pushed": NOW, "tries": 1, "payload": id} | fields
+    return {
+        "_id": id,
+        "q": "a",
+        "when": NOW,
+        "due": NOW,
+        "pushed": NOW,
+        "tries": 1,
+        "payload": id,
+    } | fields
 
 
 def claimed(command: Any, *ids: str) -> list[dict[str, Any]]:
@@ -27,11 +35,11 @@ NOT_PAUSED: list[Any] = []
 
 def test_a_claim_puts_a_token_and_the_lease_by_the_time_passed_in() -> None:
     runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0], now=after(5))
-    (held,) = runner.run(standard(lease=30).receive(Line("t"), 1, timeout=0))
+    (held,) = runner.run(standard(lease=30).receive(Waiters("t"), 1, timeout=0))
     command = runner.commands[1]
-    assert isinstance(command, Take)
-    assert command.quick
-    assert command.patience == 29  # of 30: the rest is for finding out what became of it
+    assert isinstance(command, FindAndModify)
+    assert command.w1
+    assert command.max_time_s == 29  # of 30: the rest is for finding out what became of it
     assert command.hint == "hot"
     update: Any = command.update
     put = update["$set"]
@@ -46,7 +54,7 @@ def test_every_claim_has_a_token_of_its_own() -> None:
     tokens = set()
     for _ in range(50):
         runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0])
-        tokens.add(runner.run(standard().receive(Line("t"), 1, timeout=0))[0].token)
+        tokens.add(runner.run(standard().receive(Waiters("t"), 1, timeout=0))[0].token)
     assert len(tokens) == 50
 
 
@@ -56,14 +64,16 @@ def test_a_batch_is_read_by_the_token_and_not_before() -> None:
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         Change(1, None),
-        lambda command: [document("m2", token=command.filter["token"], payload="replaced", when=after(60))],
+        lambda command: [
+            document("m2", token=command.filter["token"], payload="replaced", when=after(60))
+        ],
     )
-    held = runner.run(standard().receive(Line("t"), 5, timeout=0))
+    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     look, claim, read = runner.commands[1:]
     assert isinstance(look, Find)
     assert look.projection == {"_id": 1, "when": 1}
     assert isinstance(claim, Update)
-    assert (claim.quick, claim.patience) == (True, 29)
+    assert (claim.w1, claim.max_time_s) == (True, 29)
     assert claim.filter == {"_id": {"$in": ["m1", "m2"]}, "q": "a", "when": {"$lte": NOW}}
     assert isinstance(read, Find)
     assert read.filter["token"] == claim.update["$set"]["token"]
@@ -81,7 +91,7 @@ def test_a_claim_that_others_won_looks_again() -> None:
         lambda command: [document("m2", token=command.filter["token"], when=after(60))],
         [],  # the end of the queue, if the last look was not from its head
     )
-    held = runner.run(standard().receive(Line("t"), 5, timeout=0))
+    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
 
 
@@ -99,17 +109,26 @@ def test_who_met_others_looks_further_on_and_from_the_start_if_nothing_is_there(
         Change(1, None),
         lambda command: [document("m4", token=command.filter["token"], when=after(60))],
     )
-    assert [each.id for each in runner.run(standard().receive(Line("t"), 3, timeout=0))] == ["m1", "m4"]
-    assert [command.skip for command in runner.commands if isinstance(command, Find) and command.limit > 1] == [0, 3, 0]
+    assert [each.id for each in runner.run(standard().receive(Waiters("t"), 3, timeout=0))] == [
+        "m1",
+        "m4",
+    ]
+    assert [
+        command.skip
+        for command in runner.commands
+        if isinstance(command, Find) and command.limit > 1
+    ] == [0, 3, 0]
 
 
 def test_a_claim_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
     runner = Runner(
         NOT_PAUSED,
         Unavailable("cut off"),
-        lambda command: [document("m1", token=command.filter["token"], when=command.filter["when"])],
+        lambda command: [
+            document("m1", token=command.filter["token"], when=command.filter["when"])
+        ],
     )
-    (held,) = runner.run(standard().receive(Line("t"), 1, timeout=0))
+    (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0))
     claim, read = runner.commands[1:]
     assert read.filter["token"] == claim.update["$set"]["token"] == held.token
 
@@ -121,7 +140,7 @@ def test_a_batch_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
         Unavailable("cut off"),
         lambda command: [document("m2", token=command.filter["token"], when=after(60))],
     )
-    held = runner.run(standard().receive(Line("t"), 5, timeout=0))
+    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
 
 
@@ -134,18 +153,18 @@ def test_a_claim_that_surely_failed_says_so(limit: int) -> None:
 
     runner = Runner(NOT_PAUSED, *[answer] * 20)
     with pytest.raises(Unavailable, match="cut off"):
-        runner.run(standard().receive(Line("t"), limit, timeout=0))
-    claims = [each for each in runner.commands if isinstance(each, (Take, Update))]
+        runner.run(standard().receive(Waiters("t"), limit, timeout=0))
+    claims = [each for each in runner.commands if isinstance(each, (FindAndModify, Update))]
     assert 1 <= len(claims) <= 2  # repeated once at most
     assert "token" in runner.commands[-1].filter  # and none is left behind
 
 
 def test_a_plain_pop_is_one_command() -> None:
     runner = Runner(NOT_PAUSED, document("m1"))
-    (message,) = runner.run(standard().receive(Line("t"), 1, timeout=0, pop=True))
+    (message,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0, pop=True))
     assert message.id == "m1"
     take = runner.commands[1]
-    assert isinstance(take, Take)
+    assert isinstance(take, FindAndModify)
     assert take.update is None
 
 
@@ -154,10 +173,12 @@ def test_a_pop_of_many_claims_reads_and_deletes_by_token_before_it_answers() -> 
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         Change(2, None),
-        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")],
+        lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
+        ],
         2,
     )
-    messages = runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))
+    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
     assert [each.id for each in messages] == ["m1", "m2"]
     claim, delete = runner.commands[2], runner.commands[4]
     assert "$inc" not in claim.update  # a pop is no try
@@ -170,11 +191,13 @@ def test_what_was_replaced_under_a_pop_is_not_handed_out() -> None:
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         Change(2, None),
-        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")],
+        lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
+        ],
         1,
         [{"_id": "m2"}],
     )
-    messages = runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))
+    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
     assert [each.id for each in messages] == ["m1"]
 
 
@@ -193,12 +216,16 @@ def test_what_a_pop_of_many_did_not_finish_itself_is_not_handed_out(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         Change(2, None),
-        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")],
+        lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
+        ],
         finished,
         [{"_id": id, "token": token} for id, token in there.items()],
         *([[]] if not handed_out else []),  # it looks again
     )
-    assert [each.id for each in runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))] == handed_out
+    assert [
+        each.id for each in runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
+    ] == handed_out
 
 
 def test_a_pop_of_many_of_which_others_finished_some_is_an_unknown_outcome() -> None:
@@ -207,12 +234,14 @@ def test_a_pop_of_many_of_which_others_finished_some_is_an_unknown_outcome() -> 
         NOT_PAUSED,
         [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
         Change(3, None),
-        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")],
+        lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")
+        ],
         1,
         [{"_id": "m3", "token": "other"}],
     )
     with pytest.raises(Unavailable) as caught:
-        runner.run(standard().receive(Line("t"), 5, timeout=0, pop=True))
+        runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
     assert caught.value.ids == ["m1", "m2"]
 
 
@@ -225,11 +254,13 @@ def test_with_history_a_pop_of_many_knows_which_it_finished() -> None:
         NOT_PAUSED,
         [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
         Change(3, None),
-        lambda command: [document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")],
+        lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")
+        ],
         Change(1, None),
         found,
     )
-    messages = runner.run(standard(history=60).receive(Line("t"), 5, timeout=0, pop=True))
+    messages = runner.run(standard(history=60).receive(Waiters("t"), 5, timeout=0, pop=True))
     assert [each.id for each in messages] == ["m1"]
 
 
@@ -249,7 +280,7 @@ def test_what_another_claimed_while_the_culprit_was_looked_for_is_passed_over() 
         lambda command: [document("m2", token=command.filter["token"], when=after(30))],
         [],  # further ones
     )
-    held = runner.run(standard().receive(Line("t"), 5, timeout=0))
+    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
 
 
@@ -260,7 +291,7 @@ def test_what_was_claimed_too_often_is_buried_by_its_token_and_the_look_goes_on(
         Change(1, None),
         lambda command: document("good", tries=1, **command.update["$set"]),
     )
-    (held,) = runner.run(standard(max_tries=3).receive(Line("t"), 1, timeout=0))
+    (held,) = runner.run(standard(max_tries=3).receive(Waiters("t"), 1, timeout=0))
     assert held.id == "good"
     claim, bury = runner.commands[1:3]
     assert bury.filter == {"_id": "worn", "token": claim.update["$set"]["token"]}
@@ -269,8 +300,10 @@ def test_what_was_claimed_too_often_is_buried_by_its_token_and_the_look_goes_on(
 
 
 def test_a_paused_queue_is_not_looked_at_and_its_flag_is_read_again_in_time() -> None:
-    line = Line("t")
-    runner = Runner([{"paused": True}], [{"paused": False}], lambda command: claimed(command, "m1")[0])
+    line = Waiters("t")
+    runner = Runner(
+        [{"paused": True}], [{"paused": False}], lambda command: claimed(command, "m1")[0]
+    )
 
     def wait(request: Wait) -> bool:
         assert request.until <= runner.now + timedelta(seconds=5)
@@ -296,13 +329,13 @@ def test_a_receive_waits_for_the_next_when_and_no_longer() -> None:
         return True
 
     runner.on_wait = wait
-    (held,) = runner.run(standard().receive(Line("t"), 1, timeout=60))
+    (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=60))
     assert held.id == "m1"
     assert runner.now == after(0.7)
 
 
 def test_the_next_when_is_read_once_a_second_however_much_is_heard() -> None:
-    line = Line("t")
+    line = Waiters("t")
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
     reads: list[datetime] = []
 
@@ -311,7 +344,7 @@ def test_the_next_when_is_read_once_a_second_however_much_is_heard() -> None:
         if isinstance(command, Find) and command.projection == {"_id": 1, "when": 1}:
             reads.append(runner.now)
         runner.now = min(request.until, runner.now + timedelta(seconds=0.1))
-        return line.heard(runner.now, runner.now)  # others take what it hears of
+        return line.on_signal(runner.now, runner.now)  # others take what it hears of
 
     runner.on_wait = wait
     assert runner.run(standard().receive(line, 1, timeout=4.5)) == []
@@ -321,7 +354,7 @@ def test_the_next_when_is_read_once_a_second_however_much_is_heard() -> None:
 def test_a_receive_looks_once_more_when_it_begins_to_listen() -> None:
     runner = Runner(NOT_PAUSED, None, lambda command: claimed(command, "m1")[0])
     runner.listening = False
-    (held,) = runner.run(standard().receive(Line("t"), 1, timeout=60))
+    (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=60))
     assert held.id == "m1"
     assert runner.waits == []
 
@@ -335,14 +368,14 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
         return True
 
     runner.on_wait = wait
-    assert runner.run(standard(poll=3).receive(Line("t"), 1, timeout=10)) == []
+    assert runner.run(standard(poll=3).receive(Waiters("t"), 1, timeout=10)) == []
     assert runner.now == after(10)
     assert len(runner.waits) >= 4  # the poll
 
 
 def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_due() -> None:
-    def line() -> Line:
-        line = Line("t")
+    def line() -> Waiters:
+        line = Waiters("t")
         line.head.floor, line.head.sweep_at = (after(-1), None), after(0.001)
         return line
 
@@ -366,19 +399,21 @@ def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_d
 
 
 @pytest.mark.parametrize(("took", "found"), [(0.005, False), (0.001, False), (0.005, True)])
-def test_the_record_is_put_where_looks_end_after_a_slow_look_at_nothing(took: float, found: bool) -> None:
+def test_the_record_is_put_where_looks_end_after_a_slow_look_at_nothing(
+    took: float, found: bool
+) -> None:
     def look(command: Any) -> Any:
         runner.now = after(took)
         return claimed(command, "m1")[0] if found else None
 
     runner = Runner(NOT_PAUSED, look, Change(1, None))
-    assert len(runner.run(standard().receive(Line("t"), 1, timeout=0))) == found
+    assert len(runner.run(standard().receive(Waiters("t"), 1, timeout=0))) == found
     updates = [command for command in runner.commands if isinstance(command, Update)]
     if found or took < 0.002:
         assert updates == []
     else:
         (update,) = updates
-        assert update.quick
+        assert update.w1
         assert update.filter == {"_id": "~queue:a", "when": {"$lt": after(1 + took)}}
         assert update.update == {"$set": {"when": after(2 + took)}}
 
@@ -386,10 +421,15 @@ def test_the_record_is_put_where_looks_end_after_a_slow_look_at_nothing(took: fl
 def test_giving_back_a_reservation_leaves_no_trace() -> None:
     runner = Runner((2, []))
     backend = standard()
-    taken = [document(id, token="t1", when=after(60), due=due) for id, due in (("m1", NOW), ("m2", after(1)))]
+    taken = [
+        document(id, token="t1", when=after(60), due=due)
+        for id, due in (("m1", NOW), ("m2", after(1)))
+    ]
     runner.run(backend.undo_reserve([(each, backend._message(each, NOW, 60)) for each in taken]))
     (command,) = runner.commands  # one, however many they are: nobody can receive them meanwhile
-    assert [filter for filter, _ in command.pairs] == [{"_id": id, "token": "t1"} for id in ("m1", "m2")]
+    assert [filter for filter, _ in command.pairs] == [
+        {"_id": id, "token": "t1"} for id in ("m1", "m2")
+    ]
     for (_, update), due in zip(command.pairs, (NOW, after(1)), strict=True):
         assert update["$set"] == {"when": due}
         assert update["$inc"] == {"tries": -1}
@@ -408,11 +448,14 @@ def test_giving_back_a_pop_inserts_the_same_message() -> None:
 
 
 def test_giving_back_many_pops_is_one_command_and_one_more_for_keys_that_were_taken() -> None:
-    runner = Runner([Fault(1, "key", DuplicateKey("taken"))], [])
+    runner = Runner([WriteFailure(1, "key", DuplicateKey("taken"))], [])
     backend = standard()
     popped = [document(id, key=key) for id, key in (("m1", "k1"), ("m2", "k2"))]
     runner.run(backend.undo_pop([(each, backend._message(each, NOW)) for each in popped]))
-    assert [[each["_id"] for each in command.documents] for command in runner.commands] == [["m1", "m2"], ["m2"]]
+    assert [[each["_id"] for each in command.documents] for command in runner.commands] == [
+        ["m1", "m2"],
+        ["m2"],
+    ]
     (again,) = runner.commands[1].documents
     assert "key" not in again
     assert again["last_key"] == "k2"

@@ -29,7 +29,11 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
     ("error", "meant", "says"),
     [
         (errors.AutoReconnect("gone"), Unavailable, "did not answer: gone"),
-        (errors.ServerSelectionTimeoutError("none, Timeout: 5s, Topology: all of it"), Unavailable, "none$"),
+        (
+            errors.ServerSelectionTimeoutError("none, Timeout: 5s, Topology: all of it"),
+            Unavailable,
+            "none$",
+        ),
         (errors.NetworkTimeout("late"), Unavailable, "late"),
         (errors.ExecutionTimeout("late", 50), Unavailable, "late"),
         (errors.WTimeoutError("no majority", 64), Unavailable, "no majority"),
@@ -42,8 +46,16 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
         (InvalidDocument("cannot encode"), InvalidMessage, "cannot encode"),
         (OverflowError("8 bytes"), InvalidMessage, "8 bytes"),
         (failure(10334, "BSONObj size"), InvalidMessage, "larger than the server allows"),
-        (failure(1, "Resulting document after update is larger than 16777216"), InvalidMessage, "larger than"),
-        (errors.WriteError("cannot increment", 14), InvalidMessage, "the server refused it: cannot increment"),
+        (
+            failure(1, "Resulting document after update is larger than 16777216"),
+            InvalidMessage,
+            "larger than",
+        ),
+        (
+            errors.WriteError("cannot increment", 14),
+            InvalidMessage,
+            "the server refused it: cannot increment",
+        ),
         (errors.InvalidOperation("Cannot use MongoClient after close"), QueueClosed, "was closed"),
         (errors.InvalidOperation("no such thing"), QueueError, "^no such thing$"),
         (errors.ConfigurationError("a bad option"), ConfigurationError, "target: a bad option"),
@@ -59,7 +71,11 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
             ConfigurationError,
             "transactions need a replica set",
         ),
-        (failure(2, "hint provided does not correspond to an existing index"), MissingIndex, "hint"),
+        (
+            failure(2, "hint provided does not correspond to an existing index"),
+            MissingIndex,
+            "hint",
+        ),
         (failure(59, "something else"), QueueError, "^something else"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
@@ -77,15 +93,21 @@ def test_what_is_nothing_of_the_drivers_stays_as_it_is(error: Exception) -> None
 
 
 def test_a_write_that_no_majority_has_is_no_answer_about_its_documents() -> None:
-    error = errors.BulkWriteError({"writeConcernErrors": ["late"], "writeErrors": [{"index": 0, "code": 11000}]})
+    error = errors.BulkWriteError(
+        {"writeConcernErrors": ["late"], "writeErrors": [{"index": 0, "code": 11000}]}
+    )
     assert _faults(error) is None
 
 
-def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_is_asked_again() -> None:
+def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_is_asked_again() -> (
+    None
+):
     with Client("memory:") as client:
         driver = client._open()
         before = driver.clock._taken
-        error = errors.BulkWriteError({"writeErrors": [{"index": 1, "code": 11602, "errmsg": "interrupted"}]})
+        error = errors.BulkWriteError(
+            {"writeErrors": [{"index": 1, "code": 11602, "errmsg": "interrupted"}]}
+        )
         (fault,) = driver._failed(Insert([]), error)
         assert (fault.place, fault.field) == (1, None)
         assert isinstance(fault.error, Unavailable)

@@ -18,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from pyqueue import UNCHANGED, Backoff, ConfigurationError, Counts, InvalidMessage, InvalidName, LeaseLost, Unavailable
+from pyqueue import (
+    UNCHANGED,
+    Backoff,
+    ConfigurationError,
+    Counts,
+    InvalidMessage,
+    InvalidName,
+    LeaseLost,
+    Unavailable,
+)
 from pyqueue import arguments as check
 from pyqueue.clock import Clock
 from pyqueue.messages import message_of, state_of
@@ -126,7 +135,9 @@ class TestClock:
             last = clock.now()
             for passed, error in steps:
                 hands.move(passed)
-                clock.sample([(hands.monotonic, hands.monotonic, at(hands.monotonic - start + error / 2))])
+                clock.sample(
+                    [(hands.monotonic, hands.monotonic, at(hands.monotonic - start + error / 2))]
+                )
                 now = clock.now()
                 assert now >= last
                 last = now
@@ -189,15 +200,23 @@ class TestCodec:
         assert Codec(list[Any]).dump([Timestamp(1, 2)]) == [Timestamp(1, 2)]
 
     def test_loading_reverses_it(self) -> None:
-        stored = bson.decode(bson.encode({"p": Codec(Row).dump(ROW)}, codec_options=OPTIONS), OPTIONS)["p"]
+        stored = bson.decode(
+            bson.encode({"p": Codec(Row).dump(ROW)}, codec_options=OPTIONS), OPTIONS
+        )["p"]
         assert Codec(Row).load(stored) == ROW
 
-    @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20, places=10))
+    @given(
+        st.decimals(
+            allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20, places=10
+        )
+    )
     def test_decimals_round_trip(self, value: Decimal) -> None:
         codec: Codec[Decimal] = Codec(Decimal)
         assert codec.load(codec.dump(value)) == value
 
-    def test_more_digits_than_decimal128_has_are_refused_or_rounded_never_cut_silently(self) -> None:
+    def test_more_digits_than_decimal128_has_are_refused_or_rounded_never_cut_silently(
+        self,
+    ) -> None:
         value = Decimal("1." + "123456789" * 5)
         try:
             stored = Codec(Decimal).dump(value)
@@ -240,14 +259,18 @@ def test_encode_checks_what_is_sent() -> None:
 # ---- arguments
 
 
-@pytest.mark.parametrize("name", ["a", "A-z_0.9:b>c", "x" * 110, "x" * 110 + ".dead", "a.dead", ".dead", "a.dead.dead"])
+@pytest.mark.parametrize(
+    "name", ["a", "A-z_0.9:b>c", "x" * 110, "x" * 110 + ".dead", "a.dead", ".dead", "a.dead.dead"]
+)
 def test_names_that_are_allowed(name: str) -> None:
     assert check.queue_name(name) == name
 
 
 @given(st.text(max_size=5))
 def test_only_these_characters_are_allowed(name: str) -> None:
-    allowed = bool(name) and all(each.isascii() and (each.isalnum() or each in "_-.:>") for each in name)
+    allowed = bool(name) and all(
+        each.isascii() and (each.isalnum() or each in "_-.:>") for each in name
+    )
     if allowed:
         assert check.queue_name(name) == name
     else:
@@ -272,7 +295,13 @@ def test_instants() -> None:
     assert check.instant("at", given) == datetime(2013, 1, 1, 5, 0, 0, 999_000, tzinfo=UTC)
     assert check.instant("at", given).tzinfo is UTC
     assert check.instant("at", datetime(7999, 12, 31, tzinfo=UTC)).year == 7999
-    for bad in (datetime(2013, 1, 1), datetime(8000, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=zone), 5, "now"):
+    for bad in (
+        datetime(2013, 1, 1),
+        datetime(8000, 1, 1, tzinfo=UTC),
+        datetime.max.replace(tzinfo=zone),
+        5,
+        "now",
+    ):
         with pytest.raises(ConfigurationError, match=r"^at:"):
             check.instant("at", bad)
 

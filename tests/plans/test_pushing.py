@@ -8,7 +8,7 @@ import pytest
 
 from pyqueue import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.backends.standard import Options, Standard
-from pyqueue.requests import Fault, Insert, Plan, Take
+from pyqueue.requests import FindAndModify, Insert, Plan, WriteFailure
 from tests.plans.runner import NOW, Runner, after, reservation, standard
 
 
@@ -17,7 +17,7 @@ from tests.plans.runner import NOW, Runner, after, reservation, standard
 def test_an_unknown_outcome_names_all_that_may_be_stored(count: int, by: str) -> None:
     """Whether the command failed, or the server said so of one of its documents."""
     gone = Unavailable("gone")
-    runner = Runner(gone if by == "raised" else [Fault(count - 1, None, gone)])
+    runner = Runner(gone if by == "raised" else [WriteFailure(count - 1, None, gone)])
     ids = [f"m{n}" for n in range(count)]
     with pytest.raises(Unavailable) as caught:
         runner.run(standard().push(range(count), ids=ids))
@@ -29,7 +29,9 @@ def test_an_unknown_outcome_names_all_that_may_be_stored(count: int, by: str) ->
 def test_an_unknown_outcome_of_a_replacement_names_all_that_may_be_stored() -> None:
     runner = Runner([], [], {"_id": "m0"}, [], [], Unavailable("gone"))
     with pytest.raises(Unavailable) as caught:
-        runner.run(standard().push([1, 2], keys=["k0", "k1"], ids=["m0", "m1"], on_duplicate="replace"))
+        runner.run(
+            standard().push([1, 2], keys=["k0", "k1"], ids=["m0", "m1"], on_duplicate="replace")
+        )
     assert caught.value.ids == ["m0", "m1"]
 
 
@@ -37,7 +39,7 @@ def test_a_replacement_that_meets_another_is_tried_once_more() -> None:
     """Two upserts at once: the second then finds what the first made."""
     runner = Runner(DuplicateKey("taken"), {"_id": "theirs"})
     assert runner.run(standard().push([1], keys=["k"], on_duplicate="replace")) == ["theirs"]
-    assert [type(each) for each in runner.commands] == [Take, Take]
+    assert [type(each) for each in runner.commands] == [FindAndModify, FindAndModify]
     assert runner.signals == [("a", NOW)]
 
 
@@ -65,7 +67,7 @@ def test_a_push_signals_once_if_anything_came_in(count: int, session: Any) -> No
     runner = Runner([])
     runner.run(standard().push(range(count), delay=5, session=session))
     assert runner.signals == [("a", after(5))]
-    runner = Runner([Fault(place, "key", DuplicateKey("taken")) for place in range(count)])
+    runner = Runner([WriteFailure(place, "key", DuplicateKey("taken")) for place in range(count)])
     runner.run(standard().push(range(count), keys=[f"k{place}" for place in range(count)]))
     assert runner.signals == []
 
@@ -93,9 +95,13 @@ def bare() -> Bare:
         ("history", lambda: Bare("a", Options(dead_letter="a.dead", history=60))),
     ],
 )
-def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked(what: str, plan: Any) -> None:
+def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked(
+    what: str, plan: Any
+) -> None:
     runner = Runner()
-    with pytest.raises(ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not offer it"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not offer it"
+    ):
         runner.run(plan())
     assert runner.commands == []
 

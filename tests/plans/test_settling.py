@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 
 from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseLost, Unavailable
-from pyqueue.backends.bulk import Fresh, pass_on
-from pyqueue.requests import Change, Delete, Enter, Fault, Find, Join, Plan, Update, UpdateEach
+from pyqueue.backends.bulk import NewMessage, pass_on
+from pyqueue.requests import (
+    Change,
+    Coalesce,
+    Delete,
+    EnsureQueue,
+    Find,
+    Plan,
+    Update,
+    UpdateEach,
+    WriteFailure,
+)
 from tests.plans.runner import NOW, Runner, after, reservation, standard
 
 
@@ -50,7 +60,11 @@ def test_one_message_that_is_in_a_batch_twice_goes_alone_each_time() -> None:
         return len(pairs(command.filter) - {("m1", "old")})
 
     runner = Runner(*[answer] * 3)
-    former, present, other = reservation("m1", "old"), reservation("m1", "new"), reservation("m2", "new")
+    former, present, other = (
+        reservation("m1", "old"),
+        reservation("m1", "new"),
+        reservation("m2", "new"),
+    )
     with pytest.raises(LeaseLost) as caught:
         runner.run(standard().commit((former, present, other)))
     assert (caught.value.lost, caught.value.unknown) == ([former], [])
@@ -162,12 +176,20 @@ def test_of_a_batch_each_is_told_what_came_of_it() -> None:
 
     def stored(command: Find) -> list[dict[str, Any]]:
         left = runner.commands[0].pairs[2][1]["$set"]["left"]
-        return [{"_id": "m0", "token": "t0"}, {"_id": "m1", "left": "another's"}, {"_id": "m2", "left": left}]
+        return [
+            {"_id": "m0", "token": "t0"},
+            {"_id": "m1", "left": "another's"},
+            {"_id": "m2", "left": left},
+        ]
 
-    runner = Runner((1, [Fault(0, "key", taken)]), stored)
+    runner = Runner((1, [WriteFailure(0, "key", taken)]), stored)
     held = [reservation(f"m{n}", f"t{n}") for n in range(3)]
     outcomes = runner.run(
-        pass_on(standard(), standard("b"), [(each, Fresh(None, each.id, None, "k")) for each in held])
+        pass_on(
+            standard(),
+            standard("b"),
+            [(each, NewMessage(None, each.id, None, "k")) for each in held],
+        )
     )
     assert outcomes == list(zip(held, (taken, "lost", "done"), strict=True))
 
@@ -225,7 +247,7 @@ def test_a_move_is_one_update_of_each() -> None:
 def test_a_clash_is_told_to_the_call_that_caused_it_only() -> None:
     held = [reservation("m1"), reservation("m2")]
     backend = standard()
-    clash = Fault(0, "key", DuplicateKey("taken"))
+    clash = WriteFailure(0, "key", DuplicateKey("taken"))
     runner = Runner((1, [clash]))
 
     def acts() -> Plan[list[Any]]:
@@ -234,8 +256,8 @@ def test_a_clash_is_told_to_the_call_that_caused_it_only() -> None:
         for each, key in zip(held, ("k1", "k2"), strict=True):
             plan = backend.move([(each, UNCHANGED)], to=standard("b"), key=key)
             request = next(plan)
-            while not isinstance(request, Join):
-                request = plan.send("standard" if isinstance(request, Enter) else NOW)
+            while not isinstance(request, Coalesce):
+                request = plan.send("standard" if isinstance(request, EnsureQueue) else NOW)
             given.append(request.item)
             plan.close()
         return (yield from backend._apply(given))
@@ -263,7 +285,13 @@ def test_nothing_is_asked_for_when_the_arguments_are_bad() -> None:
 
 def test_a_settle_in_a_transaction_refuses_a_short_lease() -> None:
     session = object()
-    for lease, left, taken in ((60, 20, True), (60, 19.9, False), (12, 4, True), (12, 3.9, False), (6000, 20, True)):
+    for lease, left, taken in (
+        (60, 20, True),
+        (60, 19.9, False),
+        (12, 4, True),
+        (12, 3.9, False),
+        (6000, 20, True),
+    ):
         held = reservation("m1", until=after(left), lease=float(lease))
         runner = Runner(1)
         if taken:

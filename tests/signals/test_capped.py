@@ -19,7 +19,9 @@ from pyqueue.embedded import EmbeddedServer, find_mongod
 from tests.signals.conftest import Kind
 from tests.signals.servers import NOW, answers, closing, eventually, free_port
 
-every = pytest.mark.parametrize("kind", ["capped-blocking", "capped-async", "capped-motor"], indirect=True)
+every = pytest.mark.parametrize(
+    "kind", ["capped-blocking", "capped-async", "capped-motor"], indirect=True
+)
 Client = MongoClient[dict[str, Any]]
 
 
@@ -71,7 +73,9 @@ def test_a_ring_overrun_wakes_listeners(kind: Kind, mongo: Client) -> None:
     bus = kind.make()
     with bus.listen("a") as listener, bus.listen("b") as other:
         for _ in range(10):
-            ring.insert_many([{"topic": "b", "when": NOW, "filler": "x" * 100} for _ in range(1000)])
+            ring.insert_many(
+                [{"topic": "b", "when": NOW, "filler": "x" * 100} for _ in range(1000)]
+            )
         assert listener.wait(10)
         assert listener.when is None
         assert other.wait(5)
@@ -124,7 +128,9 @@ def test_what_holds_other_things_is_left_alone(kind: Kind, mongo: Client) -> Non
         bus.check()
     bus.emit("a", NOW)
     eventually(lambda: bus.stats["failed"] > 0)
-    assert [document.get("precious") for document in mongo[kind.place]["pyqueue.signals"].find()] == [True]
+    assert [
+        document.get("precious") for document in mongo[kind.place]["pyqueue.signals"].find()
+    ] == [True]
 
 
 @every
@@ -142,7 +148,12 @@ def test_garbage_of_others_is_passed_over(kind: Kind, mongo: Client) -> None:
     bus = kind.make()
     with bus.listen("a") as listener:
         empty = Timestamp(0, 0)
-        garbage: list[dict[str, Any]] = [{}, {"topic": 3}, {"topic": "a", "when": "soon"}, {"topic": ["a"]}]
+        garbage: list[dict[str, Any]] = [
+            {},
+            {"topic": 3},
+            {"topic": "a", "when": "soon"},
+            {"topic": ["a"]},
+        ]
         mongo[kind.place]["pyqueue.signals"].insert_many([{"at": empty} | each for each in garbage])
         bus.emit("a", NOW)
         assert listener.wait(5)
@@ -176,7 +187,11 @@ def test_a_collection_that_always_comes_and_goes_keeps_no_event_back(
 
         def blind(document: dict[str, Any]) -> Any:
             asked.append(next(iter(document)))
-            return {"cursor": {"firstBatch": []}} if "listCollections" in document else command(document)
+            return (
+                {"cursor": {"firstBatch": []}}
+                if "listCollections" in document
+                else command(document)
+            )
 
         monkeypatch.setattr(database, "command", blind)
         with signals.CappedBus(database) as bus:
@@ -222,7 +237,11 @@ def test_a_child_of_fork_uses_a_new_client_and_leaves_the_parents_cursor_alone(
 ) -> None:
     place = f"t{os.urandom(6).hex()}"
     done = subprocess.run(
-        [sys.executable, "-c", FORK, mongod.url, place], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORK, mongod.url, place],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
     mongo.drop_database(place)
@@ -243,7 +262,10 @@ with pymongo.MongoClient(sys.argv[1]) as client:
 def test_two_processes_make_the_collection_at_once(mongo: Client, mongod: EmbeddedServer) -> None:
     place = f"t{os.urandom(6).hex()}"
     command = [sys.executable, "-c", MAKER, mongod.url, place]
-    makers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    makers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     for maker in makers:
         assert maker.stdin
         maker.stdin.write("\n")
@@ -271,7 +293,9 @@ def test_fifty_listeners_idle_for_one_command_a_second(mongod: EmbeddedServer) -
         client.drop_database(place)
 
 
-def test_nobody_listening_costs_nothing(mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_listening_costs_nothing(
+    mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("signals.ears.LINGER", 0.1)
     commands = Commands()
     place = f"t{os.urandom(6).hex()}"
@@ -311,7 +335,9 @@ def own(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 
 @every
-def test_mongod_killed_and_started_again(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mongod_killed_and_started_again(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("signals.capped_bus.TIMEOUT", 1.0)
     for n in range(5):
         with EmbeddedServer(tmp_path / str(n)) as own:
@@ -352,7 +378,16 @@ def test_a_primary_that_steps_down(kind: Kind, own: EmbeddedServer) -> None:
 def guarded(tmp_path: Path) -> Iterator[int]:
     """The port of a mongod that asks for passwords; its administrator is admin:admin."""
     port = free_port()
-    command = [find_mongod(), "--auth", "--bind_ip", "127.0.0.1", "--port", str(port), "--dbpath", str(tmp_path)]
+    command = [
+        find_mongod(),
+        "--auth",
+        "--bind_ip",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dbpath",
+        str(tmp_path),
+    ]
     process = subprocess.Popen([*command, "--nounixsocket"], stdout=subprocess.DEVNULL)
     try:
         eventually(lambda: answers(port), 30)
@@ -366,7 +401,12 @@ def guarded(tmp_path: Path) -> Iterator[int]:
 
 def test_not_permitted_names_the_remedy_and_the_remedy_works(guarded: int) -> None:
     with Client("127.0.0.1", guarded, username="admin", password="admin") as admin:
-        privileges = [{"resource": {"db": "t", "collection": "pyqueue.signals"}, "actions": ["find", "insert"]}]
+        privileges = [
+            {
+                "resource": {"db": "t", "collection": "pyqueue.signals"},
+                "actions": ["find", "insert"],
+            }
+        ]
         admin["t"].command("createRole", "signaller", privileges=privileges, roles=[])
         admin["t"].command("createUser", "user", pwd="secret", roles=["signaller"])
         admin["t"].command("createUser", "nobody", pwd="secret", roles=[])

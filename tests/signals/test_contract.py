@@ -64,7 +64,9 @@ def test_the_second_of_two_events_is_heard_when_the_window_closes(kind: Kind) ->
         other.emit("a", NOW)
         assert listener.wait(5)
         assert time.monotonic() - began < 1
-        eventually(lambda: dict(other.stats) | {"heard": 0} == stats(emitted=2, published=2, merged=1))
+        eventually(
+            lambda: dict(other.stats) | {"heard": 0} == stats(emitted=2, published=2, merged=1)
+        )
 
 
 def test_a_burst_is_merged_to_its_earliest(kind: Kind) -> None:
@@ -90,7 +92,9 @@ def test_none_wins(kind: Kind) -> None:
         assert listener.when is None
 
 
-@pytest.mark.parametrize("topic", ["*", "?", "[ab]", "a*", "A", "a:", "a:b", "a>b", "~a", "ä", "a\\*"])
+@pytest.mark.parametrize(
+    "topic", ["*", "?", "[ab]", "a*", "A", "a:", "a:b", "a>b", "~a", "ä", "a\\*"]
+)
 def test_topics_are_exact_names(kind: Kind, topic: str) -> None:
     bus = kind.make()
     with bus.listen(topic) as other, bus.listen("a") as listener:
@@ -211,7 +215,9 @@ def test_check_passes(kind: Kind) -> None:
         assert listener.when == NOW
 
 
-@pytest.mark.parametrize(("topic", "when"), [("", NOW), (b"a", NOW), ("a", NOW.replace(tzinfo=None))])
+@pytest.mark.parametrize(
+    ("topic", "when"), [("", NOW), (b"a", NOW), ("a", NOW.replace(tzinfo=None))]
+)
 def test_wrong_arguments_are_refused(kind: Kind, topic: str, when: None) -> None:
     with pytest.raises(signals.BusError):
         kind.make().emit(topic, when)

@@ -39,7 +39,9 @@ def test_where_no_thread_can_be_started_events_fail_and_nobody_is_hurt(
             assert listener.when == NOW
 
 
-def test_an_asyncio_bus_may_be_used_first_from_a_thread_beside_its_loop(redis_server: RedisServer) -> None:
+def test_an_asyncio_bus_may_be_used_first_from_a_thread_beside_its_loop(
+    redis_server: RedisServer,
+) -> None:
     async def use() -> None:
         async with (
             signals.AsyncRedisBus(redis_server.url, prefix="beside") as bus,
@@ -76,7 +78,9 @@ class Still:
     def change(self, add: list[str], drop: list[str]) -> Steps[None]:
         return self._call("change")
 
-    def read(self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]) -> Steps[None]:
+    def read(
+        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Steps[None]:
         self.reading.set()
         yield asyncio.Event().wait()
 

@@ -72,7 +72,9 @@ def test_the_thread_lives_only_while_something_is_held_back() -> None:
         assert bus.stats["published"] == 2
 
 
-def test_where_no_thread_can_be_started_nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_be_started_nothing_is_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As while the interpreter ends."""
 
     def refuse(self: threading.Thread) -> None:
@@ -107,7 +109,12 @@ def test_nothing_is_kept_of_topics_that_nobody_hears() -> None:
         with bus.listen(str(number)):
             bus.emit(str(number), NOW)
     board = core._board
-    assert [len(kept) for kept in (board._ears, board._left, board._new, board._asked)] == [0, 0, 0, 0]
+    assert [len(kept) for kept in (board._ears, board._left, board._new, board._asked)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 async def _null() -> None:

@@ -18,7 +18,11 @@ from signals.fronts import AsyncFront, BlockingFront
 from tests.signals.servers import NOW, RedisServer
 
 ROOT = Path(signals.__file__).parent.parent
-TWINS = [("MemoryBus", "AsyncMemoryBus"), ("NullBus", "AsyncNullBus"), ("RedisBus", "AsyncRedisBus")]
+TWINS = [
+    ("MemoryBus", "AsyncMemoryBus"),
+    ("NullBus", "AsyncNullBus"),
+    ("RedisBus", "AsyncRedisBus"),
+]
 TWINS += [("CappedBus", "AsyncCappedBus"), ("open", "open_async")]
 
 
@@ -141,7 +145,9 @@ def test_a_listener_that_was_closed_before_it_was_entered_stays_closed() -> None
         assert bus.stats["heard"] == 0
 
 
-def test_entering_that_is_interrupted_leaves_no_listener_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entering_that_is_interrupted_leaves_no_listener_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As by Ctrl-C."""
 
     def interrupt(self: Ear) -> None:
@@ -170,7 +176,12 @@ def test_entering_that_is_interrupted_leaves_no_listener_behind(monkeypatch: pyt
 
 def python(code: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -227,7 +238,9 @@ PAGES = ["docs/topics/signals.md", "docs/how-to/choose-a-bus.md", "docs/how-to/w
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_the_documentation_runs(page: str) -> None:
     space: dict[str, Any] = {"__name__": "page"}
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), space)

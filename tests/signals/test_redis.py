@@ -37,7 +37,11 @@ def own(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-@given(st.datetimes(datetime(1600, 1, 1), datetime(7999, 1, 1)).map(lambda when: when.replace(tzinfo=UTC)))
+@given(
+    st.datetimes(datetime(1600, 1, 1), datetime(7999, 1, 1)).map(
+        lambda when: when.replace(tzinfo=UTC)
+    )
+)
 def test_payloads_keep_milliseconds_and_are_never_late(when: datetime) -> None:
     decoded = redis_bus.decode(redis_bus.encode(when).encode())
     assert decoded is not None
@@ -50,7 +54,10 @@ def test_garbage_of_others_is_passed_over(kind: Kind, admin: Any) -> None:
     with bus.listen("a") as listener:
         pipe = admin.pipeline(transaction=False)
         for number in range(10_000):
-            pipe.publish(f"{kind.place}:a", (b"\xff\xfe", "", "nan", "1e9", "9" * 40, b"x" * 1000)[number % 6])
+            pipe.publish(
+                f"{kind.place}:a",
+                (b"\xff\xfe", "", "nan", "1e9", "9" * 40, b"x" * 1000)[number % 6],
+            )
         pipe.execute()
         bus.emit("a", NOW)
         assert listener.wait(10)
@@ -71,13 +78,17 @@ def test_fifty_listeners_share_a_connection_and_idle_for_nothing(kind: Kind, adm
     began = time.monotonic()
     assert not listeners[0].wait(2)
     elapsed = time.monotonic() - began
-    assert admin.info("stats")["total_commands_processed"] - commands <= 2 * elapsed + 1  # one is the look itself
+    assert (
+        admin.info("stats")["total_commands_processed"] - commands <= 2 * elapsed + 1
+    )  # one is the look itself
     for listener in listeners:
         listener.__exit__(None, None, None)
 
 
 @both
-def test_topics_left_are_dropped_after_a_while(kind: Kind, admin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_left_are_dropped_after_a_while(
+    kind: Kind, admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("signals.ears.LINGER", 0.1)
     bus = kind.make()
     with bus.listen("a") as listener:
@@ -119,7 +130,9 @@ def test_a_server_killed_and_started_again_wakes_every_listener_and_is_heard(
 
 
 @both
-def test_a_server_out_of_reach_at_first_is_heard_once_it_is_there(kind: Kind, own: RedisServer) -> None:
+def test_a_server_out_of_reach_at_first_is_heard_once_it_is_there(
+    kind: Kind, own: RedisServer
+) -> None:
     own.kill()
     bus = make(own, kind)
     began = time.monotonic()
@@ -136,7 +149,9 @@ def test_a_server_out_of_reach_at_first_is_heard_once_it_is_there(kind: Kind, ow
 
 
 @both
-def test_broken_it_does_not_try_busily(kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_it_does_not_try_busily(
+    kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[float] = []
     explain = redis_bus.RedisWire.start
 
@@ -156,14 +171,18 @@ def test_broken_it_does_not_try_busily(kind: Kind, own: RedisServer, monkeypatch
 def test_a_silent_server_counts_as_dead(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = kind.make()
     with bus.listen("a") as listener:
-        monkeypatch.setattr(redis_bus, "SILENCE", 0.0)  # the connection answers, yet never soon enough
+        monkeypatch.setattr(
+            redis_bus, "SILENCE", 0.0
+        )  # the connection answers, yet never soon enough
         eventually(lambda: bus.stats["restarts"] > 0)
         assert listener.wait(5)
         assert listener.when is None
 
 
 @both
-def test_a_quiet_server_is_asked_for_a_word(kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_server_is_asked_for_a_word(
+    kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_bus, "SILENCE", 0.9)
     bus = kind.make(url=own.url)
     with bus.listen("a") as listener, redis.Redis(port=own.port) as admin:
@@ -198,11 +217,19 @@ def test_a_wrong_password_is_told_without_telling_it(kind: Kind, tmp_path: Path)
 @both
 def test_what_is_not_permitted_is_told(kind: Kind, own: RedisServer) -> None:
     with redis.Redis(port=own.port) as admin:
-        admin.execute_command("ACL", "SETUSER", "deaf", "on", ">pw", "&*", "+publish", "+hello", "+auth", "+client")
-        admin.execute_command("ACL", "SETUSER", "dumb", "on", ">pw", "&*", "+subscribe", "+hello", "+auth", "+client")
-        admin.execute_command("ACL", "SETUSER", "apart", "on", ">pw", "resetchannels", "&other:*", "+@all")
+        admin.execute_command(
+            "ACL", "SETUSER", "deaf", "on", ">pw", "&*", "+publish", "+hello", "+auth", "+client"
+        )
+        admin.execute_command(
+            "ACL", "SETUSER", "dumb", "on", ">pw", "&*", "+subscribe", "+hello", "+auth", "+client"
+        )
+        admin.execute_command(
+            "ACL", "SETUSER", "apart", "on", ">pw", "resetchannels", "&other:*", "+@all"
+        )
         needed = ["+publish", "+subscribe", "+unsubscribe", "+ping", "+hello", "+client"]
-        admin.execute_command("ACL", "SETUSER", "able", "on", ">pw", "resetchannels", f"&{kind.place}:*", *needed)
+        admin.execute_command(
+            "ACL", "SETUSER", "able", "on", ">pw", "resetchannels", f"&{kind.place}:*", *needed
+        )
     able = kind.make(url=f"redis://able:pw@127.0.0.1:{own.port}/0")
     able.check()
     with able.listen("a") as listener:
@@ -213,7 +240,9 @@ def test_what_is_not_permitted_is_told(kind: Kind, own: RedisServer) -> None:
             kind.make(url=f"redis://{user}:pw@127.0.0.1:{own.port}/0").check()
 
 
-@pytest.mark.parametrize("url", ["redis://:pa/ss@word@h:1:2/x", "redis://u:secret@h:port/0", "rediss://:secret@[/0"])
+@pytest.mark.parametrize(
+    "url", ["redis://:pa/ss@word@h:1:2/x", "redis://u:secret@h:port/0", "rediss://:secret@[/0"]
+)
 def test_a_bad_url_is_refused_without_telling_it(url: str) -> None:
     for opening in (signals.open, signals.open_async):
         with pytest.raises(signals.BusError) as caught:
@@ -234,7 +263,9 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decode", [True, False])
-def test_the_users_own_client_serves_and_stays_open(redis_server: RedisServer, decode: bool) -> None:
+def test_the_users_own_client_serves_and_stays_open(
+    redis_server: RedisServer, decode: bool
+) -> None:
     with redis.Redis(port=redis_server.port, decode_responses=decode) as client:
         with signals.RedisBus(client, prefix=f"own{decode}") as bus, bus.listen("ä") as listener:
             bus.emit("ä", NOW)
@@ -246,7 +277,10 @@ def test_the_users_own_client_serves_and_stays_open(redis_server: RedisServer, d
 
     async def asynchronous() -> None:
         async with redis.asyncio.Redis(port=redis_server.port, decode_responses=decode) as client:
-            async with signals.AsyncRedisBus(client, prefix=f"own{decode}") as bus, bus.listen("ä") as listener:
+            async with (
+                signals.AsyncRedisBus(client, prefix=f"own{decode}") as bus,
+                bus.listen("ä") as listener,
+            ):
                 bus.emit("ä", NOW)
                 assert await listener.wait(5)
                 assert listener.when == NOW

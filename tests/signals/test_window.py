@@ -41,7 +41,9 @@ def play(events: list[tuple[int, str, datetime | None]]) -> tuple[list[Event], l
 
 
 @given(EVENTS)
-def test_every_event_is_followed_by_a_send_within_the_window(events: list[tuple[int, str, datetime | None]]) -> None:
+def test_every_event_is_followed_by_a_send_within_the_window(
+    events: list[tuple[int, str, datetime | None]],
+) -> None:
     offered, sent = play(events)
     for at, topic, when in offered:
         assert any(
@@ -58,7 +60,9 @@ def test_a_topic_is_sent_once_per_window_and_only_what_was_offered(
     for topic in "abc":
         times = [time for time, its, _ in sent if its == topic]
         assert all(later - sooner >= LENGTH for sooner, later in itertools.pairwise(times))
-    assert {(topic, when) for _, topic, when in sent} <= {(topic, when) for _, topic, when in offered}
+    assert {(topic, when) for _, topic, when in sent} <= {
+        (topic, when) for _, topic, when in offered
+    }
 
 
 @given(EVENTS)

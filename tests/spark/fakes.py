@@ -48,7 +48,12 @@ class Frame:
         """A frame with other rows, of these columns or else of all."""
         schema = StructType([self.schema[name] for name in names]) if names else self.schema
         arrow = to_arrow_schema(schema, timezone="UTC")
-        return Frame(pa.Table.from_pylist([{name: row[name] for name in arrow.names} for row in rows], arrow), schema)
+        return Frame(
+            pa.Table.from_pylist(
+                [{name: row[name] for name in arrow.names} for row in rows], arrow
+            ),
+            schema,
+        )
 
 
 @pytest.fixture
@@ -57,7 +62,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def frame(spark: Any, documents: Any, model: Any) -> Frame:
         payload = frames.payload_type(model)
-        return Frame(pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload))
+        return Frame(
+            pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload)
+        )
 
     monkeypatch.setattr(module, "frame", frame)
 
@@ -76,7 +83,9 @@ class Flow:
         self.raw: Queue[Any] = client.queue(self.source, lease=600, backoff=Backoff(base=0))
         self.clean: Queue[Any] = client.queue(self.target)
 
-    def stage(self, transform: Any = None, *, output: str = "move", most: int = 5000, **options: Any) -> Batches:
+    def stage(
+        self, transform: Any = None, *, output: str = "move", most: int = 5000, **options: Any
+    ) -> Batches:
         """What a SparkStage is made of. Messages that are rolled back come back at once, if it is not said otherwise."""
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
@@ -95,7 +104,11 @@ class Flow:
 
     def stored(self, queue: str, **match: Any) -> list[dict[str, Any]]:
         """The messages of a queue, whatever state they are in."""
-        return list(self.client.database["pyqueue"].find({"q": queue, "record": {"$exists": False}, **match}))
+        return list(
+            self.client.database["pyqueue"].find(
+                {"q": queue, "record": {"$exists": False}, **match}
+            )
+        )
 
     def left(self) -> list[Any]:
         """The payloads in the source."""
@@ -143,7 +156,9 @@ class Meddler:
 
 
 @contextmanager
-def meddled(client: Client, at: int = 0, what: Callable[[], object] | None = None) -> Iterator[Meddler]:
+def meddled(
+    client: Client, at: int = 0, what: Callable[[], object] | None = None
+) -> Iterator[Meddler]:
     """Have something happen just before the n-th command of a client; None: its process dies there."""
     meddler = Meddler(at, what or (lambda: meddler.die()))
     driver: Any = client._open()

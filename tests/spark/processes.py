@@ -23,7 +23,9 @@ SLOW = 300.0
 
 
 @contextmanager
-def process(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
+def process(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> Iterator[subprocess.Popen[str]]:
     """One of the programs, killed in the end if it still runs, with all that it started."""
     started = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.programs", *arguments],

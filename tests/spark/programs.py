@@ -32,7 +32,12 @@ WROTE = threading.Event()
 
 def stream(spark: Any, url: str, queue: str, **options: str) -> Any:
     """A stream out of a queue."""
-    given = {"uri": url, "queue": queue, "maxMessagesPerBatch": "20", "numPartitions": "5"} | options
+    given = {
+        "uri": url,
+        "queue": queue,
+        "maxMessagesPerBatch": "20",
+        "numPartitions": "5",
+    } | options
     return spark.readStream.format("pyqueue").options(**given).load()
 
 
@@ -53,7 +58,9 @@ def good(spark: Any, url: str, checkpoint: str, pause: float = 0) -> Any:
     if pause:
         df = df.mapInArrow(slowly(pause), df.schema)
     writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
-    return writer.option("checkpointLocation", f"{checkpoint}/good").trigger(availableNow=True).start()
+    return (
+        writer.option("checkpointLocation", f"{checkpoint}/good").trigger(availableNow=True).start()
+    )
 
 
 def naive(spark: Any, url: str, checkpoint: str, pause: float = 0) -> Any:
@@ -87,9 +94,15 @@ def write(url: str, rows: str) -> None:
 
     spark = spark_session("killed", master="local[2]", config=CONFIG)
     spark.sparkContext.setLogLevel("OFF")
-    df = spark.range(int(rows)).selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload").repartition(4)
+    df = (
+        spark.range(int(rows))
+        .selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
+        .repartition(4)
+    )
     while True:
-        df.write.format("pyqueue").mode("append").options(uri=url, queue="clean", idColumn="name").save()
+        df.write.format("pyqueue").mode("append").options(
+            uri=url, queue="clean", idColumn="name"
+        ).save()
 
 
 def plain(url: str) -> None:
@@ -102,7 +115,9 @@ def plain(url: str) -> None:
     type = "struct<at: timestamp, far: timestamp, price: decimal(10,2), tags: array<string>>"
     df = spark.read.format("pyqueue").options(**given, payloadType=type).load()
     df.write.format("pyqueue").mode("append").options(uri=url, queue="structs").save()
-    row = df.selectExpr("cast(payload.at AS string) AS at", "cast(payload.far AS string) AS far", "id").collect()[0]
+    row = df.selectExpr(
+        "cast(payload.at AS string) AS at", "cast(payload.far AS string) AS far", "id"
+    ).collect()[0]
     json_ = spark.read.format("pyqueue").options(**given).load()
     json_.write.format("pyqueue").mode("append").options(uri=url, queue="jsons").save()
     variant = spark.read.format("pyqueue").options(**given, payloadType="variant").load()
@@ -139,7 +154,9 @@ def connect(url: str, checkpoint: str) -> None:
         .start()
     )
     query.awaitTermination()
-    stage = SparkStage(uri=url, source="clean", to="last", group="g", transform=lambda df: df.where("payload > 1"))
+    stage = SparkStage(
+        uri=url, source="clean", to="last", group="g", transform=lambda df: df.where("payload > 1")
+    )
     report = stage.run_once(spark)
     told["stage"] = [report.claimed, report.written, report.dropped]
     with Client(url) as client, client.queue("last").claim("h", limit=10) as claim:

@@ -38,7 +38,9 @@ def password() -> str:
 
 
 @pytest.fixture(scope="session")
-def signed_in(database: str, password: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+def signed_in(
+    database: str, password: str, mongo: pymongo.MongoClient[dict[str, Any]]
+) -> Iterator[str]:
     """The same database's URL, with credentials."""
     user = f"user{uuid4().hex[:8]}"
     mongo.admin.command("createUser", user, pwd=password, roles=["root"])

@@ -15,7 +15,7 @@ import pymongo
 import pytest
 
 from pyqueue import Client
-from pyqueue.backends.bulk import Fresh, Staging
+from pyqueue.backends.bulk import NewMessage, Staging
 from tests.spark.fakes import Flow
 
 Read = Callable[..., Any]
@@ -25,7 +25,9 @@ Write = Callable[..., None]
 @pytest.fixture
 def read(spark: Any, database: str) -> Read:
     """Read a queue."""
-    return lambda queue, **options: spark.read.format("pyqueue").options(uri=database, queue=queue, **options).load()
+    return lambda queue, **options: (
+        spark.read.format("pyqueue").options(uri=database, queue=queue, **options).load()
+    )
 
 
 @pytest.fixture
@@ -33,14 +35,18 @@ def write(database: str) -> Write:
     """Write a DataFrame to a queue."""
 
     def write(df: Any, queue: str, **options: Any) -> None:
-        df.write.format("pyqueue").mode("append").options(uri=database, queue=queue, **options).save()
+        df.write.format("pyqueue").mode("append").options(
+            uri=database, queue=queue, **options
+        ).save()
 
     return write
 
 
 def staged(flow: Flow) -> int:
     """How many messages are out of sight."""
-    count: int = flow.client.database["pyqueue"].count_documents({"q": {"$regex": f"^~staged:{flow.target}:"}})
+    count: int = flow.client.database["pyqueue"].count_documents(
+        {"q": {"$regex": f"^~staged:{flow.target}:"}}
+    )
     return count
 
 
@@ -61,7 +67,13 @@ def test_a_read_shows_what_is_ready_and_consumes_nothing(flow: Flow, read: Read)
     assert sorted(rows) == sorted(str(id) for id in ids if id != held.id)
     row, stored = rows["mine"], flow.raw.get("mine")
     assert stored is not None
-    assert (row.queue, row.payload, row.headers, row.key, row.tries) == (flow.source, '{"a": [1, "é"]}', {}, "k", 0)
+    assert (row.queue, row.payload, row.headers, row.key, row.tries) == (
+        flow.source,
+        '{"a": [1, "é"]}',
+        {},
+        "k",
+        0,
+    )
     assert row.when.astimezone(UTC) == stored.when
     assert row.pushed.astimezone(UTC) == stored.pushed
     assert rows[str(ids[5])].headers == {"text": "a", "number": "5"}
@@ -110,19 +122,27 @@ def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, database:
 def test_ids_of_a_column_are_the_ids_and_a_write_that_is_repeated_writes_nothing_twice(
     spark: Any, flow: Flow, write: Write
 ) -> None:
-    df = spark.createDataFrame([(f"{flow.target}-{n}", str(n)) for n in range(20)], "order_id string, payload string")
+    df = spark.createDataFrame(
+        [(f"{flow.target}-{n}", str(n)) for n in range(20)], "order_id string, payload string"
+    )
     write(df, flow.target, idColumn="order_id")
     taken = flow.clean.reserve(0)
     assert taken is not None
     write(df, flow.target, idColumn="order_id")
-    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(row.order_id for row in df.collect())
+    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(
+        row.order_id for row in df.collect()
+    )
     flow.clean.commit(taken)
     assert flow.clean.counts().total == 19
 
 
-def test_ids_of_another_queues_messages_fail_the_write(spark: Any, flow: Flow, write: Write) -> None:
+def test_ids_of_another_queues_messages_fail_the_write(
+    spark: Any, flow: Flow, write: Write
+) -> None:
     id = flow.raw.push("other", id=f"{flow.target}-3")
-    df = spark.createDataFrame([(f"{flow.target}-{n}", str(n)) for n in range(6)], "order_id string, payload string")
+    df = spark.createDataFrame(
+        [(f"{flow.target}-{n}", str(n)) for n in range(6)], "order_id string, payload string"
+    )
     with pytest.raises(Exception, match=f"never in queue '{flow.target}'"):
         write(df.repartition(3), flow.target, idColumn="order_id")
     assert flow.written() == []
@@ -137,7 +157,11 @@ def test_one_id_in_several_rows_fails_the_write(spark: Any, flow: Flow, write: W
     df = spark.createDataFrame([(id, "1") for id in ids], "order_id string, payload string")
     for parts in (1, 4):
         with pytest.raises(Exception, match="several rows"):
-            write(df.repartition(parts) if parts > 1 else df.coalesce(1), flow.target, idColumn="order_id")
+            write(
+                df.repartition(parts) if parts > 1 else df.coalesce(1),
+                flow.target,
+                idColumn="order_id",
+            )
         assert flow.written() == []
         assert staged(flow) == 0
 
@@ -158,10 +182,14 @@ def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write)
         for batch in rows:
             if 7 in batch.column("n").to_pylist():
                 raise ArithmeticError("the seventh")
-            yield pa.RecordBatch.from_pydict({"payload": [str(n) for n in batch.column("n").to_pylist()]})
+            yield pa.RecordBatch.from_pydict(
+                {"payload": [str(n) for n in batch.column("n").to_pylist()]}
+            )
 
     df = (
-        spark.createDataFrame([(n,) for n in range(8)], "n int").repartition(4, "n").mapInArrow(fails, "payload string")
+        spark.createDataFrame([(n,) for n in range(8)], "n int")
+        .repartition(4, "n")
+        .mapInArrow(fails, "payload string")
     )
     with pytest.raises(Exception, match="the seventh"):
         write(df, flow.target)
@@ -171,15 +199,25 @@ def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write)
 
 def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
     """The TTL index takes it away: its dates are dates."""
-    flow.client.run(Staging(flow.clean._backend, "job").write("a", [Fresh(f"{flow.target}-1", 1), Fresh(None, 2)]))
+    flow.client.run(
+        Staging(flow.clean._backend, "job").write(
+            "a", [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
+        )
+    )
     collection = flow.client.database["pyqueue"]
     index = collection.index_information()["expires"]
     assert index["expireAfterSeconds"] == 0
-    found = list(collection.find({"q": f"~staged:{flow.target}:job:a", **index["partialFilterExpression"]}))
+    found = list(
+        collection.find({"q": f"~staged:{flow.target}:job:a", **index["partialFilterExpression"]})
+    )
     assert len(found) == 2
     for each in found:
         assert isinstance(each["expires"], datetime)
-        assert timedelta(days=6.9) < each["expires"].replace(tzinfo=UTC) - datetime.now(UTC) < timedelta(days=7.1)
+        assert (
+            timedelta(days=6.9)
+            < each["expires"].replace(tzinfo=UTC) - datetime.now(UTC)
+            < timedelta(days=7.1)
+        )
     assert flow.clean.counts().total == 0
     assert flow.clean.pop(0) is None
     assert [each for each in flow.client.queues() if "~" in each.name] == []
@@ -190,13 +228,17 @@ def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
 ROWS = 14_000
 
 
-def failing_once(marker: Path, url: str, queue: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def failing_once(
+    marker: Path, url: str, queue: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Gives its rows in order, and fails when some are written; then, on the retry, gives them the other way round."""
 
     def written() -> int:
         with pymongo.MongoClient[dict[str, Any]](url) as client:
             collection = client.get_default_database()["pyqueue"]
-            return collection.count_documents({"q": {"$regex": f"^(~staged:)?{queue}"}, "record": {"$exists": False}})
+            return collection.count_documents(
+                {"q": {"$regex": f"^(~staged:)?{queue}"}, "record": {"$exists": False}}
+            )
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = pa.Table.from_batches(list(batches))

@@ -16,8 +16,8 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from pyqueue import Client, Unavailable
-from pyqueue.backends.bulk import Fresh, Staging
-from pyqueue.backends.claims import Claims
+from pyqueue.backends.bulk import NewMessage, Staging
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.requests import Plan, UpdateEach
 from pyqueue.spark import batches as module
 from tests.integration.eventually import until
@@ -111,8 +111,13 @@ def test_a_message_that_is_taken_away_at_any_point(shared: Client, output: str) 
 
         def steal() -> None:
             for first in flow.stored(flow.source, payload=1):
-                with suppress(PyMongoError), pymongo.timeout(0.2):  # one that a transaction deletes must be waited for
-                    raw.update_one({"_id": first["_id"]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}})
+                with (
+                    suppress(PyMongoError),
+                    pymongo.timeout(0.2),
+                ):  # one that a transaction deletes must be waited for
+                    raw.update_one(
+                        {"_id": first["_id"]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+                    )
 
         with meddled(shared, at, steal) as meddler:
             report = flow.stage(transform, output=output).run_once(nothing)
@@ -122,7 +127,9 @@ def test_a_message_that_is_taken_away_at_any_point(shared: Client, output: str) 
         if output == "move":
             assert written == Counter([0, 2, 6, 8]) - Counter([2] * held), f"taken at command {at}"
         else:
-            assert written == Counter([*range(5)] * 3) - Counter([1] * 3 * held), f"taken at command {at}"
+            assert written == Counter([*range(5)] * 3) - Counter([1] * 3 * held), (
+                f"taken at command {at}"
+            )
         assert flow.left() == []
         assert report.failed == 0
         assert report.lost <= held
@@ -149,7 +156,13 @@ def test_messages_that_are_all_taken_away_while_the_transform_runs(flow: Flow, o
         return frame.made_of(frame.rows(), "id", "payload")
 
     report = flow.stage(transform, output=output).run_once(nothing)
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (5, 0, 0, 0, 5)
+    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
+        5,
+        0,
+        0,
+        0,
+        5,
+    )
     assert flow.written() == []
     assert flow.left() == [*range(5)]  # whoever has them works on them
 
@@ -166,7 +179,13 @@ def test_messages_that_are_taken_away_one_after_the_other_are_lost_once_each(flo
 
     report = flow.stage(transform, output="transaction").run_once(nothing)
     assert thefts == []
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (10, 6, 0, 0, 4)
+    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
+        10,
+        6,
+        0,
+        0,
+        4,
+    )
     assert flow.written() == [2, 3, 4, 6, 7, 8]
     assert flow.left() == [0, 1, 5, 9]
 
@@ -203,13 +222,16 @@ def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) ->
         flow.clean.push(-1, key="k5")
         backend = flow.clean._backend
         rows = [
-            Fresh(f"{flow.source}-{id}", number, None, f"k{number}" if number > 2 else None)
+            NewMessage(f"{flow.source}-{id}", number, None, f"k{number}" if number > 2 else None)
             for number, id in enumerate(IDS)
         ]
 
         def job() -> None:
             staging = Staging(backend, uuid4().hex)
-            places = {"a": shared.run(staging.write("a", rows[::2])), "b": shared.run(staging.write("b", rows[1::2]))}
+            places = {
+                "a": shared.run(staging.write("a", rows[::2])),
+                "b": shared.run(staging.write("b", rows[1::2])),
+            }
             shared.run(staging.publish(places))
 
         with meddled(shared, at) as meddler, suppress(Crash):
@@ -217,7 +239,12 @@ def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) ->
         died = [payload for payload in flow.written() if payload != -1]
         job()
         assert flow.written() == [-1, 0, 1, 2, 3, 4], f"died at command {at}"
-        assert shared.database["pyqueue"].count_documents({"q": {"$regex": f"^~staged:{flow.target}:"}}) == 0
+        assert (
+            shared.database["pyqueue"].count_documents(
+                {"q": {"$regex": f"^~staged:{flow.target}:"}}
+            )
+            == 0
+        )
         assert flow.clean.counts().ready == 6
         partly.append(0 < len(died) < 5)
         return meddler.happened
@@ -272,7 +299,9 @@ def test_a_server_that_goes_away_in_a_transaction_fails_no_message(
     assert flow.left() == []
 
 
-def test_a_server_that_goes_away_in_a_move_fails_no_message(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_goes_away_in_a_move_fails_no_message(
+    shared: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next run goes on with what was not moved."""
     flow = Flow(shared)
     flow.raw.push_many(range(5))
@@ -299,14 +328,19 @@ def test_a_server_that_goes_away_in_a_move_fails_no_message(shared: Client, monk
 def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(claims: Claims, token: str, lease: float) -> Plan[None]:
+    def failing(claims: NamedClaims, token: str, lease: float) -> Plan[None]:
         raise Unavailable("the server went away")
 
-    monkeypatch.setattr(Claims, "renew", failing)
+    monkeypatch.setattr(NamedClaims, "renew", failing)
     flow.raw.push_many(range(5))
 
     def transform(frame: Frame) -> Frame:
-        until(lambda: "could not renew the lease of group 'g', trying again: the server went away" in caplog.text)
+        until(
+            lambda: (
+                "could not renew the lease of group 'g', trying again: the server went away"
+                in caplog.text
+            )
+        )
         return doubled(frame)
 
     report = flow.stage(transform, lease=3).run_once(nothing)

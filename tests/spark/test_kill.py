@@ -27,7 +27,8 @@ def messages(url: str, mongo: pymongo.MongoClient[dict[str, Any]]) -> Any:
 
 def written(messages: Any, queue: str = "clean") -> Counter[int]:
     return Counter(
-        each["payload"] for each in messages.find({"q": queue, "record": {"$exists": False}}, {"payload": 1})
+        each["payload"]
+        for each in messages.find({"q": queue, "record": {"$exists": False}}, {"payload": 1})
     )
 
 
@@ -42,7 +43,9 @@ def client(url: str) -> Iterator[Client]:
         yield client
 
 
-def test_a_stream_whose_driver_is_killed(spark: Any, url: str, client: Client, messages: Any, tmp_path: Path) -> None:
+def test_a_stream_whose_driver_is_killed(
+    spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
+) -> None:
     """In the middle of a batch; a restart goes on at once, though the lease is of ten minutes."""
     client.queue("raw").push_many(range(40))
     client.queue("raw2").push_many(range(20))
@@ -52,7 +55,10 @@ def test_a_stream_whose_driver_is_killed(spark: Any, url: str, client: Client, m
     assert count(messages, "clean") % 20  # in the middle of a batch
     assert client.queue("raw").counts().reserved >= 20
     assert count(messages, "clean2") == 20
-    for query in (programs.good(spark, url, str(tmp_path)), programs.naive(spark, url, str(tmp_path))):
+    for query in (
+        programs.good(spark, url, str(tmp_path)),
+        programs.naive(spark, url, str(tmp_path)),
+    ):
         query.awaitTermination()
     assert written(messages) == Counter(range(40))
     assert written(messages, "clean2") == Counter([*range(20)] * 2)  # so it can fail
@@ -93,8 +99,12 @@ def test_a_batch_write_whose_driver_is_killed_again_and_again(
                 until(lambda: messages.count_documents({"staged": True}) > 1000, driver)
             killed(driver)
         seen.append(count(messages, "clean"))
-        df = spark.range(rows).selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
-        df.write.format("pyqueue").mode("append").options(uri=url, queue="clean", idColumn="name").save()
+        df = spark.range(rows).selectExpr(
+            "concat('id', id) AS name", "cast(id AS string) AS payload"
+        )
+        df.write.format("pyqueue").mode("append").options(
+            uri=url, queue="clean", idColumn="name"
+        ).save()
         assert written(messages) == Counter(range(rows))
         assert messages.count_documents({"staged": True}) == 0
     assert any(0 < number < rows for number in seen), seen

@@ -16,9 +16,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName, QueueError
 from pyqueue.spark import QueueDataSource, SparkStage
+from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
-from pyqueue.spark.places import Place
 from tests.spark.fakes import Flow, Frame, nothing
 
 #: Nothing listens there.
@@ -36,11 +36,15 @@ def stream(**options: Any) -> Any:
     return QueueDataSource(options).streamReader(columns(None))
 
 
-def write(options: dict[str, str], schema: StructType | None = None, overwrite: bool = False) -> Any:
+def write(
+    options: dict[str, str], schema: StructType | None = None, overwrite: bool = False
+) -> Any:
     return QueueDataSource(options).writer(schema or columns(None), overwrite)
 
 
-def stream_to(options: dict[str, str], schema: StructType | None = None, overwrite: bool = False) -> Any:
+def stream_to(
+    options: dict[str, str], schema: StructType | None = None, overwrite: bool = False
+) -> Any:
     return QueueDataSource(options).streamWriter(schema or columns(None), overwrite)
 
 
@@ -90,7 +94,9 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("named", "call"), WRONG, ids=[f"{number}-{named}" for number, (named, _) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("named", "call"), WRONG, ids=[f"{number}-{named}" for number, (named, _) in enumerate(WRONG)]
+)
 def test_options(named: str, call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}|'{named}'"):
         call()
@@ -126,7 +132,9 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("named", "options"), WRONG_STAGES, ids=[f"{named}-{list(o.values())}" for named, o in WRONG_STAGES]
+    ("named", "options"),
+    WRONG_STAGES,
+    ids=[f"{named}-{list(o.values())}" for named, o in WRONG_STAGES],
 )
 def test_arguments_of_a_stage(named: str, options: dict[str, Any]) -> None:
     with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}"):
@@ -177,8 +185,12 @@ ANSWERS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.usefixtures("faked")
-@pytest.mark.parametrize(("output", "transform", "told"), ANSWERS, ids=[f"{o}-{told}" for o, _, told in ANSWERS])
-def test_an_answer_that_nothing_can_be_made_of(flow: Flow, output: str, transform: Any, told: str) -> None:
+@pytest.mark.parametrize(
+    ("output", "transform", "told"), ANSWERS, ids=[f"{o}-{told}" for o, _, told in ANSWERS]
+)
+def test_an_answer_that_nothing_can_be_made_of(
+    flow: Flow, output: str, transform: Any, told: str
+) -> None:
     """Nothing is written, and the batch is given back as it was."""
     flow.raw.push_many(range(3))
     with pytest.raises(ConfigurationError, match=told):
@@ -212,7 +224,10 @@ def test_rows(flow: Flow, database: str, row: dict[str, Any], told: str, streami
     schema = table(id=StringType(), payload=StringType(), key=StringType())
     source = QueueDataSource({"uri": database, "queue": flow.target, "idColumn": "id"})
     writer: Any = source.streamWriter(schema, False) if streaming else source.writer(schema, False)
-    rows = [{"id": "a", "payload": "1", "key": None}, {"id": "b", "payload": "1", "key": None} | row]
+    rows = [
+        {"id": "a", "payload": "1", "key": None},
+        {"id": "b", "payload": "1", "key": None} | row,
+    ]
     with pytest.raises((ConfigurationError, ValueError), match=told):
         writer.write(rows_of(**{name: [each[name] for each in rows] for name in rows[0]}))
     assert flow.written() == []
@@ -220,9 +235,9 @@ def test_rows(flow: Flow, database: str, row: dict[str, Any], told: str, streami
 
 def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, database: str) -> None:
     flow.raw.push(1, id=f"s~{flow.source}")
-    writer: Any = QueueDataSource({"uri": database, "queue": flow.target, "stage": "s"}).streamWriter(
-        columns(None), False
-    )
+    writer: Any = QueueDataSource(
+        {"uri": database, "queue": flow.target, "stage": "s"}
+    ).streamWriter(columns(None), False)
     with pytest.raises(DuplicateKey, match="never in queue"):
         writer.write(rows_of(id=[flow.source], payload=["1"], headers=[[]], key=[None]))
     assert flow.written() == []
@@ -244,22 +259,31 @@ SECRETS = [
 @pytest.mark.parametrize("uri", SECRETS)
 def test_secrets_are_not_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", uri)
-    for place in (Place.of(uri, None, "pyqueue"), Place.of(None, "PYQUEUE_TEST_SECRET", "pyqueue")):
+    for place in (
+        NamespaceAddress.of(uri, None, "pyqueue"),
+        NamespaceAddress.of(None, "PYQUEUE_TEST_SECRET", "pyqueue"),
+    ):
         told = Offset(5, "token", "raw", "g", place).told()
         assert "s3cret" not in json.dumps(told)
         assert "s3cret" not in repr(place)
     assert Offset.parse(told).place.target == uri
     with pytest.raises(ConfigurationError, match=r"^uri, uriEnv"):
-        Offset.parse(Offset(5, "token", "raw", "g", Place.of(uri, None, "pyqueue")).told())
+        Offset.parse(
+            Offset(5, "token", "raw", "g", NamespaceAddress.of(uri, None, "pyqueue")).told()
+        )
     assert "s3cret" not in repr(SparkStage(**(STAGE | {"uri": uri})))
 
 
-def test_errors_tell_no_secrets(signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_tell_no_secrets(
+    signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))
-    monkeypatch.setattr("pyqueue.spark.places.Client", partial(Client, command_timeout=1))
+    monkeypatch.setattr("pyqueue.spark.addresses.Client", partial(Client, command_timeout=1))
     for uri in (SECRETS[0], "PYQUEUE_TEST_SECRET"):
         with pytest.raises(QueueError) as caught:
-            stream(**{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g").initialOffset()
+            stream(
+                **{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g"
+            ).initialOffset()
         told = "".join(traceback.format_exception(caught.value, chain=True))
         assert "s3cret" not in str(caught.value)
         assert "s3cret" not in told

@@ -46,7 +46,9 @@ def total(reports: list[Report], name: str) -> int:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("poison", [(0,), (19,), (7, 8), (0, 5, 19)])
-def test_neighbours_go_on_and_it_is_buried_on_its_last_try(flow: Flow, output: str, poison: tuple[int, ...]) -> None:
+def test_neighbours_go_on_and_it_is_buried_on_its_last_try(
+    flow: Flow, output: str, poison: tuple[int, ...]
+) -> None:
     flow.raw.push_many(range(20))
     reports = flow.work(failing(*poison), output=output, max_tries=3)
     others = sorted({*range(20)} - {*poison})
@@ -59,7 +61,11 @@ def test_neighbours_go_on_and_it_is_buried_on_its_last_try(flow: Flow, output: s
     assert sorted(graves) == sorted(poison)
     for number, grave in graves.items():
         assert grave.dead is not None
-        assert (grave.dead["reason"], grave.dead["tries"], grave.dead["from"]) == ("tries", 3, flow.source)
+        assert (grave.dead["reason"], grave.dead["tries"], grave.dead["from"]) == (
+            "tries",
+            3,
+            flow.source,
+        )
         assert grave.error is not None
         assert grave.error["type"] == "ArithmeticError"
         assert str(number) in grave.error["message"]
@@ -96,7 +102,8 @@ def test_one_that_fails_and_is_taken_away_is_left_to_who_took_it(flow: Flow) -> 
     def transform(frame: Frame) -> Frame:
         if numbers(frame) == [2]:
             collection.update_one(
-                {"q": flow.source, "payload": 2}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+                {"q": flow.source, "payload": 2},
+                {"$set": {"token": "thief"}, "$unset": {"claim": ""}},
             )
         return failing(2)(frame)
 
@@ -116,7 +123,9 @@ def test_one_message_alone_that_fails_is_no_error(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_so_many_that_not_all_are_found_at_once(flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+def test_so_many_that_not_all_are_found_at_once(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
     """Those that were not tried by themselves have not failed: their tries do not count, and they are not buried."""
     monkeypatch.setattr(module, "FAILURES", 5)
     poison = [*range(0, 60, 4)]
@@ -128,7 +137,10 @@ def test_so_many_that_not_all_are_found_at_once(flow: Flow, monkeypatch: pytest.
             claimed = stage_.run_once(nothing).claimed
     assert sorted(flow.buried()) == poison
     assert flow.written() == sorted({*range(60)} - {*poison})
-    assert all(grave.error and "cannot work on" in grave.error["message"] for grave in flow.buried().values())
+    assert all(
+        grave.error and "cannot work on" in grave.error["message"]
+        for grave in flow.buried().values()
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ConfigurationError("a mistake")])
@@ -169,7 +181,12 @@ def test_a_key_that_is_taken_fails_its_message_only(flow: Flow) -> None:
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
     reports = flow.work(keyed(lambda number: f"k{number}"), max_tries=2)
-    assert (reports[0].claimed, reports[0].written, reports[0].failed, reports[0].lost) == (8, 7, 1, 0)
+    assert (reports[0].claimed, reports[0].written, reports[0].failed, reports[0].lost) == (
+        8,
+        7,
+        1,
+        0,
+    )
     assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
         "0",
         "1",
@@ -205,12 +222,20 @@ def test_a_transaction_leaves_out_what_has_a_key_that_is_taken(flow: Flow) -> No
 
 def test_headers_and_payloads_that_pass_through_stay_as_they_are(flow: Flow) -> None:
     headers = {"text": "a", "whole": 5, "part": 0.5, "true": True, "quoted": '"a"'}
-    payload = {"whole": 1, "part": 1.0, "none": None, "list": [1, [2, "3"]], "text": '{"$oid": "no"}'}
+    payload = {
+        "whole": 1,
+        "part": 1.0,
+        "none": None,
+        "list": [1, [2, "3"]],
+        "text": '{"$oid": "no"}',
+    }
     flow.raw.push(payload, headers=headers, key="k")
     flow.stage(None).run_once(nothing)
     (message,) = flow.clean.peek()
     assert message.headers == headers
-    assert {name: type(each) for name, each in message.headers.items()} == {n: type(v) for n, v in headers.items()}
+    assert {name: type(each) for name, each in message.headers.items()} == {
+        n: type(v) for n, v in headers.items()
+    }
     assert message.payload == payload
     assert type(message.payload["part"]) is float
     assert message.key == "k"
@@ -241,7 +266,8 @@ def restarted(flow: Flow, killers: tuple[int, ...], most: int = 60, **options: A
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize(
-    ("killer", "count"), [(0, 1), (0, 2), (1, 2), (0, 7), (3, 7), (6, 7), (0, 100), (37, 100), (99, 100)]
+    ("killer", "count"),
+    [(0, 1), (0, 2), (1, 2), (0, 7), (3, 7), (6, 7), (0, 100), (37, 100), (99, 100)],
 )
 def test_what_kills_its_process_each_time_ends_alone_and_is_buried(
     flow: Flow, output: str, killer: int, count: int

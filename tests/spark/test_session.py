@@ -42,7 +42,11 @@ def without_java(tmp_path: Path) -> dict[str, str]:
             if program.name != "java":
                 link.unlink(missing_ok=True)
                 link.symlink_to(program)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
+    }
     env["PATH"] = str(shadow)
     # Spark looks for no data sources if its Python's path has a space in it, as this one's may have.
     python = tmp_path / "python"
@@ -106,7 +110,9 @@ def test_spark_connect(url: str, tmp_path: Path) -> None:
 
 def test_importing_pyqueue_imports_no_spark() -> None:
     code = "import pyqueue, pyqueue.claim, sys; print([name for name in sys.modules if 'pyspark' in name or 'pyarrow' in name])"
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert told.stdout == "[]\n"
 
 
@@ -138,11 +144,20 @@ def test_without_a_java_spark_gets_one_that_is_spared_what_it_lacks(
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     session._find_java()
     assert os.environ["JAVA_HOME"] == str(tmp_path)
-    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Da=b c", "", "it's", "--add-modules=java.base"]
+    given = [
+        "-Xmx1g",
+        "--add-modules=jdk.incubator.vector",
+        "-Da=b c",
+        "",
+        "it's",
+        "--add-modules=java.base",
+    ]
     command = [str(Path(os.environ["JAVA_HOME"], "bin", "java")), *given]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.splitlines() == [each for each in given if "vector" not in each]
-    assert ends == [(shutil.rmtree, str(tmp_path), {"ignore_errors": True})]  # it is gone when the process is
+    assert ends == [
+        (shutil.rmtree, str(tmp_path), {"ignore_errors": True})
+    ]  # it is gone when the process is
 
 
 class Builder:
@@ -167,7 +182,8 @@ class Builder:
 
 
 @pytest.mark.parametrize(
-    ("master", "address"), [(None, "127.0.0.1"), ("local[2]", "127.0.0.1"), ("spark://cluster:7077", None)]
+    ("master", "address"),
+    [(None, "127.0.0.1"), ("local[2]", "127.0.0.1"), ("spark://cluster:7077", None)],
 )
 def test_only_a_session_on_this_machine_is_bound_to_it(
     monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
@@ -188,7 +204,8 @@ def test_only_a_session_on_this_machine_is_bound_to_it(
 
 
 @pytest.mark.parametrize(
-    ("told", "version"), [('openjdk version "17.0.15"', 17), ('java version "25" 2025-09-16', 25), ("what?", 0)]
+    ("told", "version"),
+    [('openjdk version "17.0.15"', 17), ('java version "25" 2025-09-16', 25), ("what?", 0)],
 )
 def test_versions_of_java(tmp_path: Path, told: str, version: int) -> None:
     from pyqueue.spark import session

@@ -21,15 +21,15 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, Fenced, Unavailable
-from pyqueue.backends.bulk import glimpses, page
-from pyqueue.backends.claims import Claims
+from pyqueue.backends.bulk import page, slices
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.messages import Id
 from pyqueue.requests import Plan
 from pyqueue.spark import QueueDataSource, QueueProgressListener
 from pyqueue.spark import source as module
+from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
-from pyqueue.spark.places import Place, client_of
 from tests.integration.eventually import until, waiters
 from tests.plans.runner import NOW
 from tests.spark.engine import Checkpoint, Engine, to_queue
@@ -38,7 +38,13 @@ from tests.spark.fakes import Crash, Flow, meddled
 
 def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
     """The options of a stream out of a flow's source."""
-    given = {"uri": database, "queue": flow.source, "group": "g", "maxMessagesPerBatch": "2", "numPartitions": "2"}
+    given = {
+        "uri": database,
+        "queue": flow.source,
+        "group": "g",
+        "maxMessagesPerBatch": "2",
+        "numPartitions": "2",
+    }
     return given | options
 
 
@@ -51,7 +57,9 @@ def seen(rows: Counter[Any]) -> Callable[[int, list[pa.RecordBatch]], None]:
     """A sink that counts payloads."""
 
     def count(number: int, batches: list[pa.RecordBatch]) -> None:
-        rows.update(json.loads(each) for batch in batches for each in batch.column("payload").to_pylist())
+        rows.update(
+            json.loads(each) for batch in batches for each in batch.column("payload").to_pylist()
+        )
 
     return count
 
@@ -82,7 +90,9 @@ class Deaths:
 # ---- dying
 
 
-def run_through(flow: Flow, database: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool) -> None:
+def run_through(
+    flow: Flow, database: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool
+) -> None:
     """A stream from the source to the target, until nothing is left."""
     if stage:
         sink = to_queue(target(flow, database), step)
@@ -91,7 +101,9 @@ def run_through(flow: Flow, database: str, checkpoint: Checkpoint, step: Callabl
         def sink(number: int, batches: list[pa.RecordBatch]) -> None:
             for batch in batches:
                 step("write")
-                flow.clean.push_many([json.loads(each) for each in batch.column("payload").to_pylist()])
+                flow.clean.push_many(
+                    [json.loads(each) for each in batch.column("payload").to_pylist()]
+                )
             step("sink commit")
 
     Engine(source(flow, database), sink, checkpoint, step).run()
@@ -125,7 +137,7 @@ def test_a_stream_that_dies_between_any_two_steps(shared: Client, database: str)
 
 
 def test_a_stream_that_dies_at_any_command(shared: Client, database: str) -> None:
-    client = client_of(Place.of(database, None, "pyqueue"))
+    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     client.queues()
     for at in range(1, 200):
         flow, checkpoint = Flow(shared), Checkpoint()
@@ -155,7 +167,9 @@ def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, database: s
     assert doubled
 
 
-def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(shared: Client, database: str) -> None:
+def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(
+    shared: Client, database: str
+) -> None:
     """Whatever step it died at: nothing is lost, and the ids keep it from being written twice."""
     for at in range(1, 100):
         flow, death = Flow(shared), Deaths(at)
@@ -174,7 +188,9 @@ def test_a_restart_waits_for_no_lease(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     checkpoint = Checkpoint()
     with pytest.raises(Crash):
-        Engine(source(flow, database, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)).run()
+        Engine(
+            source(flow, database, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)
+        ).run()
     assert flow.raw.counts().reserved == 2
     rows: Counter[Any] = Counter()
     engine = Engine(source(flow, database, leaseSeconds="600"), seen(rows), checkpoint)
@@ -188,7 +204,9 @@ def test_a_restart_waits_for_no_lease(flow: Flow, database: str) -> None:
 # ---- acknowledging
 
 
-def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow, database: str) -> None:
+def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(
+    flow: Flow, database: str
+) -> None:
     flow.raw.push_many(range(5))
     left: list[int] = []
     engine = Engine(source(flow, database), lambda *_: left.append(len(flow.left())))
@@ -199,7 +217,9 @@ def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(flow: Flow,
     engine.reader.stop()
 
 
-def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(flow: Flow, database: str) -> None:
+def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(
+    flow: Flow, database: str
+) -> None:
     flow.raw.push_many(range(5))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
@@ -213,7 +233,9 @@ def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(fl
 
 def progress(*ends: str | None) -> Any:
     """What a listener is told of a batch, with the end offsets of its sources."""
-    return SimpleNamespace(progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=each) for each in ends]))
+    return SimpleNamespace(
+        progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=each) for each in ends])
+    )
 
 
 def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database: str) -> None:
@@ -221,7 +243,15 @@ def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database:
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
     (end,) = engine.checkpoint.offsets
-    others = ["5", None, "2013-07-01", '{"topic": {"0": 5}}', '[{"n": 5}]', "null", '{"logOffset": 3}']
+    others = [
+        "5",
+        None,
+        "2013-07-01",
+        '{"topic": {"0": 5}}',
+        '[{"n": 5}]',
+        "null",
+        '{"logOffset": 3}',
+    ]
     listener = QueueProgressListener()
     listener.onQueryProgress(progress(*others))
     assert len(flow.left()) == 5
@@ -230,7 +260,9 @@ def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database:
     engine.reader.stop()
 
 
-def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(flow: Flow, database: str) -> None:
+def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(
+    flow: Flow, database: str
+) -> None:
     flow.raw.push_many(range(6))
     checkpoint = Checkpoint()
     engine = Engine(source(flow, database), seen(Counter()), checkpoint)
@@ -275,7 +307,10 @@ def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
 def test_limits_are_kept(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     sizes: list[int] = []
-    Engine(source(flow, database), lambda _, batches: sizes.append(sum(each.num_rows for each in batches))).run()
+    Engine(
+        source(flow, database),
+        lambda _, batches: sizes.append(sum(each.num_rows for each in batches)),
+    ).run()
     assert sizes == [2, 2, 1]
 
 
@@ -307,7 +342,9 @@ def test_available_now_leaves_what_came_in_since(flow: Flow, database: str) -> N
     assert not flow.held()
 
 
-def test_a_stream_that_is_stopped_before_it_ran_takes_the_group_from_nobody(flow: Flow, database: str) -> None:
+def test_a_stream_that_is_stopped_before_it_ran_takes_the_group_from_nobody(
+    flow: Flow, database: str
+) -> None:
     flow.raw.push_many(range(3))
     engine = Engine(source(flow, database), seen(Counter()))
     assert engine.batch()
@@ -330,11 +367,15 @@ def test_a_paused_queue(flow: Flow, database: str) -> None:
     engine.reader.stop()
 
 
-def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(flow: Flow, database: str) -> None:
+def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(
+    flow: Flow, database: str
+) -> None:
     ids = flow.raw.push_many(range(2))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
-    flow.client.database["pyqueue"].update_one({"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}})
+    flow.client.database["pyqueue"].update_one(
+        {"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+    )
     engine.listened()
     assert flow.left() == [1]
     engine.reader.stop()
@@ -365,7 +406,13 @@ def test_of_two_runners_one_goes_on_and_the_other_is_fenced(shared: Client, data
         flow.raw.push_many(range(5))
         sink = to_queue(target(flow, database))
         second = Second(at, partial(Engine, source(flow, database), sink))
-        fenced = [_fenced(Engine(source(flow, database), to_queue(target(flow, database), second), step=second))]
+        fenced = [
+            _fenced(
+                Engine(
+                    source(flow, database), to_queue(target(flow, database), second), step=second
+                )
+            )
+        ]
         if second.engine is None:
             break
         fenced.append(_fenced(second.engine))
@@ -425,8 +472,10 @@ def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, database: str) ->
     assert flow.left() == []
 
 
-def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(Place.of(database, None, "pyqueue"))
+def test_without_renewal_a_thief_keeps_what_it_took(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     monkeypatch.setattr(client.renewer, "add", lambda *_: None)
     flow.raw.push_many(range(3))
     stolen: list[Any] = []
@@ -450,15 +499,20 @@ def test_without_renewal_a_thief_keeps_what_it_took(flow: Flow, database: str, m
 def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(claims: Claims, token: str, lease: float) -> Plan[None]:
+    def failing(claims: NamedClaims, token: str, lease: float) -> Plan[None]:
         raise Unavailable("the server went away")
 
-    monkeypatch.setattr(Claims, "renew", failing)
+    monkeypatch.setattr(NamedClaims, "renew", failing)
     flow.raw.push_many(range(2))
     rows: Counter[Any] = Counter()
 
     def slow(number: int, batches: list[pa.RecordBatch]) -> None:
-        until(lambda: "could not renew the lease of group 'g', trying again: the server went away" in caplog.text)
+        until(
+            lambda: (
+                "could not renew the lease of group 'g', trying again: the server went away"
+                in caplog.text
+            )
+        )
         seen(rows)(number, batches)
 
     Engine(source(flow, database, leaseSeconds="3"), slow).run()
@@ -490,7 +544,9 @@ def test_a_table_is_read_part_by_part_and_chunk_by_chunk(
     for part in map(pickle.dumps, parts):
         batches: list[Any] = [*looked.reader(columns(None)).read(pickle.loads(part))]
         sizes.append([each.num_rows for each in batches])
-        payloads += [json.loads(each) for some in batches for each in some.column("payload").to_pylist()]
+        payloads += [
+            json.loads(each) for some in batches for each in some.column("payload").to_pylist()
+        ]
     assert sizes == [[3, 2], [3, 2]]
     assert sorted(payloads) == [*range(10)]
     assert flow.stored(flow.source) == before
@@ -499,7 +555,9 @@ def test_a_table_is_read_part_by_part_and_chunk_by_chunk(
 def test_a_table_of_a_type_is_read_as_it(flow: Flow, database: str) -> None:
     flow.raw.push({"a": 1, "b": "x"})
     type = StructType([StructField("a", LongType()), StructField("b", StringType())])
-    reader = table(database, flow.source, payloadType="struct<a: bigint, b: string>").reader(columns(type))
+    reader = table(database, flow.source, payloadType="struct<a: bigint, b: string>").reader(
+        columns(type)
+    )
     (part,) = reader.partitions()
     (rows,) = reader.read(part)
     assert isinstance(rows, pa.RecordBatch)
@@ -527,7 +585,9 @@ WRITTEN = StructType([StructField("payload", StringType())])
 
 def staged(flow: Flow) -> int:
     """How many messages are out of sight."""
-    count: int = flow.client.database["pyqueue"].count_documents({"q": {"$regex": f"^~staged:{flow.target}:"}})
+    count: int = flow.client.database["pyqueue"].count_documents(
+        {"q": {"$regex": f"^~staged:{flow.target}:"}}
+    )
     return count
 
 
@@ -539,7 +599,11 @@ def test_a_write_shows_nothing_before_its_commit_and_then_all_that_its_tasks_tol
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     spark: Any = cloudpickle
     tasks = [pickle.loads(spark.dumps(writer)) for _ in range(3)]
-    told = [tasks[0].write(rows_of(*range(5))), tasks[1].write(rows_of(5, 6)), tasks[2].write(rows_of())]
+    told = [
+        tasks[0].write(rows_of(*range(5))),
+        tasks[1].write(rows_of(5, 6)),
+        tasks[2].write(rows_of()),
+    ]
     tasks[1].write(rows_of(5, 6))  # again: of this one Spark tells nothing
     assert flow.written() == []
     assert staged(flow) == 9
@@ -577,7 +641,9 @@ COUNTS = [0, 1, 2, 1000]
 def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
     """Messages whose ids are of a kind, mixed."""
     ids: list[Any] = [
-        f"{flow.source}-{number * 7919 % 1000}" if kind == "str" or (kind == "both" and number % 2) else ObjectId()
+        f"{flow.source}-{number * 7919 % 1000}"
+        if kind == "str" or (kind == "both" and number % 2)
+        else ObjectId()
         for number in range(count)
     ]
     flow.raw.push_many(range(count), ids=ids)
@@ -589,7 +655,7 @@ def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
 def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     pushed(flow, kind, count)
     run = flow.client.run
-    claims = Claims(flow.raw._backend, "g")
+    claims = NamedClaims(flow.raw._backend, "g")
     token = run(claims.adopt(600))
     for _ in range(3):  # several claims at once, as after a death
         run(claims.claim(token, max(1, count // 3 + 1), 600))
@@ -612,7 +678,7 @@ def test_parts_of_a_look_are_disjoint_and_complete(flow: Flow, kind: str, count:
     for parts in (1, 2, 3, 7):
         for limit in (1, 64, 10_000) if count < 1000 else (64, 10_000):
             read: list[int] = []
-            for part in run(glimpses(backend, parts)):
+            for part in run(slices(backend, parts)):
                 while found := run(page(backend, part, limit)):
                     read += [each["payload"] for each in found]
                     part = type(part)(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)

@@ -30,7 +30,11 @@ class Flight(BaseModel):
     tags: list[str] = []
 
 
-FLIGHTS = [{"carrier": carrier, "delay": delay, "tags": ["x"]} for carrier in ("AA", "UA") for delay in (-5, 0, 10)]
+FLIGHTS = [
+    {"carrier": carrier, "delay": delay, "tags": ["x"]}
+    for carrier in ("AA", "UA")
+    for delay in (-5, 0, 10)
+]
 
 
 def stage_of(flow: Flow, transform: Any, **options: Any) -> SparkStage:
@@ -50,13 +54,22 @@ def test_a_stage_that_moves(spark: Any, flow: Flow) -> None:
     flow.raw.push_many(FLIGHTS, headers={"n": 5})
     stage = stage_of(
         flow,
-        lambda df: df.where("payload.delay > 0").selectExpr("id", "payload", "headers", "payload.carrier AS key"),
+        lambda df: df.where("payload.delay > 0").selectExpr(
+            "id", "payload", "headers", "payload.carrier AS key"
+        ),
     )
     (report,) = stage.run(spark, until_empty=True)
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (6, 2, 4, 0, 0)
+    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
+        6,
+        2,
+        4,
+        0,
+        0,
+    )
     moved = flow.clean.peek()
     assert [(each.payload, each.headers, each.key) for each in moved] == [
-        ({"carrier": carrier, "delay": 10, "tags": ["x"]}, {"n": 5}, carrier) for carrier in ("AA", "UA")
+        ({"carrier": carrier, "delay": 10, "tags": ["x"]}, {"n": 5}, carrier)
+        for carrier in ("AA", "UA")
     ]
     assert [[stop["q"] for stop in each.trail] for each in moved] == [[flow.source]] * 2
     assert flow.left() == []
@@ -89,7 +102,9 @@ def test_a_stage_by_transaction(spark: Any, flow: Flow) -> None:
     assert (report.claimed, report.failed, report.lost) == (7, 1, 0)
     total: dict[str, int] = {}
     for each in flow.clean.peek(100):
-        total[each.payload["carrier"]] = total.get(each.payload["carrier"], 0) + each.payload["count"]
+        total[each.payload["carrier"]] = (
+            total.get(each.payload["carrier"], 0) + each.payload["count"]
+        )
     assert total == {"AA": 3, "UA": 3}
     (grave,) = flow.client.queue(f"{flow.source}.dead").peek()
     assert grave.payload["carrier"] == "ZZ"
@@ -119,7 +134,10 @@ def test_a_claim_whose_messages_do_not_fit_the_model(spark: Any, flow: Flow) -> 
     (good, bad) = flow.raw.push_many([FLIGHTS[0], {"carrier": "AA", "delay": 0.5}])
     assert good != bad
     queue = flow.client.queue(flow.source, Flight)
-    with pytest.raises(ValueError, match=f"message {bad} does not fit"), queue.claim("g", limit=100) as claim:
+    with (
+        pytest.raises(ValueError, match=f"message {bad} does not fit"),
+        queue.claim("g", limit=100) as claim,
+    ):
         claim.dataframe(spark)
     assert queue.counts().total == 2
 
@@ -158,7 +176,9 @@ def test_a_claim_of_an_async_client_as_a_frame(model: type[Flight] | None) -> No
     rows = frame.rows()
     payloads = [row["payload"] if model else json.loads(row["payload"]) for row in rows]
     assert payloads == FLIGHTS[:2]
-    assert [(row["queue"], row["headers"], row["tries"]) for row in rows] == [("a", [("n", "5")], 1)] * 2
+    assert [(row["queue"], row["headers"], row["tries"]) for row in rows] == [
+        ("a", [("n", "5")], 1)
+    ] * 2
     assert (frame.schema["payload"].dataType == struct_of(Flight)) == (model is not None)
     assert len(session.threads) == 1
     assert threading.get_ident() not in session.threads
@@ -174,7 +194,9 @@ class Given(Frame):
 
 def plain(flow: Flow, database: str, transform: Any = None) -> SparkStage:
     """A stage between a flow's queues, of JSON."""
-    return SparkStage(uri=database, source=flow.source, to=flow.target, group="g", transform=transform)
+    return SparkStage(
+        uri=database, source=flow.source, to=flow.target, group="g", transform=transform
+    )
 
 
 def given(*rows: dict[str, Any]) -> Given:
@@ -183,7 +205,9 @@ def given(*rows: dict[str, Any]) -> Given:
     return Given(pa.Table.from_pylist([*rows], to_arrow_schema(schema, timezone="UTC")), schema)
 
 
-def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(flow: Flow, database: str) -> None:
+def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(
+    flow: Flow, database: str
+) -> None:
     flow.raw.push_many(range(2))
 
     def transform(frame: Any) -> Any:
@@ -194,18 +218,23 @@ def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(flow:
     assert not flow.held()
 
 
-def test_a_batch_of_a_stream_that_reads_something_else_is_refused(flow: Flow, database: str) -> None:
+def test_a_batch_of_a_stream_that_reads_something_else_is_refused(
+    flow: Flow, database: str
+) -> None:
     """Nobody would finish its messages."""
     row = {"id": "a", "queue": "another", "payload": "1", "when": NOON, "tries": 1}
     with pytest.raises(
-        ConfigurationError, match=f"^foreach_batch: group 'g' of queue '{flow.source}' has nothing claimed"
+        ConfigurationError,
+        match=f"^foreach_batch: group 'g' of queue '{flow.source}' has nothing claimed",
     ):
         plain(flow, database).foreach_batch(given(row), 0)
     assert flow.written() == []
 
 
 @pytest.mark.usefixtures("faked")
-def test_a_stage_that_runs_on_waits_for_more(flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_runs_on_waits_for_more(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It looks at an empty queue again and again, and tells only of batches that had messages."""
     looks: list[float] = []
 

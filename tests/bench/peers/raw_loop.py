@@ -15,7 +15,9 @@ except ImportError:
 
 
 def main(url: str, count: int) -> None:
-    with pymongo.MongoClient[dict[str, Any]](url, tz_aware=True, w="majority", journal=True) as mongo:
+    with pymongo.MongoClient[dict[str, Any]](
+        url, tz_aware=True, w="majority", journal=True
+    ) as mongo:
         collection = mongo.get_default_database()[f"raw{uuid.uuid4().hex[:8]}"]
         collection.create_index([("when", 1), ("_id", 1)])
         received = []
@@ -26,7 +28,9 @@ def main(url: str, count: int) -> None:
         while True:
             now = datetime.now(UTC)
             lease = {"$set": {"when": now + timedelta(seconds=60), "token": uuid.uuid4().hex}}
-            found = collection.find_one_and_update({"when": {"$lte": now}}, lease, sort=[("when", 1), ("_id", 1)])
+            found = collection.find_one_and_update(
+                {"when": {"$lte": now}}, lease, sort=[("when", 1), ("_id", 1)]
+            )
             if found is None:
                 break
             collection.delete_one({"_id": found["_id"], "token": lease["$set"]["token"]})

@@ -11,11 +11,11 @@ from pyqueue import arguments
 from pyqueue.client import Client
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["Place", "client_of"]
+__all__ = ["NamespaceAddress", "client_of"]
 
 
 @dataclass(frozen=True)
-class Place:
+class NamespaceAddress:
     """A namespace on a server. It holds the URI only if that was given openly."""
 
     uri: str | None
@@ -53,7 +53,9 @@ class Place:
             return str(self.uri)
         found = os.environ.get(self.uri_env)
         if not found:
-            raise ConfigurationError(f"uriEnv: the environment variable {self.uri_env} is not set in this process")
+            raise ConfigurationError(
+                f"uriEnv: the environment variable {self.uri_env} is not set in this process"
+            )
         return found
 
     def opened(self) -> Client:
@@ -61,11 +63,11 @@ class Place:
         return Client(self.target, namespace=self.namespace)
 
 
-_clients: dict[tuple[int, Place, bool], Client] = {}
+_clients: dict[tuple[int, NamespaceAddress, bool], Client] = {}
 _opening = threading.Lock()
 
 
-def client_of(place: Place, *, waking: bool = False) -> Client:
+def client_of(place: NamespaceAddress, *, waking: bool = False) -> Client:
     """This process's client for a place: clients do not pickle, and each costs connections.
 
     Args:
@@ -75,6 +77,10 @@ def client_of(place: Place, *, waking: bool = False) -> Client:
     with _opening:
         known = _clients.get((os.getpid(), place, waking))
         if known is None:
-            known = place.opened() if waking else Client(place.target, namespace=place.namespace, signals="none:")
+            known = (
+                place.opened()
+                if waking
+                else Client(place.target, namespace=place.namespace, signals="none:")
+            )
             _clients[os.getpid(), place, waking] = known
         return known

@@ -15,10 +15,10 @@ from typing import Final
 
 from pyqueue.messages import Id
 
-__all__ = ["FIRST", "Floor", "Head"]
+__all__ = ["FIRST", "ScanStart", "ScanState"]
 
 #: From where a look starts: after this (when, _id), or at this ``when`` if the id is None.
-Floor = tuple[datetime, Id | None]
+ScanStart = tuple[datetime, Id | None]
 
 #: Before all others.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ def _seconds(value: float) -> timedelta:
 
 
 @dataclass(slots=True)
-class Head:
+class ScanState:
     """What is known between looks."""
 
     paused: bool = False
@@ -55,7 +55,7 @@ class Head:
 
     #: Whether another process took some of what the last claim saw: then the next one looks further on, lest they chase each other.
     contested: bool = False
-    floor: Floor | None = None
+    floor: ScanStart | None = None
     #: When to sweep next; None: now.
     sweep_at: datetime | None = None
     _rest: float = QUIET
@@ -65,30 +65,39 @@ class Head:
     sentinel_until: datetime | None = None
     sentinel: datetime | None = None
 
-    def start(self, now: datetime) -> Floor | None:
+    def start(self, now: datetime) -> ScanStart | None:
         """From where to look now; None: a sweep."""
         if self.due is not None and self.due <= now:
-            self.lower(self.due)
+            self.move_start_back(self.due)
             self.due, self.due_known = None, False
         self._lowered = None
         return None if self.sweep_at is None or self.sweep_at <= now else self.floor
 
     def looked(
-        self, start: Floor | None, now: datetime, after: datetime, last: Floor | None, poll: float, *, ended: bool
+        self,
+        start: ScanStart | None,
+        now: datetime,
+        after: datetime,
+        last: ScanStart | None,
+        poll: float,
+        *,
+        ended: bool,
     ) -> None:
         """Take in a look that started from there at ``now``, was answered at ``after``, and found ``last`` as the last (None: nothing).
 
         ``ended``: it saw the end of what is ready.
         """
         # Not above what racing producers may still put in, and not above what was just seen.
-        margin: Floor = (now - SLACK, None)
+        margin: ScanStart = (now - SLACK, None)
         if last is not None or ended:
             self.floor = last if last is not None and last[0] < margin[0] else margin
             if self._lowered is not None:
-                self.lower(self._lowered)  # what was said while it was under way
+                self.move_start_back(self._lowered)  # what was said while it was under way
         if last is not None:
             self._rest = QUIET
-        if start is None and (self.sweep_at is None or self.sweep_at <= now):  # of several at once, the first
+        if start is None and (
+            self.sweep_at is None or self.sweep_at <= now
+        ):  # of several at once, the first
             took = (after - now).total_seconds()
             rest = BUSY if last is not None and not ended else self._rest
             self.sweep_at = after + _seconds(max(rest, EASE * took))
@@ -99,24 +108,24 @@ class Head:
         if last is None and after - now >= SLOW:
             self.sentinel_until = after + WINDOW
 
-    def lower(self, when: datetime) -> None:
+    def move_start_back(self, when: datetime) -> None:
         """Something is, or will be, there from then on."""
         self._lowered = when if self._lowered is None else min(when, self._lowered)
         if self.floor is not None and when <= self.floor[0]:
             self.floor = (when, None)
 
-    def heard(self, when: datetime) -> None:
+    def on_signal(self, when: datetime) -> None:
         """The bus says so."""
         self._rest = QUIET
         self.due_known = False  # of all that was merged with it only the earliest is heard
-        self.lower(when)
+        self.move_start_back(when)
 
-    def unsure(self) -> None:
+    def on_missed_signals(self) -> None:
         """The bus may have missed something: anything may be there."""
-        self.heard(FIRST)
+        self.on_signal(FIRST)
         self.flag_read = None
 
-    def expect(self, when: datetime) -> None:
+    def wake_at(self, when: datetime) -> None:
         """Something becomes eligible then."""
         if self.due is None or when < self.due:
             self.due = when

@@ -11,19 +11,19 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Hashable
 from typing import Any, Final
 
-from pyqueue.requests import Join
+from pyqueue.requests import Coalesce
 
-__all__ = ["Joiner"]
+__all__ = ["Coalescer"]
 
 #: What goes into one batch at most.
 COUNT: Final = 256
 BYTES: Final = 8 * 1024 * 1024
 
 Drive = Callable[[Generator[Any, Any, Any]], Awaitable[Any]]
-Call = tuple[Join, asyncio.Future[Any]]
+Call = tuple[Coalesce, asyncio.Future[Any]]
 
 
-class Lane:
+class PendingCalls:
     """The calls with one key that wait for the next batch, first come first served."""
 
     __slots__ = ("crowded", "running", "waiting")
@@ -35,28 +35,28 @@ class Lane:
         self.crowded = False
 
 
-class Joiner:
+class Coalescer:
     """Joins calls, and runs their batches in tasks of its own: a cancelled caller cannot stop a batch half way."""
 
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
-        self._lanes: dict[Hashable, Lane] = {}
+        self._pending: dict[Hashable, PendingCalls] = {}
         #: What runs on behalf of callers, gone ones included.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
 
-    async def join(self, request: Join) -> Any:
+    async def join(self, request: Coalesce) -> Any:
         """Have the item done; the answer is its own, as is the error."""
-        lane = self._lanes.get(request.key)
+        lane = self._pending.get(request.key)
         if lane is None:
-            lane = self._lanes[request.key] = Lane()
+            lane = self._pending[request.key] = PendingCalls()
         if request.undo is None and not lane.running and not lane.crowded:
             return await self._alone(request, lane)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         call = (request, future)
         lane.waiting.append(call)
-        if lane.running < request.lanes:
+        if lane.running < request.max_in_flight:
             lane.running += 1
             self._spawn(self._run(request.key, lane))
         try:
@@ -67,7 +67,7 @@ class Joiner:
                 self._undo(request, future.result())
             raise
 
-    async def _alone(self, request: Join, lane: Lane) -> Any:
+    async def _alone(self, request: Coalesce, lane: PendingCalls) -> Any:
         """Nobody to wait for, and nothing to give back: no task is needed."""
         lane.running += 1
         try:
@@ -78,17 +78,17 @@ class Joiner:
             else:
                 self._left(request.key, lane)
 
-    def _left(self, key: Hashable, lane: Lane) -> None:
+    def _left(self, key: Hashable, lane: PendingCalls) -> None:
         lane.running -= 1
         if not lane.running and not lane.waiting and not lane.crowded:
-            self._lanes.pop(key, None)
+            self._pending.pop(key, None)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(self, key: Hashable, lane: Lane) -> None:
+    async def _run(self, key: Hashable, lane: PendingCalls) -> None:
         try:
             while batch := self._take(lane):
                 first = batch[0][0]
@@ -109,10 +109,14 @@ class Joiner:
         finally:
             self._left(key, lane)
 
-    def _take(self, lane: Lane) -> list[Call]:
+    def _take(self, lane: PendingCalls) -> list[Call]:
         batch: list[Call] = []
         size = 0
-        while lane.waiting and len(batch) < COUNT and (not batch or size + lane.waiting[0][0].size <= BYTES):
+        while (
+            lane.waiting
+            and len(batch) < COUNT
+            and (not batch or size + lane.waiting[0][0].size <= BYTES)
+        ):
             request, future = lane.waiting.popleft()
             if not future.done():  # else it was cancelled before anything was done for it
                 batch.append((request, future))
@@ -121,7 +125,7 @@ class Joiner:
             lane.crowded = len(batch) > 1 and batch[0][0].undo is None
         return batch
 
-    def _undo(self, request: Join, answer: Any) -> None:
+    def _undo(self, request: Coalesce, answer: Any) -> None:
         if request.undo is not None and answer:
             self._stats["given back"] += 1
             self._spawn(self._drive(request.undo(answer)))

@@ -27,9 +27,9 @@ from pyqueue.backends.namespace import CLAIMS, HOT
 from pyqueue.backends.standard import Standard
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation, message_of
-from pyqueue.requests import Delete, Find, Insert, Now, Plan, Update
+from pyqueue.requests import Delete, Find, Insert, Plan, ServerTime, Update
 
-__all__ = ["MOST", "Claims", "Span", "Standing"]
+__all__ = ["MOST", "ClaimProgress", "ClaimRange", "NamedClaims"]
 
 #: How many messages one command marks.
 STAMP: Final = 10_000
@@ -57,7 +57,7 @@ _STRANGE: Final[Sequence[dict[str, Any]]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClaimProgress:
     """How far a group is."""
 
     #: The last claim that was acknowledged, and all before it.
@@ -69,7 +69,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ClaimRange:
     """A part of the claims above ``after`` and up to ``upto``. The parts of a division have no message in common."""
 
     token: str
@@ -93,7 +93,7 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
     return divisions
 
 
-class Claims:
+class NamedClaims:
     """The plans of one group of a queue. Plain data: it pickles."""
 
     __slots__ = ("backend", "group", "id", "tag")
@@ -107,7 +107,7 @@ class Claims:
 
     # ---- who runs the group
 
-    def standing(self, token: str | None = None) -> Plan[Standing]:
+    def standing(self, token: str | None = None) -> Plan[ClaimProgress]:
         """How far the group is, if ``token`` runs it; None: whoever does.
 
         Raises:
@@ -117,7 +117,7 @@ class Claims:
         state: Mapping[str, Any] = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
         if token is not None and state["token"] != token:
             raise self._fenced()
-        return Standing(state["n"], state["claimed"], state["token"])
+        return ClaimProgress(state["n"], state["claimed"], state["token"])
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -132,7 +132,14 @@ class Claims:
         for _ in range(TRIES):
             found = yield Find({"_id": self.id}, limit=1)
             if not found:
-                state = {"_id": self.id, "record": True, "n": 0, "claimed": 0, "token": token, "former": []}
+                state = {
+                    "_id": self.id,
+                    "record": True,
+                    "n": 0,
+                    "claimed": 0,
+                    "token": token,
+                    "former": [],
+                }
                 if not (yield Insert([state])):
                     return token
                 continue
@@ -140,7 +147,7 @@ class Claims:
             former = [*found[0].get("former", ()), found[0]["token"]]
             taken = {"$set": {"token": token, "former": former}}
             if (yield Update({"_id": self.id, "token": found[0]["token"]}, taken)).matched:
-                now = yield Now()
+                now = yield ServerTime()
                 mine = {"claim.g": self.tag, "token": {"$in": former}}
                 yield Update(mine, self._holding(now, lease, token), many=True)
                 yield from self._advance(token, {"$set": {"former": []}})
@@ -159,7 +166,9 @@ class Claims:
 
     # ---- claiming
 
-    def claim(self, token: str, limit: int, lease: float, *, since: datetime | None = None) -> Plan[int | None]:
+    def claim(
+        self, token: str, limit: int, lease: float, *, since: datetime | None = None
+    ) -> Plan[int | None]:
         """Claim what is ready (``since`` an instant, if given), up to ``limit`` messages for ``lease`` seconds.
 
         Answers the claim's number; None: nothing is ready. What was claimed too often is buried on the way.
@@ -171,10 +180,14 @@ class Claims:
             standing = yield from self.standing(token)
             if (yield from namespace.paused(self.backend.queue)):
                 return None
-            now = yield Now()
+            now = yield ServerTime()
             ready = now if since is None else min(now, since)
             found = yield Find(
-                self.backend.claimable(ready), {"_id": 1}, sort=self.backend.order, limit=min(limit, MOST), hint=HOT
+                self.backend.claimable(ready),
+                {"_id": 1},
+                sort=self.backend.order,
+                limit=min(limit, MOST),
+                hint=HOT,
             )
             if not found:
                 return None
@@ -185,7 +198,9 @@ class Claims:
                     ids.append(id)
                 else:  # others wrote it, and readers cannot divide such ids
                     one = {"_id": id, "q": self.backend.queue, "when": {"$lte": now}}
-                    yield from self.backend._put_away(one, InvalidMessage("its id is no id of a message"), now)
+                    yield from self.backend._put_away(
+                        one, InvalidMessage("its id is no id of a message"), now
+                    )
             if not ids:
                 continue
             n = standing.claimed + 1
@@ -194,7 +209,9 @@ class Claims:
             yield from self._bury_unfit(token, n)
             if (yield Find(self._mine(token, n - 1, n), {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
-            yield from self._advance(token, {"$max": {"n": n}})  # others were faster on all of them, or all were buried
+            yield from self._advance(
+                token, {"$max": {"n": n}}
+            )  # others were faster on all of them, or all were buried
 
     def begin(self, limit: int, lease: float) -> Plan[tuple[str, int, list[Id]]]:
         """Take the group over, with what is outstanding, or else claim anew. Answers the token, the last claim's number, and the ids."""
@@ -221,7 +238,7 @@ class Claims:
             raise
 
     def _stamp_some(self, ids: Sequence[Id], n: int, token: str, lease: float) -> Plan[None]:
-        now = yield Now()
+        now = yield ServerTime()
         still = {"_id": {"$in": ids}, "q": self.backend.queue, "when": {"$lte": now}}
         update = self._holding(now, lease, token)
         update["$set"]["claim"] = {"g": self.tag, "n": n}
@@ -241,7 +258,7 @@ class Claims:
         unfit, limit = list(_STRANGE), self.backend.options.max_tries
         if limit is not None:
             unfit.append({"tries": {"$gt": limit}, "dead": {"$exists": False}})
-        now = yield Now()
+        now = yield ServerTime()
         for document in (yield Find(self._mine(token, n - 1, n) | {"$or": unfit}, hint=CLAIMS)):
             yield from self.backend._accept(document, now, None, worn=True)
 
@@ -259,17 +276,24 @@ class Claims:
         self, token: str, after: int, upto: int, match: dict[str, Any] | None = None
     ) -> Plan[list[Reservation[Any]]]:
         """What they hold, to be settled like other reservations; without the payloads."""
-        now = yield Now()
-        found = yield Find(self._mine(token, after, upto) | (match or {}), {"payload": 0}, hint=CLAIMS)
+        now = yield ServerTime()
+        found = yield Find(
+            self._mine(token, after, upto) | (match or {}), {"payload": 0}, hint=CLAIMS
+        )
         held: list[Any] = [
-            message_of(each, None, now, lease=max(0.001, (each["when"] - now).total_seconds())) for each in found
+            message_of(each, None, now, lease=max(0.001, (each["when"] - now).total_seconds()))
+            for each in found
         ]
         return held
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
         """Note of some of what is held that it is about to be worked on; what becomes of it takes the note away."""
         for start in range(0, len(ids), STAMP):
-            mine = {"_id": {"$in": list(ids[start : start + STAMP])}, "claim.g": self.tag, "token": token}
+            mine = {
+                "_id": {"$in": list(ids[start : start + STAMP])},
+                "claim.g": self.tag,
+                "token": token,
+            }
             yield Update(mine, {"$set": {"claim.tried": number}}, many=True)
 
     def marks(self, token: str, upto: int) -> Plan[dict[Id, int]]:
@@ -278,19 +302,23 @@ class Claims:
         found = yield Find(marked, {"claim": 1}, hint=CLAIMS)
         return {each["_id"]: each["claim"]["tried"] for each in found}
 
-    def spans(self, token: str, after: int, upto: int, parts: int) -> Plan[list[Span]]:
+    def spans(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
         """Divide what they hold among up to so many readers, each in any process."""
         ids = yield from self.ids(token, after, upto)
-        return [Span(token, after, upto, ranges) for ranges in divided(ids, parts)]
+        return [ClaimRange(token, after, upto, ranges) for ranges in divided(ids, parts)]
 
-    def read(self, span: Span) -> Plan[list[dict[str, Any]]]:
+    def read(self, span: ClaimRange) -> Plan[list[dict[str, Any]]]:
         """The stored documents of a part.
 
         Raises:
             Fenced: another runs the group by now.
         """
-        ranges: list[dict[str, Any]] = [{"_id": {"$gte": least, "$lte": most}} for least, most in span.ranges]
-        match = self._mine(span.token, span.after, span.upto) | (ranges[0] if len(ranges) == 1 else {"$or": ranges})
+        ranges: list[dict[str, Any]] = [
+            {"_id": {"$gte": least, "$lte": most}} for least, most in span.ranges
+        ]
+        match = self._mine(span.token, span.after, span.upto) | (
+            ranges[0] if len(ranges) == 1 else {"$or": ranges}
+        )
         found: list[dict[str, Any]] = yield Find(match, hint=CLAIMS)
         yield from self.standing(span.token)  # or what was read may be less than all
         return found
@@ -301,9 +329,11 @@ class Claims:
         Raises:
             Fenced: another runs the group by now.
         """
-        now = yield Now()
+        now = yield ServerTime()
         held = {"claim.g": self.tag, "token": token}
-        if not (yield Update(held, {"$set": {"when": now + timedelta(seconds=lease)}}, many=True)).matched:
+        if not (
+            yield Update(held, {"$set": {"when": now + timedelta(seconds=lease)}}, many=True)
+        ).matched:
             yield from self.standing(token)
 
     # ---- settling
@@ -315,7 +345,7 @@ class Claims:
             Fenced: another runs the group by now; what it holds is untouched.
         """
         standing = yield from self.standing(token)
-        now = yield Now()
+        now = yield ServerTime()
         done = 0
         match = {"claim.g": self.tag, "claim.n": {"$lte": upto}, "token": token}
         if self.backend.finishing(now, "committed", keyed=False) is None:
@@ -330,7 +360,9 @@ class Claims:
             yield from self._advance(token, {"$max": {"n": upto, "claimed": upto}})
         return done
 
-    def rollback(self, token: str, upto: int, error: BaseException | str | None = None) -> Plan[None]:
+    def rollback(
+        self, token: str, upto: int, error: BaseException | str | None = None
+    ) -> Plan[None]:
         """Give back what is still held, each as ``Queue.rollback`` does."""
         held = yield from self.reservations(token, 0, upto)
         with suppress(LeaseLost):  # others took some in this very moment

@@ -18,12 +18,12 @@ from bson import ObjectId
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqueue.backends import head as rules
-from pyqueue.backends.head import Floor, Head
+from pyqueue.backends import scan as rules
+from pyqueue.backends.scan import ScanStart, ScanState
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.errors import LeaseLost
 from pyqueue.messages import Backoff, Reservation
-from pyqueue.requests import Find, Take
+from pyqueue.requests import Find, FindAndModify
 from tests.plans.runner import NOW, after
 from tests.plans.store import Process, Task, World, instant, millis, place
 
@@ -70,7 +70,10 @@ class Consumer:
 
 def backend(queue: str = "a") -> Standard:
     return Standard(
-        queue, Options(dead_letter=f"{queue}.dead", max_tries=None, poll=POLL / 1000, backoff=Backoff(jitter=0))
+        queue,
+        Options(
+            dead_letter=f"{queue}.dead", max_tries=None, poll=POLL / 1000, backoff=Backoff(jitter=0)
+        ),
     )
 
 
@@ -85,12 +88,15 @@ class Model:
         processes: int = 1,
         seed: int = 0,
         fate: tuple[float, float, float] = (0, 0, 0),
-        head: type[Head] = Head,
+        head: type[ScanState] = ScanState,
     ) -> None:
         self.world = World(seed, lost=fate[0], doubled=fate[1], late=fate[2])
         self.random = self.world.random
         self.queue, self.graves = backend(), backend("a.dead")
-        self.processes = [Process(self.world, "a", skew=self._skew(processes), head=head) for _ in range(processes)]
+        self.processes = [
+            Process(self.world, "a", skew=self._skew(processes), head=head)
+            for _ in range(processes)
+        ]
         #: What need not be seen by every look: it came in late, or back.
         self.late: set[Any] = set()
         self.pushed: set[Any] = set()
@@ -150,7 +156,9 @@ class Model:
         timeout = None if consumer.timeout is None else consumer.timeout / 1000
         lease = None if consumer.pop else consumer.lease / 1000
         while True:
-            plan = self.queue.receive(process.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease)
+            plan = self.queue.receive(
+                process.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease
+            )
             given = yield from process.run(plan)
             if given:
                 process.life.append(self.world.time)
@@ -203,7 +211,9 @@ class Model:
         if before["when"] > instant(self.world.time + 2 * SKEW):
             raise Broken(f"{before['_id']} was claimed under a live lease")
 
-    def _looked(self, process: Process, request: Find | Take, found: list[dict[str, Any]]) -> None:
+    def _looked(
+        self, process: Process, request: Find | FindAndModify, found: list[dict[str, Any]]
+    ) -> None:
         """What came in on time is not passed over; of what came in late or back, note since when it is."""
         branch = request.filter.get("$or", [request.filter])[-1]
         if branch.get("q") != "a" or (isinstance(request, Find) and request.skip):
@@ -215,10 +225,16 @@ class Model:
         passed = self.passed[process] = {}
         for since, document in self.world.store.ready("a"):
             id = document["_id"]
-            if document["when"] > branch["when"]["$lte"] or id in seen or (last is not None and place(document) > last):
+            if (
+                document["when"] > branch["when"]["$lte"]
+                or id in seen
+                or (last is not None and place(document) > last)
+            ):
                 continue
             if id not in self.late and "key" not in document:
-                raise Broken(f"{id} of {millis(document['when']):.0f} was passed over at {time:.0f}")
+                raise Broken(
+                    f"{id} of {millis(document['when']):.0f} was passed over at {time:.0f}"
+                )
             passed[id] = before.get(id, since if not looks or since > looks[-1] else time)
         looks.append(time)
         if not found:
@@ -245,8 +261,13 @@ class Model:
                 if hidden is None and (not looks or looks[-1] <= since):
                     hidden = since  # nobody looked
                 begin = max(hidden or time, self.begins[process])
-                if time - begin > LIVELY + TOLERANCE and time - begin > self._limit(process, begin) + TOLERANCE:
-                    raise Broken(f"{document['_id']} is hidden for {time - begin:.0f} ms at {time:.0f}")
+                if (
+                    time - begin > LIVELY + TOLERANCE
+                    and time - begin > self._limit(process, begin) + TOLERANCE
+                ):
+                    raise Broken(
+                        f"{document['_id']} is hidden for {time - begin:.0f} ms at {time:.0f}"
+                    )
 
     def _limit(self, process: Process, since: float) -> float:
         """After how long a process finds what comes in below its floor."""
@@ -307,7 +328,10 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
     )
     return {
         "consumers": consumers,
-        "pushes": [each if each.key is None else Push(each.at, each.process, key=each.key) for each in pushes],
+        "pushes": [
+            each if each.key is None else Push(each.at, each.process, key=each.key)
+            for each in pushes
+        ],
         "redrives": draw(st.lists(st.integers(3_000, 14_000).map(float), max_size=2)),
         "processes": processes,
         "seed": draw(st.integers(0, 2**16)),
@@ -315,8 +339,12 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def play(scene: dict[str, Any], head: type[Head] = Head) -> None:
-    model = Model(*scene["consumers"], **{name: it for name, it in scene.items() if name != "consumers"}, head=head)
+def play(scene: dict[str, Any], head: type[ScanState] = ScanState) -> None:
+    model = Model(
+        *scene["consumers"],
+        **{name: it for name, it in scene.items() if name != "consumers"},
+        head=head,
+    )
     model.run(28)
 
 
@@ -336,23 +364,27 @@ def test_nothing_is_hidden_lost_or_delivered_twice_at_length(scene: dict[str, An
 # ---- what each rule is for: without it, the model objects
 
 
-class Unswept(Head):
+class Unswept(ScanState):
     """Sweeps once."""
 
-    def looked(self, start: Floor | None, *rest: Any, **more: Any) -> None:
+    def looked(self, start: ScanStart | None, *rest: Any, **more: Any) -> None:
         super().looked(start, *rest, **more)
         self.sweep_at = after(10_000)
 
 
-class Deaf(Head):
+class Deaf(ScanState):
     """Does not lower its floor to what it is told of."""
 
-    def lower(self, when: datetime) -> None:
+    def move_start_back(self, when: datetime) -> None:
         pass
 
 
 #: A push of another process that lands two seconds late, and no signal tells of it.
-LATE: dict[str, Any] = {"pushes": [Push(1_000, process=1, slow=2_000)], "processes": 2, "fate": (1, 0, 0)}
+LATE: dict[str, Any] = {
+    "pushes": [Push(1_000, process=1, slow=2_000)],
+    "processes": 2,
+    "fate": (1, 0, 0),
+}
 
 
 def test_what_comes_in_late_is_found_by_a_sweep() -> None:
@@ -366,19 +398,21 @@ def test_what_comes_in_late_is_found_by_a_sweep() -> None:
 
 def test_an_expired_lease_of_another_process_is_found() -> None:
     dies = Consumer(ends=("abandon",), lease=2_000, rest=100_000, begins=100)
-    model = Model(dies, Consumer(process=1, begins=500), pushes=[Push(0)], processes=2, fate=(1, 0, 0))
+    model = Model(
+        dies, Consumer(process=1, begins=500), pushes=[Push(0)], processes=2, fate=(1, 0, 0)
+    )
     model.run(3.3)
     assert len(model.delivered) == 2
 
 
 def test_a_floor_is_lowered_to_what_is_told_of() -> None:
-    head = Head()
+    head = ScanState()
     head.looked(None, NOW, NOW, None, 15, ended=True)
     assert head.start(after(0.5)) == (NOW - rules.SLACK, None)
-    head.heard(after(-60))
+    head.on_signal(after(-60))
     assert head.start(after(0.5)) == (after(-60), None)
     head.looked((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
-    head.expect(after(0.6))
+    head.wake_at(after(0.6))
     assert head.start(after(0.55)) == (after(0), None)
     head.looked(
         (after(0), None), after(3), after(3), (after(2.9), "m1"), 15, ended=True
@@ -388,19 +422,21 @@ def test_a_floor_is_lowered_to_what_is_told_of() -> None:
 
 
 def test_a_look_further_on_proves_nothing_of_what_lies_before() -> None:
-    head = Head(floor=(NOW, "m1"), sweep_at=after(5))
+    head = ScanState(floor=(NOW, "m1"), sweep_at=after(5))
     head.looked((NOW, "m1"), after(1), after(1), None, 15, ended=False)
     assert head.floor == (NOW, "m1")
 
 
 def test_of_one_instant_everything_is_looked_at() -> None:
     """Ids say nothing of what came first within a millisecond."""
-    head = Head(floor=(NOW, "m5"), sweep_at=after(5))
-    head.lower(NOW)
+    head = ScanState(floor=(NOW, "m5"), sweep_at=after(5))
+    head.move_start_back(NOW)
     assert head.start(NOW) == (NOW, None)
     head.looked((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
     assert head.start(NOW) == (NOW, None)
-    head.looked((NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True)
+    head.looked(
+        (NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True
+    )
     assert head.floor == (NOW, "m5")
 
 
@@ -421,7 +457,7 @@ def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPat
     assert len(model.delivered) == 60
     plain = Standard.claimable
 
-    def claimable(self: Standard, now: datetime, floor: Floor | None = None) -> dict[str, Any]:
+    def claimable(self: Standard, now: datetime, floor: ScanStart | None = None) -> dict[str, Any]:
         match = plain(self, now, floor)
         return match | {"$or": match["$or"][:1] + match["$or"][-1:]} if "$or" in match else match
 
@@ -432,7 +468,9 @@ def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPat
 
 def test_in_a_backlog_what_comes_in_late_is_found_within_five_seconds() -> None:
     """Of several processes that take from each other, and so look further on."""
-    pushes = [Push(0, count=25) for _ in range(80)] + [Push(2_000.0 + at, slow=2_000) for at in range(0, 3_000, 500)]
+    pushes = [Push(0, count=25) for _ in range(80)] + [
+        Push(2_000.0 + at, slow=2_000) for at in range(0, 3_000, 500)
+    ]
     consumers = [Consumer(process=which, limit=10) for which in range(3)]
     model = Model(*consumers, pushes=pushes, processes=3, fate=(1, 0, 0))
     model.run(12)
@@ -469,28 +507,30 @@ def test_a_client_that_comes_back_after_a_while_looks_from_the_bottom() -> None:
 def test_when_the_next_sweep_is(
     swept: bool, before: float | None, took: float, found: bool, ended: bool, next_: float | None
 ) -> None:
-    head = Head(floor=(NOW, "m0"), sweep_at=None if before is None else after(before))
-    last: Floor | None = (after(-0.1), "m1") if found else None
+    head = ScanState(floor=(NOW, "m0"), sweep_at=None if before is None else after(before))
+    last: ScanStart | None = (after(-0.1), "m1") if found else None
     head.looked(None if swept else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
     assert head.sweep_at == (None if next_ is None else after(next_))
 
 
 def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something_came() -> None:
-    head = Head()
+    head = ScanState()
     rests = []
     at = 0.0
     for found in (False, False, False, True, False, False, False, False, False, False):
-        head.looked(None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True)
+        head.looked(
+            None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True
+        )
         assert head.sweep_at is not None
         rests.append((head.sweep_at - after(at)).total_seconds())
         at += rests[-1]
     assert rests == [1, 2, 4, 1, 1, 2, 4, 8, 15, 15]
-    for tell in (head.unsure, lambda: head.heard(after(at))):
+    for tell in (head.on_missed_signals, lambda: head.on_signal(after(at))):
         tell()
         head.sweep_at = None
         head.looked(None, after(at), after(at), None, 15, ended=True)
         assert head.sweep_at == after(at + 1)
-    short = Head()
+    short = ScanState()
     for _ in range(3):
         short.looked(None, after(at), after(at), None, 0.1, ended=True)
         assert short.sweep_at is not None
@@ -498,9 +538,13 @@ def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something
         short.sweep_at = None
 
 
-@pytest.mark.parametrize(("took", "found", "wanted"), [(0.002, False, True), (0.0019, False, False), (1, True, False)])
-def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(took: float, found: bool, wanted: bool) -> None:
-    head = Head()
+@pytest.mark.parametrize(
+    ("took", "found", "wanted"), [(0.002, False, True), (0.0019, False, False), (1, True, False)]
+)
+def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(
+    took: float, found: bool, wanted: bool
+) -> None:
+    head = ScanState()
     head.looked(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
     assert head.wants_sentinel(after(1)) == wanted
     assert head.wants_sentinel(after(took + 299.9)) == wanted
@@ -511,26 +555,26 @@ def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(took: float
 
 
 def test_what_is_due_is_looked_at_and_known_no_more() -> None:
-    head = Head(floor=(after(10), None), sweep_at=after(60), due_known=True)
-    head.expect(after(5))
-    head.expect(after(7))
-    head.expect(after(3))
+    head = ScanState(floor=(after(10), None), sweep_at=after(60), due_known=True)
+    head.wake_at(after(5))
+    head.wake_at(after(7))
+    head.wake_at(after(3))
     assert head.start(after(2.9)) == (after(10), None)
     assert head.due_known
     assert head.start(after(3)) == (after(3), None)
     assert (head.due, head.due_known) == (None, False)
     head.due_known = True
-    head.unsure()
+    head.on_missed_signals()
     assert head.start(after(4)) == (rules.FIRST, None)
     assert not head.due_known
 
 
 @pytest.mark.parametrize("sweep_at", [None, after(60)])
 def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> None:
-    head = Head(floor=(after(-9), None), sweep_at=sweep_at)
+    head = ScanState(floor=(after(-9), None), sweep_at=sweep_at)
     start = head.start(NOW)
-    head.unsure()
-    head.heard(after(-0.1))  # of less, and no less in doubt
+    head.on_missed_signals()
+    head.on_signal(after(-0.1))  # of less, and no less in doubt
     head.looked(start, NOW, after(0.1), None, 15, ended=True)
     assert head.start(after(0.2)) == (rules.FIRST, None)
 
@@ -539,7 +583,9 @@ def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> N
 
 
 @pytest.mark.parametrize("consumers", [1, 5])
-def test_an_idle_queue_is_looked_at_after_1_2_4_8_seconds_and_then_by_the_poll(consumers: int) -> None:
+def test_an_idle_queue_is_looked_at_after_1_2_4_8_seconds_and_then_by_the_poll(
+    consumers: int,
+) -> None:
     model = Model(*[Consumer()] * consumers)
     model.run(70)
     (looks,) = model.looks.values()
@@ -572,7 +618,9 @@ def test_a_scheduled_message_comes_in_time_whatever_was_merged_with_its_signal()
 
 def test_a_late_message_is_found_soon_whatever_was_merged_with_its_signal() -> None:
     """An event that says "read the record and look" swallows all others; it also stands for what a bus that was down did not carry."""
-    model = Model(Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fate=(1, 0, 0))
+    model = Model(
+        Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fate=(1, 0, 0)
+    )
     model.run(20.55)
     model.processes[0].hear(None)
     model.run(1.3)

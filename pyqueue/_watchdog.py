@@ -1,6 +1,6 @@
 """The keeper: a small process between an EmbeddedServer and its mongod, so that mongod never outlives its owner.
 
-It is run as a script (``python -I -S _keeper.py OWNER PATH PORT MONGOD...``), so it imports the standard library only,
+It is run as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``), so it imports the standard library only,
 and little of it. It stops mongod when the owner process is gone, however it went, or when the owner asks by SIGTERM;
 mongod in turn is killed by the kernel when the keeper is gone. It ends with mongod's own status, or with ``IN_USE``.
 
@@ -60,7 +60,9 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     try:
-        return not _wait_for_end(descriptor, timeout=0)  # a zombie is at its end too, though its number is still taken
+        return not _wait_for_end(
+            descriptor, timeout=0
+        )  # a zombie is at its end too, though its number is still taken
     finally:
         os.close(descriptor)
 
@@ -91,7 +93,9 @@ def keep(owner: int, path: str, port: str, command: list[str]) -> int:
 
     A SIGTERM that comes too early or twice ends this process on the spot, and mongod with it.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the owner may ignore it, and the thread that started us block it
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # the owner may ignore it, and the thread that started us block it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     owner_end = pidfd(owner)
     if os.getppid() != owner:
@@ -101,7 +105,9 @@ def keep(owner: int, path: str, port: str, command: list[str]) -> int:
         return IN_USE
     keeper = os.getpid()
     _write_lock(lock, f"{port} {owner} {keeper}")
-    log = os.open(os.path.join(path, "mongod.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    log = os.open(
+        os.path.join(path, "mongod.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
+    )
     os.dup2(log, 1)
     os.dup2(log, 2)  # errors of this script are found there too
     # mongod holds the lock as well: should this process be killed, the directory is taken until mongod is gone.

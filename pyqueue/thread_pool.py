@@ -14,12 +14,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["Threads"]
+__all__ = ["DaemonThreadPool"]
 
 R = TypeVar("R")
 
 
-class Threads:
+class DaemonThreadPool:
     """As many threads as there are calls at a time; an idle one is used again."""
 
     def __init__(self) -> None:
@@ -34,7 +34,9 @@ class Threads:
             work = self._idle.pop()
         else:
             work = SimpleQueue()
-            threading.Thread(target=self._serve, args=(work, loop), name="pyqueue-call", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(work, loop), name="pyqueue-call", daemon=True
+            ).start()
         work.put((future, contextvars.copy_context(), call, args))
         result, error = await future
         if error is not None:  # raised here, as a future does not take every exception
@@ -62,7 +64,11 @@ class Threads:
             del item, future, context, call, args, result, error  # hold on to nothing while idle
 
     def _done(
-        self, work: SimpleQueue[Any], future: asyncio.Future[Any], result: Any, error: BaseException | None
+        self,
+        work: SimpleQueue[Any],
+        future: asyncio.Future[Any],
+        result: Any,
+        error: BaseException | None,
     ) -> None:
         if self._closed:
             work.put(None)

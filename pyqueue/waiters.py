@@ -13,17 +13,17 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from pyqueue.backends.head import Head
+from pyqueue.backends.scan import ScanState
 
-__all__ = ["Line"]
+__all__ = ["Waiters"]
 
 
-class Line:
+class Waiters:
     """The waiting consumers of one queue in one client, and what the client knows of the queue's head."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.head = Head()
+        self.head = ScanState()
         #: What hears the bus, once somebody waited; of the kind that the client's bus makes.
         self.listener: Any = None
         self._lock = Lock()
@@ -71,15 +71,15 @@ class Line:
                     call, _ = self._followers.popitem(last=False)
                     call()
 
-    def heard(self, when: datetime | None, now: datetime) -> bool:
+    def on_signal(self, when: datetime | None, now: datetime) -> bool:
         """Take in what was heard; whether there may be something by now."""
         if when is None:
-            self.head.unsure()
+            self.head.on_missed_signals()
             return True
         if when > now:
-            self.head.expect(when)
+            self.head.wake_at(when)
             return False
-        self.head.heard(when)
+        self.head.on_signal(when)
         return True
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pyqueue.waiting import Line
+from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW, after
 
 
@@ -24,7 +24,7 @@ class Caller:
 
 
 def test_one_leads_and_the_others_follow() -> None:
-    line, one, two = Line("t"), Caller(), Caller()
+    line, one, two = Waiters("t"), Caller(), Caller()
     assert line.enter(one, after(15))
     assert not line.enter(two, after(5))
     assert not line.guard(after(15))  # the leader will look by then
@@ -37,7 +37,7 @@ def test_one_leads_and_the_others_follow() -> None:
 
 
 def test_a_follower_is_called_when_the_leader_goes_on() -> None:
-    line, leader, first, second = Line("t"), Caller(), Caller(), Caller()
+    line, leader, first, second = Waiters("t"), Caller(), Caller(), Caller()
     line.enter(leader, after(15))
     line.enter(first, after(15))
     line.enter(second, after(15))
@@ -52,7 +52,7 @@ def test_a_follower_is_called_when_the_leader_goes_on() -> None:
 
 
 def test_after_finds_more_are_called() -> None:
-    line, leader = Line("t"), Caller()
+    line, leader = Waiters("t"), Caller()
     line.enter(leader, after(15))
     followers = [Caller() for _ in range(20)]
     for each in followers:
@@ -69,7 +69,7 @@ def test_after_finds_more_are_called() -> None:
 
 
 def test_one_who_left_is_not_called() -> None:
-    line, leader, gone, stays = Line("t"), Caller(), Caller(), Caller()
+    line, leader, gone, stays = Waiters("t"), Caller(), Caller(), Caller()
     line.enter(leader, after(15))
     line.enter(gone, after(15))
     line.enter(stays, after(15))
@@ -80,21 +80,21 @@ def test_one_who_left_is_not_called() -> None:
 
 
 def test_what_is_heard() -> None:
-    line = Line("t")
+    line = Waiters("t")
     head: Any = line.head
     head.flag_read = NOW
-    assert line.heard(None, NOW)
+    assert line.on_signal(None, NOW)
     assert head.flag_read is None  # the record changed: read it again
-    assert line.heard(NOW, NOW)
-    assert line.heard(after(-5), NOW)
-    assert not line.heard(after(5), NOW)
+    assert line.on_signal(NOW, NOW)
+    assert line.on_signal(after(-5), NOW)
+    assert not line.on_signal(after(5), NOW)
     assert head.due == after(5)
-    assert not line.heard(after(9), NOW)
+    assert not line.on_signal(after(9), NOW)
     assert head.due == after(5)
 
 
 def test_closing_calls_everyone() -> None:
-    line, leader, followers = Line("t"), Caller(), [Caller() for _ in range(3)]
+    line, leader, followers = Waiters("t"), Caller(), [Caller() for _ in range(3)]
     line.enter(leader, after(15))
     for each in followers:
         line.enter(each, after(15))
@@ -113,7 +113,7 @@ class LineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line("t")
+        self.line = Waiters("t")
         self.leaders: list[Callable[[], object]] = []
         self.followers: list[Caller] = []
 

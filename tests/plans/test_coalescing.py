@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import LeaseLost, Unavailable
-from pyqueue.batching import BYTES, COUNT, Joiner
-from pyqueue.requests import Join
+from pyqueue.coalescing import BYTES, COUNT, Coalescer
+from pyqueue.requests import Coalesce
 
 
 class Fake:
@@ -21,7 +21,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.stats: Counter[str] = Counter()
-        self.joiner = Joiner(self.drive, self.stats)
+        self.joiner = Coalescer(self.drive, self.stats)
         self.batches: list[list[Any]] = []
         self.undone: list[Any] = []
         self.running = 0
@@ -66,9 +66,22 @@ class Fake:
         self.undone.append(answer)
 
     def call(
-        self, item: Any, *, key: Any = "a", undo: bool = False, size: int = 0, lanes: int = 2
+        self,
+        item: Any,
+        *,
+        key: Any = "a",
+        undo: bool = False,
+        size: int = 0,
+        max_in_flight: int = 2,
     ) -> asyncio.Task[Any]:
-        request = Join(key, item, self.batch, undo=self.undo if undo else None, size=size, lanes=lanes)
+        request = Coalesce(
+            key,
+            item,
+            self.batch,
+            undo=self.undo if undo else None,
+            size=size,
+            max_in_flight=max_in_flight,
+        )
         return asyncio.create_task(self.joiner.join(request))
 
     async def until_open(self, number: int) -> None:
@@ -107,7 +120,9 @@ def run(test: Callable[[Fake], Coroutine[Any, Any, None]]) -> None:
                 if any(not gate.done() for gate in fake.open):
                     fake.end()
                 await asyncio.sleep(0)
-            assert fake.joiner._lanes.keys() <= {key for key, lane in fake.joiner._lanes.items() if lane.crowded}
+            assert fake.joiner._pending.keys() <= {
+                key for key, lane in fake.joiner._pending.items() if lane.crowded
+            }
 
     asyncio.run(main())
 
@@ -115,18 +130,18 @@ def run(test: Callable[[Fake], Coroutine[Any, Any, None]]) -> None:
 def test_a_lone_call_needs_no_task_and_waits_for_nobody() -> None:
     async def test(fake: Fake) -> None:
         fake.turns = 0
-        assert await fake.joiner.join(Join("a", 1, fake.batch)) == "answer to 1"
+        assert await fake.joiner.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
         assert not fake.joiner.tasks
-        assert not fake.joiner._lanes
+        assert not fake.joiner._pending
 
     run(test)
 
 
 def test_what_comes_meanwhile_goes_together() -> None:
     async def test(fake: Fake) -> None:
-        first = fake.call(0, lanes=1)
+        first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
-        rest = [fake.call(n, lanes=1) for n in range(1, 6)]
+        rest = [fake.call(n, max_in_flight=1) for n in range(1, 6)]
         await asyncio.sleep(0)
         fake.end()
         await fake.until_open(1)
@@ -136,16 +151,16 @@ def test_what_comes_meanwhile_goes_together() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_no_more_batches_are_under_way_than_there_are_lanes(lanes: int) -> None:
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_no_more_batches_are_under_way_than_there_are_lanes(max_in_flight: int) -> None:
     async def test(fake: Fake) -> None:
         fake.turns = 3
         calls = []
         for n in range(40):
-            calls.append(fake.call(n, lanes=lanes))
+            calls.append(fake.call(n, max_in_flight=max_in_flight))
             await asyncio.sleep(0)
         await asyncio.gather(*calls)
-        assert fake.most == lanes
+        assert fake.most == max_in_flight
         assert len(fake.batches) < 40
 
     run(test)
@@ -162,7 +177,7 @@ def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
         await asyncio.gather(*(fake.call(n) for n in range(crowd)))
         assert fake.batches == [list(range(crowd))]
         await fake.call(1)
-        assert not fake.joiner._lanes  # the last batch held one: no crowd any more
+        assert not fake.joiner._pending  # the last batch held one: no crowd any more
         assert not fake.joiner.tasks
 
     run(test)
@@ -170,7 +185,7 @@ def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
 
 def test_batches_are_bounded_by_count() -> None:
     async def test(fake: Fake) -> None:
-        calls = [fake.call(n, lanes=1) for n in range(2 * COUNT + 10)]
+        calls = [fake.call(n, max_in_flight=1) for n in range(2 * COUNT + 10)]
         await fake.finish(*calls)
         assert max(map(len, fake.batches)) == COUNT
         assert [item for batch in fake.batches for item in batch] == list(range(2 * COUNT + 10))
@@ -181,16 +196,23 @@ def test_batches_are_bounded_by_count() -> None:
 def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
     async def test(fake: Fake) -> None:
         sizes = [1, BYTES // 2, BYTES // 2, 1, BYTES, 2 * BYTES, 5, 5]
-        calls = [fake.call((n, size), size=size, lanes=1) for n, size in enumerate(sizes)]
+        calls = [fake.call((n, size), size=size, max_in_flight=1) for n, size in enumerate(sizes)]
         await fake.finish(*calls)
-        assert [[n for n, _ in batch] for batch in fake.batches] == [[0], [1, 2], [3], [4], [5], [6, 7]]
+        assert [[n for n, _ in batch] for batch in fake.batches] == [
+            [0],
+            [1, 2],
+            [3],
+            [4],
+            [5],
+            [6, 7],
+        ]
 
     run(test)
 
 
 def test_keys_do_not_mix() -> None:
     async def test(fake: Fake) -> None:
-        calls = [fake.call((key, n), key=key, lanes=1) for n in range(10) for key in "ab"]
+        calls = [fake.call((key, n), key=key, max_in_flight=1) for n in range(10) for key in "ab"]
         await fake.finish(*calls)
         assert all(len({key for key, _ in batch}) == 1 for batch in fake.batches)
 
@@ -207,7 +229,7 @@ def test_an_answer_belongs_to_its_call() -> None:
             yield items
             return [lost if item == 3 else "done" for item in items]
 
-        requests = [Join("a", n, batch) for n in range(6)]
+        requests = [Coalesce("a", n, batch) for n in range(6)]
         calls = [asyncio.create_task(fake.joiner.join(request)) for request in requests]
         answers = await fake.finish(*calls)
         assert [answer is lost for answer in answers] == [n == 3 for n in range(6)]
@@ -217,13 +239,13 @@ def test_an_answer_belongs_to_its_call() -> None:
 
 def test_a_batch_that_fails_fails_for_its_callers_only_and_each_has_an_error_of_its_own() -> None:
     async def test(fake: Fake) -> None:
-        first = fake.call(0, lanes=1)
+        first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
-        failing = [fake.call(n, lanes=1) for n in (1, 2)]
+        failing = [fake.call(n, max_in_flight=1) for n in (1, 2)]
         await asyncio.sleep(0)
         fake.end()
         await fake.until_open(1)
-        spared = [fake.call(n, lanes=1) for n in (3, 4)]
+        spared = [fake.call(n, max_in_flight=1) for n in (3, 4)]
         await asyncio.sleep(0)
         fake.end(Unavailable("gone", ids=["m1"]))
         assert await fake.finish(first, *spared) == ["answer to 0", "answer to 3", "answer to 4"]
@@ -235,14 +257,16 @@ def test_a_batch_that_fails_fails_for_its_callers_only_and_each_has_an_error_of_
     run(test)
 
 
-def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names_its_source() -> None:
+def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names_its_source() -> (
+    None
+):
     class Odd(Exception):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(one + two)
 
     async def test(fake: Fake) -> None:
         for failure in (Odd("a", "b"), Unavailable("gone")):
-            failing = [fake.call(n, undo=True, lanes=1) for n in (1, 2)]
+            failing = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
             await fake.until_open(1)
             fake.end(failure)
             await asyncio.wait(failing)
@@ -257,7 +281,7 @@ def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names
 
 def test_who_was_cancelled_is_told_nothing_of_the_batch_that_fails() -> None:
     async def test(fake: Fake) -> None:
-        gone, stays = (fake.call(n, undo=True, lanes=1) for n in (1, 2))
+        gone, stays = (fake.call(n, undo=True, max_in_flight=1) for n in (1, 2))
         await fake.until_open(1)
         gone.cancel()
         await asyncio.wait([gone])
@@ -276,7 +300,7 @@ def test_what_is_no_error_reaches_the_callers_and_ends_the_task() -> None:
         pass
 
     async def test(fake: Fake) -> None:
-        calls = [fake.call(n, undo=True, lanes=1) for n in (1, 2)]
+        calls = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
         await fake.until_open(1)
         (task,) = fake.joiner.tasks
         fake.end(Interrupt())
@@ -301,9 +325,9 @@ def test_a_lone_call_that_fails_leaves_the_way_free() -> None:
 
 def test_cancelled_before_its_batch_it_is_not_done() -> None:
     async def test(fake: Fake) -> None:
-        first = fake.call(0, lanes=1)
+        first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
-        gone, stays = fake.call(1, lanes=1), fake.call(2, lanes=1)
+        gone, stays = fake.call(1, max_in_flight=1), fake.call(2, max_in_flight=1)
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
@@ -315,11 +339,16 @@ def test_cancelled_before_its_batch_it_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("undo", [True, False])
-def test_cancelled_during_its_batch_the_batch_goes_on_and_what_it_got_is_given_back(undo: bool) -> None:
+def test_cancelled_during_its_batch_the_batch_goes_on_and_what_it_got_is_given_back(
+    undo: bool,
+) -> None:
     async def test(fake: Fake) -> None:
-        first = fake.call(0, undo=True, lanes=1)
+        first = fake.call(0, undo=True, max_in_flight=1)
         await fake.until_open(1)
-        gone, stays = fake.call(1, undo=undo, lanes=1), fake.call(2, undo=undo, lanes=1)
+        gone, stays = (
+            fake.call(1, undo=undo, max_in_flight=1),
+            fake.call(2, undo=undo, max_in_flight=1),
+        )
         await asyncio.sleep(0)
         fake.end()
         await fake.until_open(1)
@@ -340,7 +369,7 @@ def test_cancelled_during_its_batch_the_batch_goes_on_and_what_it_got_is_given_b
 
 def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
     async def test(fake: Fake) -> None:
-        gone = fake.call(1, undo=True, lanes=1)
+        gone = fake.call(1, undo=True, max_in_flight=1)
         await fake.until_open(1)
         fake.end()
         await fake.until_over()  # the answer is there, and the caller has not run yet
@@ -359,7 +388,7 @@ def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
 
 def test_cancelled_as_its_error_is_there_it_is_cancelled() -> None:
     async def test(fake: Fake) -> None:
-        gone = fake.call(1, undo=True, lanes=1)
+        gone = fake.call(1, undo=True, max_in_flight=1)
         await fake.until_open(1)
         fake.end(Unavailable("gone"))
         await fake.until_over()  # the error is there, and the caller has not run yet
@@ -374,7 +403,7 @@ def test_a_lone_call_that_is_cancelled_lets_the_others_go_on() -> None:
     async def test(fake: Fake) -> None:
         lone = fake.call(0)
         await fake.until_open(1)
-        others = [fake.call(n, lanes=1) for n in (1, 2)]
+        others = [fake.call(n, max_in_flight=1) for n in (1, 2)]
         await asyncio.sleep(0)
         lone.cancel()
         await asyncio.gather(lone, return_exceptions=True)
@@ -386,7 +415,7 @@ def test_a_lone_call_that_is_cancelled_lets_the_others_go_on() -> None:
 def test_settled_waits_for_what_runs_for_those_who_are_gone() -> None:
     async def test(fake: Fake) -> None:
         fake.turns = 5
-        gone = fake.call(1, undo=True, lanes=1)
+        gone = fake.call(1, undo=True, max_in_flight=1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         gone.cancel()
@@ -405,7 +434,7 @@ def test_settled_waits_for_all_though_one_fails() -> None:
             raise Unavailable("gone")
 
         for key, undo in (("a", failing), ("b", fake.undo)):
-            gone = asyncio.create_task(fake.joiner.join(Join(key, key, fake.batch, undo=undo)))
+            gone = asyncio.create_task(fake.joiner.join(Coalesce(key, key, fake.batch, undo=undo)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             gone.cancel()
@@ -424,7 +453,7 @@ def test_nobody_starves() -> None:
 
         async def caller(number: int) -> None:
             for _ in range(50):
-                await fake.joiner.join(Join("a", number, fake.batch))
+                await fake.joiner.join(Coalesce("a", number, fake.batch))
                 served.append(number)
 
         await asyncio.gather(*(caller(number) for number in range(64)))
@@ -437,12 +466,16 @@ def test_nobody_starves() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 6)), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 6)), min_size=1, max_size=40
+    ),
     st.integers(0, 3),
     st.sampled_from([1, 2]),
 )
 @settings(max_examples=150)
-def test_every_call_has_its_answer_or_is_undone(calls: list[tuple[int, bool, int]], turns: int, lanes: int) -> None:
+def test_every_call_has_its_answer_or_is_undone(
+    calls: list[tuple[int, bool, int]], turns: int, max_in_flight: int
+) -> None:
     """Calls come at any time, and some are cancelled at any time: whatever was done for one is answered to it, or given back."""
 
     async def test(fake: Fake) -> None:
@@ -458,7 +491,7 @@ def test_every_call_has_its_answer_or_is_undone(calls: list[tuple[int, bool, int
         for number, (pause, cancelled, after) in enumerate(calls):
             for _ in range(pause):
                 await asyncio.sleep(0)
-            task = fake.call(number, undo=True, lanes=lanes)
+            task = fake.call(number, undo=True, max_in_flight=max_in_flight)
             tasks.append(task)
             if cancelled:
                 waits.append(asyncio.create_task(cancel(task, after)))
@@ -467,6 +500,10 @@ def test_every_call_has_its_answer_or_is_undone(calls: list[tuple[int, bool, int
         answered = [task.result() for task in tasks if not task.cancelled()]
         done = [f"answer to {item}" for batch in fake.batches for item in batch]
         assert sorted(answered + fake.undone) == sorted(done)
-        assert all(not task.cancelled() for task, (_, cancelled, _) in zip(tasks, calls, strict=True) if not cancelled)
+        assert all(
+            not task.cancelled()
+            for task, (_, cancelled, _) in zip(tasks, calls, strict=True)
+            if not cancelled
+        )
 
     run(test)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue.backends import claims as module
-from pyqueue.backends.claims import Claims, divided
+from pyqueue.backends import named_claims as module
+from pyqueue.backends.named_claims import NamedClaims, divided
 from pyqueue.backends.standard import Options, Standard
 from pyqueue.errors import DuplicateKey, Fenced, InvalidMessage, QueueError
 from pyqueue.messages import Backoff, Id
-from pyqueue.requests import Change, Delete, Fault, Find, Plan, Update
+from pyqueue.requests import Change, Delete, Find, Plan, Update, WriteFailure
 from tests.plans.runner import NOW, Runner, standard
 from tests.plans.store import Pause, Process, Task, World, instant
 
@@ -51,8 +51,8 @@ class Bench:
             } | fields
             self.world.store.written[id] = self.world.time
 
-    def claims(self, group: str = "g") -> Claims:
-        return Claims(self.backend, group)
+    def claims(self, group: str = "g") -> NamedClaims:
+        return NamedClaims(self.backend, group)
 
     def run(self, plan: Plan[Any]) -> Any:
         """Carry a plan out to its end."""
@@ -85,19 +85,19 @@ def test_a_takeover_that_others_are_always_faster_at_gives_up() -> None:
     """Each time it looks, another has taken the group over in between."""
     runner = Runner(*[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * module.TRIES)
     with pytest.raises(Fenced):
-        runner.run(Claims(standard(), "g").adopt(LEASE))
+        runner.run(NamedClaims(standard(), "g").adopt(LEASE))
     assert runner.answers == []
 
 
 def test_a_first_adoption_that_meets_another_takes_over() -> None:
-    exists = Fault(0, "_id", DuplicateKey("taken"))
+    exists = WriteFailure(0, "_id", DuplicateKey("taken"))
     state = {"_id": "~claim:a~g", "token": "other", "former": ["older"]}
     runner = Runner([], [exists], [state], Change(1, None), Change(3, None), Change(1, None))
-    token = runner.run(Claims(standard(), "g").adopt(LEASE))
-    take, hold, end = runner.commands[3:]
+    token = runner.run(NamedClaims(standard(), "g").adopt(LEASE))
+    take, command_timeout, end = runner.commands[3:]
     assert (take.filter["token"], take.update["$set"]["token"]) == ("other", token)
     assert take.update["$set"]["former"] == ["older", "other"]
-    assert hold.filter["token"] == {"$in": ["older", "other"]}
+    assert command_timeout.filter["token"] == {"$in": ["older", "other"]}
     assert end.update == {"$set": {"former": []}}
 
 
@@ -137,7 +137,7 @@ def test_what_the_server_refuses_is_found_by_halves_and_put_away() -> None:
         return Change(len(ids), None)
 
     runner = Runner(*[answer] * 8)
-    runner.run(Claims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE))
+    runner.run(NamedClaims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE))
     assert sorted(marked) == ["m0", "m1", "m2", "m4"]
     assert put_away == [["m3"]]
     assert len(runner.commands) == 8
@@ -210,18 +210,24 @@ def test_claims_are_numbered() -> None:
     assert (bench.state()["n"], bench.state()["claimed"]) == (2, 3)
     assert bench.run(claims.acknowledge(token, 1)) == 0  # numbers never go back
     assert bench.state()["n"] == 2
-    assert bench.run(claims.acknowledge(token, 9)) == 1  # as a checkpoint may say of a state that was lost
+    assert (
+        bench.run(claims.acknowledge(token, 9)) == 1
+    )  # as a checkpoint may say of a state that was lost
     assert (bench.state()["n"], bench.state()["claimed"]) == (9, 9)
 
 
-def test_a_large_claim_is_marked_some_at_a_time_under_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_claim_is_marked_some_at_a_time_under_one_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "STAMP", 3)
     bench = Bench(10)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))
     assert bench.run(claims.claim(token, 100, LEASE)) == 1
     stamps = [
-        each for each in bench.process.commands if isinstance(each, Update) and "_id" in each.filter and each.many
+        each
+        for each in bench.process.commands
+        if isinstance(each, Update) and "_id" in each.filter and each.many
     ]
     assert [len(each.filter["_id"]["$in"]) for each in stamps] == [3, 3, 3, 1]
     assert {(each["claim"]["n"], each["token"]) for each in bench.messages} == {(1, token)}
@@ -229,7 +235,7 @@ def test_a_large_claim_is_marked_some_at_a_time_under_one_number(monkeypatch: py
 
 def test_no_claim_is_larger_than_one_command_can_acknowledge() -> None:
     runner = Runner([{"n": 0, "claimed": 0, "token": "t"}], [], [])
-    assert runner.run(Claims(standard(), "g").claim("t", 10**9, LEASE)) is None
+    assert runner.run(NamedClaims(standard(), "g").claim("t", 10**9, LEASE)) is None
     look = runner.commands[-1]
     assert isinstance(look, Find)
     assert look.limit == module.MOST
@@ -243,7 +249,7 @@ def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:
     bench.run(claims.claim(token, 5, LEASE))
     bench.run(claims.renew(token, LEASE))
     bench.run(claims.adopt(LEASE))
-    assert not [each for each in bench.process.commands if each.quick]
+    assert not [each for each in bench.process.commands if each.w1]
 
 
 def test_what_came_in_later_is_left() -> None:
@@ -284,7 +290,7 @@ def test_a_claim_of_which_others_were_faster_on_all_looks_again() -> None:
 
     stamped: list[str] = []
     runner = Runner(*[answer] * 40)
-    assert runner.run(Claims(standard(max_tries=None), "g").claim("t", 1, LEASE)) == 6
+    assert runner.run(NamedClaims(standard(max_tries=None), "g").claim("t", 1, LEASE)) == 6
     assert stamped == ["m1", "m2"]
     assert state == {"n": 5, "claimed": 6, "token": "t"}  # nobody waits for the empty one
 
@@ -336,7 +342,10 @@ def marking(request: Any) -> bool:
 
 
 def interrupted(
-    bench: Bench, plan: Plan[Any], meanwhile: Callable[[], object], before: Callable[[Any], bool] = marking
+    bench: Bench,
+    plan: Plan[Any],
+    meanwhile: Callable[[], object],
+    before: Callable[[Any], bool] = marking,
 ) -> Any:
     """Carry a plan out; have something happen just before its first such command."""
     happened = False
@@ -365,7 +374,9 @@ def test_a_takeover_in_the_middle_of_a_claim_gives_back_what_is_marked_later() -
     first = bench.run(claims.adopt(LEASE))
     with pytest.raises(Fenced):
         interrupted(bench, claims.claim(first, 5, LEASE), lambda: bench.run(claims.adopt(LEASE)))
-    assert [(each["tries"], "token" in each, "claim" in each) for each in bench.messages] == [(0, False, False)] * 2
+    assert [(each["tries"], "token" in each, "claim" in each) for each in bench.messages] == [
+        (0, False, False)
+    ] * 2
 
 
 def test_a_takeover_that_was_cut_short_is_finished_by_the_next() -> None:
@@ -405,7 +416,7 @@ def test_a_claim_that_ran_out_is_not_taken_over_from_who_holds_it() -> None:
 
 def test_groups_whose_names_begin_alike() -> None:
     """ "a" of queue "b>c" is not "c~a" of anything: neither name has a "~"."""
-    assert Claims(standard("a>b"), "c").tag != Claims(standard("a"), "b>c").tag
+    assert NamedClaims(standard("a>b"), "c").tag != NamedClaims(standard("a"), "b>c").tag
     bench = Bench(2)
     one, two = bench.claims("g"), bench.claims("gg")
     token = bench.run(one.adopt(LEASE))
@@ -442,7 +453,11 @@ def test_a_rollback_gives_back_what_is_still_held_though_some_is_taken_meanwhile
     bench.run(claims.claim(token, 3, LEASE))
     interrupted(bench, claims.rollback(token, 1), taken_away(bench, "m0001"))
     assert bench.state()["n"] == 1
-    assert [("token" in each, each["tries"]) for each in bench.messages] == [(False, 1), (True, 1), (False, 1)]
+    assert [("token" in each, each["tries"]) for each in bench.messages] == [
+        (False, 1),
+        (True, 1),
+        (False, 1),
+    ]
 
 
 def test_a_claim_buries_what_is_still_held_though_some_is_taken_meanwhile() -> None:
@@ -455,7 +470,9 @@ def test_a_claim_buries_what_is_still_held_though_some_is_taken_meanwhile() -> N
     def burying(request: Any) -> bool:
         return isinstance(request, Update) and request.filter.get("_id") == "m0001"
 
-    assert interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), burying) == 1
+    assert (
+        interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), burying) == 1
+    )
     assert bench.run(claims.ids(token, 0, 1)) == ["m0002"]
     assert (bench.stored("m0000")["q"], bench.stored("m0001")["q"]) == ("a.dead", "a")
 
@@ -475,7 +492,11 @@ def test_a_division_is_disjoint_and_complete(kind: str, count: int, parts: int) 
     ranges = divided(ids, parts)
     assert len(ranges) == min(parts, count)
     held = [
-        [id for id in ids if any(type(id) is type(least) and least <= id <= most for least, most in part)]
+        [
+            id
+            for id in ids
+            if any(type(id) is type(least) and least <= id <= most for least, most in part)
+        ]
         for part in ranges
     ]
     assert sorted(map(str, (id for part in held for id in part))) == sorted(map(str, ids))
@@ -499,7 +520,11 @@ class Audit:
 
     def changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
         """Take in a change."""
-        if before["_id"] == "~claim:a~g" and after is not None and after["claimed"] != before["claimed"]:
+        if (
+            before["_id"] == "~claim:a~g"
+            and after is not None
+            and after["claimed"] != before["claimed"]
+        ):
             assert after["claimed"] > before["claimed"]
             self.claimed.append(after["claimed"])
         if after is None:
@@ -507,9 +532,11 @@ class Audit:
             self.finished.append(before["_id"])
 
 
-def runner(process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float) -> Task:
+def runner(
+    process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float
+) -> Task:
     """Works on one batch after the other until nothing is left or it is fenced; renews now and then, fails now and then."""
-    claims, world = Claims(backend, "g"), process.world
+    claims, world = NamedClaims(backend, "g"), process.world
     try:
         while True:
             token, upto, ids = yield from process.run(claims.begin(rng.randint(1, 8), lease))
@@ -529,9 +556,11 @@ def runner(process: Process, backend: Standard, audit: Audit, rng: random.Random
         audit.fenced += 1
 
 
-def thief(process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float) -> Task:
+def thief(
+    process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float
+) -> Task:
     """Takes what has run out, as any other group does, and gives some of it back."""
-    claims, world = Claims(backend, "thief"), process.world
+    claims, world = NamedClaims(backend, "thief"), process.world
     for _ in range(10):
         yield world.sleep(rng.uniform(0, 2000 * lease))
         token, upto, ids = yield from process.run(claims.begin(rng.randint(1, 3), lease))
@@ -546,13 +575,22 @@ def thief(process: Process, backend: Standard, audit: Audit, rng: random.Random,
 def test_whatever_dies_nothing_is_lost_or_done_unread(seed: int) -> None:
     rng = random.Random(seed)
     world = World(seed)
-    backend = Standard("a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05)))
+    backend = Standard(
+        "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05))
+    )
     ids = [f"m{number:02}" for number in range(25)]
     lease = rng.choice([0.02, 0.1, 5.0])
     audit = Audit()
     world.store.on_change = audit.changed
     for id in ids:
-        world.store.documents[id] = {"_id": id, "q": "a", "when": NOW, "due": NOW, "tries": 0, "payload": 1}
+        world.store.documents[id] = {
+            "_id": id,
+            "q": "a",
+            "when": NOW,
+            "due": NOW,
+            "tries": 0,
+            "payload": 1,
+        }
         world.store.written[id] = 0
     for number in range(6):
         process = Process(world, "a")
@@ -575,7 +613,9 @@ def test_the_simulation_meets_what_it_is_about() -> None:
     fenced = 0
     for seed in range(20):
         rng, world, audit = random.Random(seed), World(seed), Audit()
-        backend = Standard("a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0)))
+        backend = Standard(
+            "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0))
+        )
         for number in range(25):
             world.store.documents[f"m{number}"] = {
                 "_id": f"m{number}",
