@@ -1,0 +1,226 @@
+"""The limits of form: how long a module, a class, a function and a line may be.
+
+The tables below name what breaks a limit today. They may only shrink: a new offender fails, and so
+does an entry that is no longer needed. `docs/contributing.md` gives the limits in words.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_MODULE = 500
+#: These modules hold one public class each, which mirrors the promised API.
+MAX_API_MODULE = 700
+API_MODULES = {"queues", "async_queues", "client", "async_client"}
+MAX_MEMBERS = 30
+API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
+MAX_FUNCTION = 60
+MAX_LINE = 100
+
+# ---- what breaks a limit today: lower or remove an entry as soon as you can
+
+LONG_MODULES: dict[str, int] = {
+    "pyqueue/backends/standard.py": 1723,
+    "pyqueue/drivers.py": 641,
+    "pyqueue/pipeline/engine.py": 710,
+    "pyqueue/queues.py": 849,
+}
+LARGE_CLASSES: dict[str, int] = {
+    "pyqueue/backends/standard.py::Standard": 89,
+}
+LONG_FUNCTIONS: dict[str, int] = {
+    "pyqueue/backends/standard.py::push": 61,
+    "pyqueue/cli/queues.py::push": 66,
+    "pyqueue/demo/spark.py::run": 69,
+    "pyqueue/faults/__init__.py::run": 93,
+    "pyqueue/faults/audit.py::audit": 88,
+    "pyqueue/pipeline/engine.py::_work": 61,
+    "tests/bench/batches.py::settles": 62,
+    "tests/bench/peers/__init__.py::run": 69,
+    "tests/faults/test_suite.py::test_the_witness_notes_what_happened": 69,
+    "tests/model/explorer.py::_mark": 81,
+    "tests/spark/test_stream.py::test_no_plan_checkpoint_or_log_shows_the_password": 64,
+}
+#: How many lines of all files together are over the limit; the check goes when it is 0.
+LONG_LINES = 998
+#: Modules that import each other, directly or through other modules.
+IN_A_CIRCLE: dict[str, int] = {
+    "pyqueue.client": 2,
+    "pyqueue.pipeline": 4,
+    "pyqueue.pipeline.engine": 4,
+    "pyqueue.queues": 2,
+}
+#: For each module of backends/ the number of private names that it takes from another object.
+PRIVATE_ACCESS: dict[str, int] = {
+    "pyqueue/backends/bulk.py": 11,
+    "pyqueue/backends/named_claims.py": 5,
+    "pyqueue/backends/standard.py": 2,
+}
+
+# ---- what is measured
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def package_files() -> list[Path]:
+    """The modules of the two packages."""
+    return [path for each in ("pyqueue", "signals") for path in sorted((ROOT / each).rglob("*.py"))]
+
+
+def all_files() -> list[Path]:
+    return [*package_files(), *sorted((ROOT / "tests").rglob("*.py"))]
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+def module_of(path: Path) -> str:
+    """The dotted name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def long_modules() -> dict[str, int]:
+    found = {}
+    for path in package_files():
+        limit = MAX_API_MODULE if path.stem in API_MODULES else MAX_MODULE
+        lines = text_of(path).count("\n")
+        if lines > limit:
+            found[name_of(path)] = lines
+    return found
+
+
+def members(kind: type) -> set[str]:
+    """The names of a class and of its bases here: methods, properties, fields, however bound.
+
+    Names between double underscores are not counted.
+    """
+    ours = [
+        base for base in kind.__mro__ if base.__module__.partition(".")[0] in ("pyqueue", "signals")
+    ]
+    names = {name for base in ours for name in (*vars(base), *inspect.get_annotations(base))}
+    return {name for name in names if not (name.startswith(("__", "_abc_")))}
+
+
+def large_classes() -> dict[str, int]:
+    found = {}
+    for path in package_files():
+        if path.stem == "__main__":
+            continue
+        module = importlib.import_module(module_of(path))
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                count = len(members(kind))
+                if count > MAX_MEMBERS and kind.__name__ not in API_CLASSES:
+                    found[f"{name_of(path)}::{kind.__name__}"] = count
+    return found
+
+
+def long_functions() -> dict[str, int]:
+    """Functions over the limit, from `def` to the last line."""
+    found = {}
+    for path in all_files():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > MAX_FUNCTION:
+                    found[f"{name_of(path)}::{node.name}"] = lines
+    return found
+
+
+def long_lines() -> dict[str, int]:
+    """For each file the number of lines over the limit."""
+    found = {}
+    for path in all_files():
+        count = sum(len(line) > MAX_LINE for line in text_of(path).splitlines())
+        if count:
+            found[name_of(path)] = count
+    return found
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module of ours that a file imports: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                module = f"{node.module}.{each.name}"
+                place = ROOT / module.replace(".", "/")
+                is_module = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+                yield module if is_module else str(node.module)
+
+
+def in_a_circle() -> dict[str, int]:
+    """The modules from which a chain of imports leads back, each with the length of the circle."""
+    edges = {module_of(path): set(imported(path)) for path in package_files()}
+    found = {}
+    for start in edges:
+        reached, new, steps = set[str](), edges[start], 1
+        while new and start not in new:
+            reached |= new
+            new = {far for near in new for far in edges.get(near, ())} - reached
+            steps += 1
+        if start in new:
+            found[start] = steps
+    return found
+
+
+def private_access() -> dict[str, int]:
+    """`x._name` where x is neither `self` nor `cls`, and imports of private names."""
+    found = Counter[str]()
+    for path in sorted((ROOT / "pyqueue" / "backends").rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute):
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                taken = [] if own else [node.attr]
+            elif isinstance(node, ast.ImportFrom):
+                taken = [each.name for each in node.names]
+            else:
+                continue
+            found[name_of(path)] += sum(
+                name.startswith("_") and not name.startswith("__") for name in taken
+            )
+    return dict(+found)
+
+
+CHECKS = {
+    "modules too long": (long_modules, LONG_MODULES),
+    "classes with too many members": (large_classes, LARGE_CLASSES),
+    "functions too long": (long_functions, LONG_FUNCTIONS),
+    "modules in a circle": (in_a_circle, IN_A_CIRCLE),
+    "private access": (private_access, PRIVATE_ACCESS),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_limits_are_kept_but_for_the_tables(check: str) -> None:
+    measure, allowed = CHECKS[check]
+    found = measure()
+    too_much = {name: found[name] for name in found if found[name] > allowed.get(name, 0)}
+    assert too_much == {}, f"{check}: split or rewrite"
+    not_needed = set(allowed) - set(found)
+    assert not_needed == set(), f"{check}: remove these entries of the table"
+
+
+def test_lines_are_no_longer_than_the_limit() -> None:
+    found = long_lines()
+    assert sum(found.values()) <= LONG_LINES, found
