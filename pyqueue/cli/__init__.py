@@ -6,18 +6,12 @@ run (wrong arguments, or an error of pyqueue, told in one line on stderr); 130 C
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-import pyqueue as library
-from pyqueue import ConfigurationError
-from pyqueue.cli import doctor, faults, queues, trace, work
+from pyqueue.cli import checkout, doctor, queues, trace, work
 from pyqueue.cli.common import Commands, Json, emit
 
 __all__ = ["app"]
@@ -52,7 +46,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, trace, work, doctor, faults):
+for _part in (queues, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 
 
@@ -111,29 +105,3 @@ def embedded(
     from pyqueue.embedded import run_foreground
 
     run_foreground(path)
-
-
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)
-def bench(context: typer.Context) -> None:
-    """Measure the speed, as ratios to the raw driver. Of a checkout only; takes the options of python -m tests.bench."""
-    checkout = Path(library.__file__).parents[1]
-    if not (checkout / "tests" / "bench" / "__main__.py").exists():
-        raise ConfigurationError(
-            "bench: is not part of the installed package; clone the repository and run `make bench`"
-        )
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "tests.bench",
-        *context.args,
-    ]  # -P: not the `tests` of the working directory
-    raise typer.Exit(
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(checkout)}).returncode
-    )

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, LeaseLost, Reservation, Unavailable
-from tests.faults.conftest import Server
-from tests.faults.proxy import Proxy
+from tests.chaos.conftest import Server
 from tests.integration.eventually import async_until, until
+from tests.support.proxy import Proxy
 
 # PyMongo's async monitor drops its socket when its client is closed while it connects, so only a client left open counts here.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

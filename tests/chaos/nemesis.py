@@ -12,9 +12,9 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from pyqueue.faults.load import QUEUES
-from pyqueue.faults.members import Member
-from pyqueue.faults.world import World
+from tests.chaos.cluster import World
+from tests.chaos.members import Member
+from tests.chaos.workload import QUEUES
 
 __all__ = ["OF_CLIENTS", "OF_SERVERS", "Fault", "Kind", "rounds"]
 

@@ -17,7 +17,7 @@ from pymongo import MongoClient
 from pyqueue import ConfigurationError
 from pyqueue.embedded import EmbeddedServer, find_mongod
 from tests.conftest import missing
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
 
 
 class Server:

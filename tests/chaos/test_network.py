@@ -16,8 +16,8 @@ import bson
 import pytest
 
 from pyqueue import QueueError, embedded
-from pyqueue.faults import proxies
-from pyqueue.faults.proxies import Proxies, Way, serve
+from tests.chaos import proxies
+from tests.chaos.proxies import Proxies, Way, serve
 from tests.integration.eventually import async_until
 
 OP_MSG, OP_QUERY = 2013, 2004

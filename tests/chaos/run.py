@@ -23,12 +23,12 @@ from typing import Any
 from pymongo.errors import PyMongoError
 
 from pyqueue.errors import Unavailable
-from pyqueue.faults import ledger
-from pyqueue.faults.audit import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
-from pyqueue.faults.kinds import OF_CLIENTS, OF_SERVERS, Fault, Kind, rounds
-from pyqueue.faults.plot import draw, per_second
-from pyqueue.faults.pops import Circumstances
-from pyqueue.faults.world import World
+from tests.chaos import ledger
+from tests.chaos.checker import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
+from tests.chaos.cluster import World
+from tests.chaos.nemesis import OF_CLIENTS, OF_SERVERS, Fault, Kind, rounds
+from tests.chaos.plot import draw, per_second
+from tests.chaos.pop_checker import Circumstances
 
 __all__ = ["is_good", "run", "show"]
 

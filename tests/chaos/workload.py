@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from pyqueue import AsyncClient, Client, Delivery, Reservation, To
-from pyqueue.faults import skew
-from pyqueue.faults.ledger import Call, Ledger, by_token
+from tests.chaos import clock_skew as skew
+from tests.chaos.ledger import Call, Ledger, by_token
 
 __all__ = ["CREW", "QUEUES", "Role", "work"]
 

@@ -21,21 +21,22 @@ import pytest
 from pymongo.errors import BulkWriteError, WriteError
 from typer.testing import CliRunner
 
-from pyqueue import Client, ConfigurationError, LeaseLost, Queue, Reservation, Unavailable, faults
-from pyqueue.cli import app
+from pyqueue import Client, ConfigurationError, LeaseLost, Queue, Reservation, Unavailable
 from pyqueue.drivers import _faults, translated
 from pyqueue.embedded import find_mongod
-from pyqueue.faults import ledger
-from pyqueue.faults.audit import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
-from pyqueue.faults.kinds import OF_CLIENTS, OF_SERVERS
-from pyqueue.faults.load import CREW
-from pyqueue.faults.plot import per_second
-from pyqueue.faults.pops import Circumstances
-from pyqueue.faults.witness import note
 from pyqueue.requests import Delete, Find
+from tests.chaos import ledger
+from tests.chaos import run as faults
+from tests.chaos.__main__ import app
+from tests.chaos.change_log import note
+from tests.chaos.checker import MUST_BE_ZERO, Ledgers, Times, Witnessed, audit
+from tests.chaos.conftest import Server
+from tests.chaos.nemesis import OF_CLIENTS, OF_SERVERS
+from tests.chaos.plot import per_second
+from tests.chaos.pop_checker import Circumstances
+from tests.chaos.scenario import Story
+from tests.chaos.workload import CREW
 from tests.conftest import missing
-from tests.faults.conftest import Server
-from tests.faults.made_up import Story
 from tests.integration.eventually import until
 
 ROOT = Path(__file__).parents[2]
@@ -560,7 +561,7 @@ def is_load(process: psutil.Process) -> bool:
 def test_nothing_outlives_the_program_however_it_ends(tmp_path: Path) -> None:
     """Not even what is suspended when it is killed, and so can hear of nothing."""
     _mongod()
-    command = [sys.executable, "-m", "pyqueue.cli", "faults", "--minutes", "1", "--seed", "1"]
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "1", "--seed", "1"]
     with (tmp_path / "errors").open("w") as errors:
         program = subprocess.Popen(
             command,
@@ -626,7 +627,6 @@ def test_the_exit_status_is_1_if_anything_happened_that_must_not(
     told = CliRunner().invoke(
         app,
         [
-            "faults",
             "--minutes",
             "0.5",
             "--seed",
@@ -651,7 +651,7 @@ def test_the_exit_status_is_1_if_anything_happened_that_must_not(
         "minutes",
     } <= set(line)
     assert given == [0.5, 7, Path("a.svg"), Path("kept")]
-    shown = CliRunner().invoke(app, ["faults", "--seed", "7"])
+    shown = CliRunner().invoke(app, ["--seed", "7"])
     assert shown.exit_code == (name is not None)
     assert ("WRONG" in shown.stdout) == (name is not None)
     assert "primary killed" in shown.stdout
@@ -676,8 +676,7 @@ def test_the_command_for_two_minutes(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "pyqueue.cli",
-        "faults",
+        "tests.chaos",
         "--minutes",
         "2",
         "--seed",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pyqueue.faults.pops import Circumstances, Got, Popped, Unheard, judge
+from tests.chaos.pop_checker import Circumstances, Got, Popped, Unheard, judge
 
 __all__ = ["MUST_BE_ZERO", "Ledgers", "Times", "Witnessed", "audit"]
 

@@ -1,6 +1,6 @@
 """The processes of the suite: how the program starts, tells and ends them, and how one of them begins.
 
-Each is ``python -m pyqueue.faults ROLE``. The first line of its standard input says what it is to know, each further one is an order; all
+Each is ``python -m tests.chaos.roles ROLE``. The first line of its standard input says what it is to know, each further one is an order; all
 lines are JSON. The kernel kills it when the thread that started it ends, so that one that is suspended does not outlive the program.
 """
 
@@ -21,6 +21,7 @@ from pyqueue.errors import QueueError
 
 __all__ = ["Process", "begin"]
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0  # seconds for a process to end when it was told to
 
 
@@ -35,7 +36,8 @@ class Process:
         self._errors = folder / f"{self.name}.stderr"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pyqueue.faults", role],
+                [sys.executable, "-P", "-m", "tests.chaos.roles", role],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -3,7 +3,7 @@
 Clients know the proxies' addresses only. The members know one another by their real ones, and say those in every ``hello``; so a proxy
 writes its own in their place. All ports have five digits, so a message keeps its length.
 
-``python -m pyqueue.faults proxies`` runs ``serve``; ``Proxies`` is what the program holds of it.
+``python -m tests.chaos.roles proxies`` runs ``serve``; ``Proxies`` is what the program holds of it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import bson
 
 from pyqueue import embedded
-from pyqueue.faults.members import url_of
-from pyqueue.faults.processes import Process
+from tests.chaos.members import url_of
+from tests.chaos.processes import Process
 
 __all__ = ["Proxies", "serve"]
 

@@ -27,18 +27,20 @@ from pyqueue import (
     QueueError,
     Unavailable,
     embedded,
-    faults,
 )
-from pyqueue.faults import kinds, ledger, processes, world
-from pyqueue.faults.kinds import Fault, Kind
-from pyqueue.faults.ledger import Call, Ledger
-from pyqueue.faults.load import BACKLOG, CREW, Do, Load, Role, Tasks, _blocking
-from pyqueue.faults.members import Member, ReplicaSet
-from pyqueue.faults.processes import Process
-from pyqueue.faults.witness import END, watch
-from pyqueue.faults.world import Crew, World
+from tests.chaos import cluster as world
+from tests.chaos import ledger, processes
+from tests.chaos import nemesis as kinds
+from tests.chaos import run as faults
+from tests.chaos.change_log import END, watch
+from tests.chaos.cluster import Crew, World
+from tests.chaos.conftest import Server
+from tests.chaos.ledger import Call, Ledger
+from tests.chaos.members import Member, ReplicaSet
+from tests.chaos.nemesis import Fault, Kind
+from tests.chaos.processes import Process
+from tests.chaos.workload import BACKLOG, CREW, Do, Load, Role, Tasks, _blocking
 from tests.conftest import missing
-from tests.faults.conftest import Server
 from tests.integration.eventually import async_until, until
 
 # ---- the servers

@@ -15,11 +15,11 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pyqueue.errors import Unavailable
-from pyqueue.faults.load import CREW, QUEUES
-from pyqueue.faults.members import Member, ReplicaSet
-from pyqueue.faults.processes import Process
-from pyqueue.faults.proxies import Proxies
-from pyqueue.faults.witness import END
+from tests.chaos.change_log import END
+from tests.chaos.members import Member, ReplicaSet
+from tests.chaos.processes import Process
+from tests.chaos.proxies import Proxies
+from tests.chaos.workload import CREW, QUEUES
 
 __all__ = ["Crew", "World"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyqueue.faults.audit import Ledgers, Witnessed, audit
-from pyqueue.faults.pops import Circumstances
+from tests.chaos.checker import Ledgers, Witnessed, audit
+from tests.chaos.pop_checker import Circumstances
 
 __all__ = ["Story"]
 

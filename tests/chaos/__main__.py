@@ -1,0 +1,58 @@
+"""``python -m tests.chaos``: the fault suite. ``--help`` lists its options."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pyqueue.cli.common import Commands, Json, emit
+from tests.chaos import run as runner
+
+__all__ = ["app"]
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def faults(
+    minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="For how long faults are injected.")
+    ] = 2,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="S",
+            help="Inject the same faults in the same order as another run; default: a random seed.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw messages per second and the faults, as SVG."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the records of the run there: who did what, and when."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run queues on three private servers, make servers, network and clients fail, and check that nothing was lost or done twice.
+
+    The exit status is 1 if a message was lost, settled twice, or settled by a consumer that had lost its lease.
+    """
+    result = runner.run(
+        minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep
+    )
+    if as_json:
+        emit(result)
+    else:
+        runner.show(result)
+    raise typer.Exit(0 if runner.is_good(result) else 1)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m tests.chaos")
