@@ -8,28 +8,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 import pymongo
 import pytest
 
-from pyqueue import Client, ConfigurationError
-from pyqueue.embedded import EmbeddedServer, find_mongod
+from pyqueue import Client
+from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
+from tests.support.servers import missing, require_mongod
 
 __all__ = ["database", "log", "missing", "password", "signed_in", "spark"]
 
 # Not in UTC, so that a naive datetime anywhere shows; whatever these tests start has it too.
 os.environ["TZ"] = "EST5EDT"
 time.tzset()
-
-
-def missing(what: str) -> NoReturn:
-    """A server is missing: skip at home, fail in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"missing in CI: {what}")
-    pytest.skip(what)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -43,10 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A mongod of this run's own: a one-node replica set."""
-    try:
-        find_mongod()
-    except ConfigurationError as error:
-        missing(str(error))
+    require_mongod()
     with EmbeddedServer(tmp_path_factory.mktemp("mongod")) as server:
         yield server
 

@@ -16,10 +16,9 @@ from anyio.from_thread import start_blocking_portal
 from bson.raw_bson import RawBSONDocument
 from hypothesis import settings
 
-from pyqueue import AsyncClient, Client, ConfigurationError
-from pyqueue.embedded import EmbeddedServer, find_mongod
+from pyqueue import AsyncClient, Client
+from pyqueue.embedded import EmbeddedServer
 from pyqueue.payloads import OPTIONS
-from tests.conftest import missing
 from tests.contract.portal import PortalClient
 from tests.hostile.servers import Secure, secure
 
@@ -74,10 +73,6 @@ def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Pl
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     """A mongod that asks for passwords and speaks TLS only."""
-    try:
-        find_mongod()
-    except ConfigurationError as error:
-        missing(str(error))
     with secure(tmp_path_factory.mktemp("secure")) as server:
         yield server
 

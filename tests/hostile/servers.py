@@ -6,12 +6,9 @@ The authority that signs for them is made for one run. None of it outlives the t
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import ssl
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,11 +18,8 @@ from urllib.parse import quote
 
 from anyio.from_thread import start_blocking_portal
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
 
-from pyqueue import _watchdog
-from pyqueue.embedded import _free_port, find_mongod
-from tests.conftest import missing
+from tests.support.servers import missing, mongod_process
 
 Mongo = MongoClient[dict[str, Any]]
 
@@ -65,35 +59,14 @@ def authority(directory: Path) -> Authority:
         for name in ("ca.key", "ca.pem", "server.key", "server.csr", "server.crt", "extension")
     }
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl(
-        "req",
-        "-x509",
-        *curve,
-        "-keyout",
-        at["ca.key"],
-        "-out",
-        at["ca.pem"],
-        "-days",
-        "2",
-        "-subj",
-        f"/CN={directory.name}",
-    )
-    openssl(
-        "req", *curve, "-keyout", at["server.key"], "-out", at["server.csr"], "-subj", "/CN=server"
-    )
+    own = ["-keyout", at["ca.key"], "-out", at["ca.pem"], "-days", "2"]
+    openssl("req", "-x509", *curve, *own, "-subj", f"/CN={directory.name}")
+    request = ["-keyout", at["server.key"], "-out", at["server.csr"]]
+    openssl("req", *curve, *request, "-subj", "/CN=server")
     Path(at["extension"]).write_text("subjectAltName=IP:127.0.0.1\n")
     sign = ["-CA", at["ca.pem"], "-CAkey", at["ca.key"], "-CAcreateserial", "-days", "2"]
-    openssl(
-        "x509",
-        "-req",
-        "-in",
-        at["server.csr"],
-        *sign,
-        "-out",
-        at["server.crt"],
-        "-extfile",
-        at["extension"],
-    )
+    signed = ["-in", at["server.csr"], "-out", at["server.crt"], "-extfile", at["extension"]]
+    openssl("x509", "-req", *signed, *sign)
     made = Authority(directory)
     made.server.write_text(Path(at["server.key"]).read_text() + Path(at["server.crt"]).read_text())
     return made
@@ -126,81 +99,20 @@ def secure(path: Path) -> Iterator[Secure]:
     """Run one."""
     path.mkdir(exist_ok=True)
     trusted, stranger = authority(path / "trusted"), authority(path / "stranger")
-    (path / "db").mkdir()
-    (path / "key").write_text("c2VjcmV0IG9mIHRoZSBtZW1iZXJz" * 4)
-    (path / "key").chmod(0o600)
-    port = _free_port(0)
-    keeper = [
-        sys.executable,
-        "-I",
-        "-S",
-        _watchdog.__file__,
-        str(os.getpid()),
-        str(path),
-        str(port),
-    ]
-    mongod = [
-        find_mongod(),
-        f"--dbpath={path / 'db'}",
-        f"--port={port}",
-        "--bind_ip=127.0.0.1",
-        "--nounixsocket",
-    ]
-    mongod += [
-        "--wiredTigerCacheSizeGB=0.25",
-        "--replSet=secure",
-        f"--keyFile={path / 'key'}",
-        "--oplogSize=16",
-    ]
-    mongod += [
-        "--tlsMode=requireTLS",
-        f"--tlsCertificateKeyFile={trusted.server}",
-        f"--tlsCAFile={trusted.ca}",
-    ]
-    mongod += [
-        "--tlsAllowConnectionsWithoutCertificates",
-        "--setParameter=diagnosticDataCollectionEnabled=false",
-    ]
-    mongod += ["--setParameter=shutdownTimeoutMillisForSignaledShutdown=0"]
-    options: dict[str, Any] = {
-        "tls": True,
-        "tlsCAFile": str(trusted.ca),
-        "serverSelectionTimeoutMS": 500,
-    }
-    process = subprocess.Popen([*keeper, *mongod])
-    try:
-        with Mongo("127.0.0.1", port, directConnection=True, **options) as first:
-            initiate(first, port, process, path / "mongod.log")
-            # As long as there is no user, one from this machine may make the first.
-            name, password = ADMINISTRATOR
+    key = path / "key"
+    key.write_text("c2VjcmV0IG9mIHRoZSBtZW1iZXJz" * 4)
+    key.chmod(0o600)
+    options = [f"--keyFile={key}", "--tlsMode=requireTLS", f"--tlsCAFile={trusted.ca}"]
+    options += [f"--tlsCertificateKeyFile={trusted.server}"]
+    options += ["--tlsAllowConnectionsWithoutCertificates"]
+    tls: dict[str, Any] = {"tls": True, "tlsCAFile": str(trusted.ca)}
+    with mongod_process(path, *options, replica_set="secure", **tls) as port:
+        name, password = ADMINISTRATOR
+        # As long as there is no user, one from this machine may make the first.
+        with Mongo("127.0.0.1", port, directConnection=True, **tls) as first:
             first.admin.command("createUser", name, pwd=password, roles=["root"])
-        with Mongo(
-            "127.0.0.1", port, replicaSet="secure", username=name, password=password, **options
-        ) as admin:
+        with Mongo("127.0.0.1", port, username=name, password=password, **tls) as admin:
             yield Secure(port, trusted, stranger, admin)
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def initiate(mongo: Mongo, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Make a replica set of it, and wait until it can be written to."""
-    config = {"_id": "secure", "members": [{"_id": 0, "host": f"127.0.0.1:{port}"}]}
-    deadline = time.monotonic() + 60
-    begun = False
-    trouble: object = "no primary"
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        try:
-            if not begun:
-                mongo.admin.command("replSetInitiate", config)
-                begun = True
-            if mongo.admin.command("hello")["isWritablePrimary"]:
-                return
-        except PyMongoError as error:
-            trouble = error
-        time.sleep(0.02)
-    raise AssertionError(f"mongod was not ready: {trouble}")
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from pyqueue import AsyncClient, Client, Pipeline, QueueError, Worker
 from pyqueue.cli import app
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure
-from tests.integration.eventually import until, waiters
-from tests.signals.servers import RedisServer
+from tests.support.eventually import eventually, waiters
+from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.filterwarnings(ABANDONED), pytest.mark.usefixtures("collected")]
 
@@ -401,7 +401,7 @@ def test_the_server_shows_who_but_no_password(secured: Secure, url: str, databas
     with Client(url, signals="capped:") as client, ThreadPoolExecutor(1) as pool:
         queue = client.queue("a", poll=600)
         waiting = pool.submit(queue.reserve, 60)
-        until(lambda: waiters(client, "a") == 1)
+        eventually(lambda: waiters(client, "a") == 1)
         shown: list[dict[str, Any]] = []
 
         def ours() -> set[Any]:
@@ -413,7 +413,9 @@ def test_the_server_shows_who_but_no_password(secured: Secure, url: str, databas
                 if each.get("ns", "").startswith(f"{database}.")
             }
 
-        until(lambda: ours() == {"pyqueue"})  # between two of its waits for signals it does nothing
+        eventually(
+            lambda: ours() == {"pyqueue"}
+        )  # between two of its waits for signals it does nothing
         plan = client.database["pyqueue"].find({"q": "a"}).explain()
         queue.push(1)
         held = waiting.result(60)

@@ -34,7 +34,7 @@ from tests.docs.pages import blocks
 from tests.docs.test_privileges import roles
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure, relay
-from tests.signals.servers import RedisServer
+from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.filterwarnings(ABANDONED), pytest.mark.usefixtures("collected")]
 

@@ -18,7 +18,9 @@ from pyqueue.payloads import OPTIONS
 from signals import BusError, MemoryBus
 from tests.hostile.values import ODD, Given, anything
 from tests.signals.conftest import Kind, kind, redis_server
-from tests.signals.servers import NOW, RedisServer, eventually
+from tests.signals.servers import NOW
+from tests.support.eventually import eventually
+from tests.support.servers import RedisServer
 
 __all__ = ["kind", "redis_server"]  # fixtures
 

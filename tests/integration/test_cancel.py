@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pymongo import AsyncMongoClient
 
 from pyqueue import AsyncClient, AsyncQueue, Counts
-from tests.integration.eventually import async_until
+from tests.support.eventually import async_eventually
 
 STORE = 40  # messages that are there to the last
 BATCH = 3
@@ -212,7 +212,7 @@ def test_cancelled_while_a_push_wakes_it(url: str, driver: str, kind: str) -> No
             for n in range(rounds):
                 waiter = asyncio.create_task(getattr(queue, kind)(None))
                 line = client.line("orders")
-                await async_until(lambda: line._led or waiter.done())  # noqa: B023  # called at once
+                await async_eventually(lambda: line._led or waiter.done())  # noqa: B023  # called at once
                 await queue.push({"n": n})
                 await asyncio.sleep(rng.uniform(0, 0.003))
                 waiter.cancel()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pyqueue import Client
-from tests.integration.ledger import Hold, Job, Page, audit, run
+from tests.support.ledger import Hold, Job, Page, audit, run
 
 THREE = ("raw", "parsed", "sink")
 

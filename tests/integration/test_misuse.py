@@ -11,8 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, LeaseLost, QueueClosed, Reservation
 from tests.integration.conftest import Connect
-from tests.integration.eventually import async_until, until, waiters
-from tests.integration.opening import settle
+from tests.support.eventually import async_eventually, eventually, waiters
+from tests.support.processes import settle, spawn_pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,7 +211,7 @@ def test_close_wakes_all_waiting_threads(url: str, bus: str) -> None:
             pool.submit(queue.reserve_many, 5, timeout=600),
             pool.submit(queue.pop_many, 5, timeout=600),
         ]
-        until(lambda: waiters(client, "jobs") + waiters(client, "other") == 12)
+        eventually(lambda: waiters(client, "jobs") + waiters(client, "other") == 12)
         began = time.monotonic()
         client.close()
         for future in futures:
@@ -228,7 +227,7 @@ def test_close_wakes_all_waiting_tasks(url: str, bus: str) -> None:
             queue, other = client.queue("jobs", poll=3600), client.queue("other", poll=3600)
             tasks = [asyncio.create_task(queue.pop()) for _ in range(6)]
             tasks += [asyncio.create_task(other.reserve()) for _ in range(4)]
-            await async_until(lambda: waiters(client, "jobs") + waiters(client, "other") == 10)
+            await async_eventually(lambda: waiters(client, "jobs") + waiters(client, "other") == 10)
             began = time.monotonic()
             await client.close()
             async with asyncio.timeout(20):
@@ -276,7 +275,7 @@ def test_a_pickled_reservation_is_settled_in_another_process(
         reservation.until,
         {"n": 1},
     )
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with spawn_pool(1) as pool:
         assert pool.submit(settle, url, reservation).result(60) == client.owner
     with pytest.raises(LeaseLost):
         client.queue("jobs").commit(reservation)

@@ -7,8 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymongo
@@ -18,10 +17,9 @@ from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueE
 from pyqueue.backends import namespace
 from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
-from tests.conftest import missing
 from tests.integration.conftest import Connect
-from tests.integration.opening import open_and_use
-from tests.integration.servers import standalone
+from tests.support.processes import open_and_use, spawn_pool
+from tests.support.servers import mongod_process
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 INDEXES = {"_id_", "hot", "key", "expires", "claims"}
@@ -32,7 +30,7 @@ SECRET = "hunter2-correct-horse"  # of a server that lives as long as this file'
 
 
 def test_concurrent_first_openings(url: str, client: Client) -> None:
-    with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
+    with spawn_pool(8) as pool:
         got = list(pool.map(open_and_use, [url] * 8, range(8), timeout=120))
     assert sorted(got) == list(range(8))
     collection = client.database["pyqueue"]
@@ -65,7 +63,7 @@ def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) 
 def test_a_second_process_opens_what_is_there(url: str, client: Client) -> None:
     queue = client.queue("jobs")
     queue.push("from the first")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with spawn_pool(1) as pool:
         assert pool.submit(open_and_use, url, 1).result(60) == "from the first"
     message = queue.pop(0)
     assert message is not None
@@ -260,23 +258,20 @@ def test_options_that_differ_warn_once(
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server that asks for passwords: the user "limited" may read and write documents, and make no index."""
-    try:
-        with standalone(tmp_path_factory.mktemp("guarded"), "--auth") as port:
-            with Mongo("127.0.0.1", port) as mongo:  # the first user may be made without being one
-                mongo.admin.command("createUser", "root", pwd=SECRET, roles=["root"])
-            with admin(port) as mongo:
-                actions = ["find", "insert", "update", "remove"]
-                privileges = [{"resource": {"db": "", "collection": ""}, "actions": actions}]
-                mongo.admin.command("createRole", "documents", privileges=privileges, roles=[])
-                mongo.admin.command("createUser", "limited", pwd=SECRET, roles=["documents"])
-                listing = [
-                    {"resource": {"db": "", "collection": ""}, "actions": [*actions, "listIndexes"]}
-                ]
-                mongo.admin.command("createRole", "listing", privileges=listing, roles=[])
-                mongo.admin.command("createUser", "lister", pwd=SECRET, roles=["listing"])
-            yield port
-    except ConfigurationError as error:
-        missing(str(error))
+    with mongod_process(tmp_path_factory.mktemp("guarded"), "--auth") as port:
+        with Mongo("127.0.0.1", port) as mongo:  # the first user needs no user
+            mongo.admin.command("createUser", "root", pwd=SECRET, roles=["root"])
+        with admin(port) as mongo:
+            actions = ["find", "insert", "update", "remove"]
+            everywhere = {"db": "", "collection": ""}
+            for role, user, allowed in (
+                ("documents", "limited", actions),
+                ("listing", "lister", [*actions, "listIndexes"]),
+            ):
+                privileges = [{"resource": everywhere, "actions": allowed}]
+                mongo.admin.command("createRole", role, privileges=privileges, roles=[])
+                mongo.admin.command("createUser", user, pwd=SECRET, roles=[role])
+        yield port
 
 
 def admin(port: int) -> Mongo:

@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pyqueue import Client, ConfigurationError, Counts, DuplicateKey, LeaseLost, Queue, Reservation
 from tests.integration.conftest import Connect
-from tests.integration.eventually import until, waiters
+from tests.support.eventually import eventually, waiters
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 
@@ -413,7 +413,7 @@ def listening(client: Client, name: str) -> Iterator[Any]:
     with ThreadPoolExecutor(1) as pool:
         queue = client.queue(name, poll=3600)
         future = pool.submit(lambda: (queue.pop(30), time.monotonic()))
-        until(lambda: waiters(client, name) == 1)
+        eventually(lambda: waiters(client, name) == 1)
         yield future
 
 

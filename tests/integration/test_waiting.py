@@ -17,7 +17,7 @@ import pytest
 
 from pyqueue import AsyncClient, Client, QueueClosed
 from tests.integration.conftest import Connect
-from tests.integration.eventually import async_until, until, waiters
+from tests.support.eventually import async_eventually, eventually, waiters
 
 #: A few milliseconds, on a busy machine.
 SOON = 0.1
@@ -43,7 +43,7 @@ def waiting(
     """Begin a call that waits; answers once it does."""
     before = waiters(client, queue.name)
     future = pool.submit(timed, call)
-    until(lambda: waiters(client, queue.name) > before or future.done())
+    eventually(lambda: waiters(client, queue.name) > before or future.done())
     assert not future.done()
     return future
 
@@ -274,7 +274,7 @@ def test_waiting_is_idle(connect: Connect, pool: ThreadPoolExecutor) -> None:
     client = connect()
     queue = client.queue("jobs")
     futures = [pool.submit(queue.pop) for _ in range(50)]
-    until(lambda: waiters(client, "jobs") == 50)
+    eventually(lambda: waiters(client, "jobs") == 50)
     time.sleep(1.5)  # the first looks are closer together
     before, began = client.stats["commands"], time.monotonic()
     time.sleep(3)
@@ -293,15 +293,15 @@ def test_one_push_to_fifty_waiters_is_one_delivery_and_few_commands(
     queue, producer = consumer.queue("jobs", poll=NEVER), client.queue("jobs")
     producer.pop(0)  # its record and indexes are there
     futures = [pool.submit(timed, lambda: queue.pop(30)) for _ in range(50)]
-    until(lambda: waiters(consumer, "jobs") == 50)
+    eventually(lambda: waiters(consumer, "jobs") == 50)
     lags, costs = [], []
     for left in range(49, 44, -1):
         time.sleep(0.1)  # let them be idle, the window closed
         before = consumer.stats["commands"]
         began = time.monotonic()
         producer.push("one")
-        until(lambda: sum(future.done() for future in futures) == 50 - left)  # noqa: B023  # called at once
-        until(lambda: waiters(consumer, "jobs") == left)  # noqa: B023
+        eventually(lambda: sum(future.done() for future in futures) == 50 - left)  # noqa: B023  # called at once
+        eventually(lambda: waiters(consumer, "jobs") == left)  # noqa: B023
         lags.append(
             max(at for _, at in (future.result() for future in futures if future.done())) - began
         )
@@ -320,7 +320,7 @@ def test_fifty_pushes_wake_fifty(
     consumer = connect()
     queue, producer = consumer.queue("jobs", poll=NEVER), client.queue("jobs")
     futures = [pool.submit(timed, lambda: queue.reserve(30)) for _ in range(50)]
-    until(lambda: waiters(consumer, "jobs") == 50)
+    eventually(lambda: waiters(consumer, "jobs") == 50)
     began = time.monotonic()
     for n in range(50):
         producer.push(n)
@@ -350,7 +350,7 @@ def test_a_waiter_cancelled_as_it_is_woken_passes_the_wake_on(url: str) -> None:
             queue = client.queue("jobs", poll=NEVER)
             while len(lags) < 5:
                 first, second = waiting_tasks(queue, 2)
-                await async_until(lambda: waiters(client, "jobs") == 2)
+                await async_eventually(lambda: waiters(client, "jobs") == 2)
                 await stored_unheard(client, len(lags))
                 began = time.monotonic()
                 await queue.notify()  # no I/O: whoever leads is woken and has not run yet
@@ -378,9 +378,9 @@ def test_the_next_waiter_leads_when_the_first_is_cancelled(url: str) -> None:
             queue = client.queue("jobs", poll=NEVER)
             for n in range(5):
                 first, second = waiting_tasks(queue, 2)
-                await async_until(lambda: waiters(client, "jobs") == 2)
+                await async_eventually(lambda: waiters(client, "jobs") == 2)
                 first.cancel()
-                await async_until(lambda: waiters(client, "jobs") == 1)
+                await async_eventually(lambda: waiters(client, "jobs") == 1)
                 began = time.monotonic()
                 await queue.push(n)
                 async with asyncio.timeout(20):
@@ -399,7 +399,7 @@ def test_the_next_waiter_leads_when_the_first_times_out(
     first = waiting(pool, client, queue, lambda: queue.pop(2))
     second = waiting(pool, client, queue, queue.pop)
     assert first.result(20)[0] is None
-    until(lambda: waiters(client, "jobs") == 1)
+    eventually(lambda: waiters(client, "jobs") == 1)
     began = time.monotonic()
     queue.push(1)
     assert second.result(20)[1] - began < 2  # nothing else would wake it: it never polls
@@ -417,7 +417,7 @@ def test_a_paused_queue_waits_and_resume_wakes_at_once(
     for _ in range(3):
         future = waiting(pool, consumer, queue, queue.reserve)
         other.pause()
-        until(lambda: consumer.line("jobs").head.paused)
+        eventually(lambda: consumer.line("jobs").head.paused)
         other.push("while paused")
         began = time.monotonic()
         assert queue.pop(0.2) is None

@@ -10,12 +10,11 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 from pyqueue import Client, Queue, Reservation
+from tests.support.processes import spawn_pool
 
 LEASE = 60.0
 #: The lease of a hold that is abandoned, as if its consumer had died.
@@ -135,7 +134,7 @@ def _turn(
 
 def run(jobs: list[Job], timeout: float) -> list[Page]:
     """Have each job done by a process of its own, all at the same time."""
-    with ProcessPoolExecutor(len(jobs), mp_context=get_context("spawn")) as pool:
+    with spawn_pool(len(jobs)) as pool:
         # One job per process: the pool starts a process for each job as long as none is idle, and each job waits for all work.
         return list(pool.map(work, jobs, timeout=timeout))
 
