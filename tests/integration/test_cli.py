@@ -181,16 +181,24 @@ def test_embedded_on_a_directory_in_use_says_so(mongod: EmbeddedServer) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_bench_runs_the_benchmarks_of_the_checkout() -> None:
-    done = pyqueue("bench", "--list")
+@pytest.mark.parametrize(
+    ("command", "option", "printed"),
+    [("bench", "--list", "wakeups"), ("faults", "--help", "--seed")],
+)
+def test_checkout_commands_run_the_checkout(command: str, option: str, printed: str) -> None:
+    done = pyqueue(command, option)
     assert done.returncode == 0, done.stderr
-    assert "wakeups" in done.stdout.split()
+    assert printed in done.stdout.split()
 
 
-def test_bench_of_an_installed_package_says_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("command", ["bench", "faults"])
+def test_checkout_commands_need_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     monkeypatch.setattr("pyqueue.__file__", str(tmp_path / "pyqueue" / "__init__.py"))
-    result = CliRunner().invoke(app, ["bench"])
+    result = CliRunner().invoke(app, [command])
     assert result.exit_code == 2
-    assert result.stderr.startswith("pyqueue: bench: is not part of the installed package")
+    assert result.stderr == (
+        f"pyqueue: {command}: not part of the installed package; "
+        f"clone the repository and run `make {command}` there\n"
+    )
