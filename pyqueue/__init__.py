@@ -3,7 +3,9 @@
 ``Client`` is for blocking code, ``AsyncClient`` for async code; both give queues. See the documentation for a start.
 """
 
-from pyqueue.client import AsyncClient, Client
+from pyqueue.async_client import AsyncClient
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.client import Client
 from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
 from pyqueue.errors import (
     ConfigurationError,
@@ -18,7 +20,7 @@ from pyqueue.errors import (
 )
 from pyqueue.messages import UNCHANGED, Backoff, Counts, Finished, Message, QueueInfo, Reservation
 from pyqueue.pipeline import Pipeline
-from pyqueue.queues import AsyncQueue, Queue
+from pyqueue.queues import Queue
 from pyqueue.worker import Worker
 
 __all__ = [

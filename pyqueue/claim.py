@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -14,16 +14,19 @@ from pyqueue.backends.named_claims import MOST, NamedClaims
 from pyqueue.backends.standard import Standard
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Id
+from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
 from pyqueue.requests import Plan
 
 __all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
 
+Runs = TypeVar("Runs", bound=RunnerBase)
 
-class _Common:
+
+class _Common(Generic[Runs]):
     """What both kinds of claim are made of."""
 
-    def __init__(self, client: Any, claims: NamedClaims, lease: float) -> None:
-        self._client = client
+    def __init__(self, runner: Runs, claims: NamedClaims, lease: float) -> None:
+        self._runner = runner
         self._claims = claims
         self._token = ""
         self._upto = 0
@@ -61,7 +64,7 @@ class _Common:
                 f"claim: that of group {self.group!r} was committed or rolled back already"
             )
         self._settled = True
-        self._client.renewer.discard(self)
+        self._runner.renewer.discard(self)
 
     def _commit(self) -> Plan[None]:
         self._settling()
@@ -76,7 +79,7 @@ class _Common:
         yield from self._claims.rollback(self._token, self._upto, error)
 
 
-class Claim(_Common):
+class Claim(_Common[PlanRunner]):
     """Many messages, held under one lease that is renewed, and settled together."""
 
     def dataframe(self, spark: Any) -> Any:
@@ -96,7 +99,7 @@ class Claim(_Common):
         """
         from pyqueue.spark.frames import frame
 
-        return frame(spark, self._client.run(self._documents()), self._claims.backend.codec.model)
+        return frame(spark, self._runner.run(self._documents()), self._claims.backend.codec.model)
 
     def commit(self) -> None:
         """Finish the messages.
@@ -105,7 +108,7 @@ class Claim(_Common):
             LeaseLost: others hold some by now, which are untouched; the rest are finished.
             Fenced: another runner of the group took over; nothing is changed.
         """
-        self._client.run(self._commit())
+        self._runner.run(self._commit())
 
     def rollback(self, error: BaseException | str | None = None) -> None:
         """Give the messages back for another try, as ``Queue.rollback`` does.
@@ -116,28 +119,28 @@ class Claim(_Common):
         Raises:
             Fenced: another runner of the group took over; nothing is changed.
         """
-        self._client.run(self._rollback(error))
+        self._runner.run(self._rollback(error))
 
 
-class AsyncClaim(_Common):
+class AsyncClaim(_Common[AsyncPlanRunner]):
     """``Claim``'s twin."""
 
     async def dataframe(self, spark: Any) -> Any:
         """The messages as a DataFrame. See ``Claim.dataframe``."""
         from pyqueue.spark.frames import frame
 
-        documents = await self._client.run(self._documents())
+        documents = await self._runner.run(self._documents())
         return await anyio.to_thread.run_sync(
             frame, spark, documents, self._claims.backend.codec.model
         )
 
     async def commit(self) -> None:
         """Finish the messages. See ``Claim.commit``."""
-        await self._client.run(self._commit())
+        await self._runner.run(self._commit())
 
     async def rollback(self, error: BaseException | str | None = None) -> None:
         """Give the messages back for another try. See ``Claim.rollback``."""
-        await self._client.run(self._rollback(error))
+        await self._runner.run(self._rollback(error))
 
 
 def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[NamedClaims, float]:
@@ -149,12 +152,14 @@ def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[Nam
 
 
 @contextmanager
-def claimed(client: Any, backend: Standard, group: str, limit: int, lease: Any) -> Iterator[Claim]:
+def claimed(
+    runner: PlanRunner, backend: Standard, group: str, limit: int, lease: Any
+) -> Iterator[Claim]:
     """The block of ``Queue.claim``."""
-    claim = Claim(client, *_checked(backend, group, limit, lease))
-    client.run(claim._begin(limit))
-    client.renewer.add(
-        claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease))
+    claim = Claim(runner, *_checked(backend, group, limit, lease))
+    runner.run(claim._begin(limit))
+    runner.renewer.add(
+        claim, lambda claim: runner.run(claim._claims.renew(claim._token, claim.lease))
     )
     try:
         yield claim
@@ -169,13 +174,13 @@ def claimed(client: Any, backend: Standard, group: str, limit: int, lease: Any) 
 
 @asynccontextmanager
 async def claimed_async(
-    client: Any, backend: Standard, group: str, limit: int, lease: Any
+    runner: AsyncPlanRunner, backend: Standard, group: str, limit: int, lease: Any
 ) -> AsyncIterator[AsyncClaim]:
     """The block of ``AsyncQueue.claim``."""
-    claim = AsyncClaim(client, *_checked(backend, group, limit, lease))
-    await client.run(claim._begin(limit))
-    client.renewer.add(
-        claim, lambda claim: client.run(claim._claims.renew(claim._token, claim.lease))
+    claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))
+    await runner.run(claim._begin(limit))
+    runner.renewer.add(
+        claim, lambda claim: runner.run(claim._claims.renew(claim._token, claim.lease))
     )
     try:
         yield claim

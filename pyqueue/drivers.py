@@ -108,7 +108,7 @@ class BaseDriver:
         self._forks = _forks
         self._prepared = False
         self._failures = 0
-        self._lines: dict[str, Waiters] = {}
+        self._waiters: dict[str, Waiters] = {}
         self._kinds: dict[str, str] = {}
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
@@ -132,12 +132,12 @@ class BaseDriver:
             self._durable = self._plain.with_options(write_concern=sure)
             self._quick = self._plain.with_options(write_concern=WriteConcern(w=1))
 
-    def line(self, queue: str) -> Waiters:
-        """The line of the consumers of a queue."""
-        line = self._lines.get(queue)
-        if line is None:
-            line = self._lines.setdefault(queue, Waiters(f"{self.topic}/{queue}"))
-        return line
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+        found = self._waiters.get(queue)
+        if found is None:
+            found = self._waiters.setdefault(queue, Waiters(f"{self.topic}/{queue}"))
+        return found
 
     def _check(self) -> None:
         if self.closed:
@@ -231,7 +231,7 @@ class BaseDriver:
         """Tell the bus; or, inside a transaction of ours, once it is committed."""
         if request.session is None:
             self.stats["signals"] += 1
-            line = self.line(request.queue)
+            line = self.waiters(request.queue)
             line.on_signal(
                 request.when, self.clock.now()
             )  # this client knows it at once, whether it listens or not
@@ -248,10 +248,10 @@ class BaseDriver:
         """The collection is not what it was: make the indexes and records again."""
         self._kinds.clear()
 
-    def close_lines(self) -> None:
+    def close_waiters(self) -> None:
         """Wake every consumer that waits; each finds the client closed."""
         self.closed = True
-        for line in self._lines.values():
+        for line in self._waiters.values():
             line.close()
             if line.listener is not None:
                 line.listener.close()
@@ -574,7 +574,7 @@ class BlockingAdapter(AsyncDriver):
         vars(self).update(vars(driver))
         self._driver = driver
         self._threads = threads
-        self._lines = {}
+        self._waiters = {}
         self._loop = None
         self._lock = asyncio.Lock()
         self._coalescer = Coalescer(self._drive, self.stats)

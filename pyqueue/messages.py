@@ -10,7 +10,7 @@ import random
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
@@ -20,9 +20,11 @@ __all__ = [
     "UNCHANGED",
     "Backoff",
     "Counts",
+    "Duration",
     "Finished",
     "Message",
     "QueueInfo",
+    "QueueOptions",
     "Reservation",
     "State",
     "Unchanged",
@@ -37,6 +39,9 @@ T = TypeVar("T")
 
 #: A message's id: an ObjectId made by the client, or one of the caller's.
 Id = ObjectId | str
+
+#: Seconds, or a timedelta.
+Duration = float | timedelta
 
 State = Literal["scheduled", "ready", "reserved", "finished"]
 
@@ -278,3 +283,14 @@ def message_of(
     if "processed" in document:
         return Finished(*common, get("outcome", ""), document["processed"])
     return Message(*common)
+
+
+class QueueOptions(TypedDict, total=False):
+    """The options of ``Client.queue``."""
+
+    lease: Duration
+    max_tries: int | None
+    dead_letter: str | None
+    history: Duration | None
+    backoff: Backoff
+    poll: Duration

@@ -1,81 +1,69 @@
-"""Queue and AsyncQueue: each operation is one line, which runs the plan of that name.
+"""``Queue``: each operation is one line that runs the plan of the same name.
 
-What an operation means is written once, in the backend's plan; what it takes and returns is written once, in ``Queue``'s docstrings,
-which ``AsyncQueue`` shares.
+The plans in ``backends`` say what an operation means. The docstrings of ``Queue`` say what it takes and
+returns; ``AsyncQueue`` shares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
-
-import anyio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
 
 from pyqueue.backends.standard import Standard
-from pyqueue.claim import AsyncClaim, Claim, claimed, claimed_async
+from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
-from pyqueue.messages import UNCHANGED, Counts, Finished, Id, Message, Reservation
+from pyqueue.messages import (
+    UNCHANGED,
+    Counts,
+    Duration,
+    Finished,
+    Id,
+    Message,
+    QueueOptions,
+    Reservation,
+)
+from pyqueue.plan_runner import PlanRunner, RunnerBase
 from pyqueue.requests import Plan
 
-if TYPE_CHECKING:
-    from pyqueue.client import AsyncClient, Client
-
-__all__ = ["AsyncQueue", "Queue"]
+__all__ = ["Duration", "OnDuplicate", "Queue", "QueueBase", "QueueOptions", "backend_of"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-C = TypeVar("C", bound=type)
+Runs = TypeVar("Runs", bound=RunnerBase)
 
-Duration = float | timedelta
 OnDuplicate = Literal["ignore", "replace", "error"]
 
 
-def shares_docstrings(source: type) -> Callable[[C], C]:
-    """Give the methods of a twin the docstrings of the class it twins."""
+class QueueBase(Generic[T, Runs]):
+    """The part of a queue that is the same for blocking and for async code."""
 
-    def share(twin: C) -> C:
-        for name, method in vars(twin).items():
-            if callable(method) and not name.startswith("_") and not method.__doc__:
-                method.__doc__ = getattr(source, name).__doc__
-        return twin
-
-    return share
-
-
-class _Common(Generic[T]):
-    """What both kinds of Queue are made of."""
-
-    def __init__(self, client: Any, backend: Standard) -> None:
-        self._client = client
+    def __init__(self, runner: Runs, backend: Standard) -> None:
+        self._runner = runner
         self._backend = backend
         #: The queue's name.
         self.name = backend.queue
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, namespace={self._client.namespace!r})"
+        return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
 
     def _receive(
         self, limit: int, timeout: Any, *, pop: bool = False, lease: Any = None
     ) -> Plan[list[Any]]:
         return self._backend.receive(
-            self._client.line(self.name), limit, timeout=timeout, pop=pop, lease=lease
+            self._runner.waiters(self.name), limit, timeout=timeout, pop=pop, lease=lease
         )
 
     def _move(
         self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, **options: Any
     ) -> Plan[None]:
-        if isinstance(to, _Common):
-            if to._client.namespace != self._client.namespace or to._client.url != self._client.url:
+        if isinstance(to, QueueBase):
+            other, own = to._runner, self._runner
+            if (other.namespace, other.url) != (own.namespace, own.url):
                 raise ConfigurationError(
-                    f"to: queue {to.name!r} is of another namespace; a message moves within one ({self._client.namespace!r})"
+                    f"to: queue {to.name!r} is of another namespace; "
+                    f"a message moves within one ({own.namespace!r})"
                 )
             to = to._backend
         elif not isinstance(to, str):
@@ -95,7 +83,7 @@ class _Common(Generic[T]):
         settle would end it with a write conflict.
         """
         held = list(reservations)
-        renewer = self._client.renewer
+        renewer = self._runner.renewer
         if session is not None:
             for each in held:
                 renewer.suspend(each)
@@ -110,17 +98,20 @@ class _Common(Generic[T]):
                 renewer.discard(each)
 
 
-class Queue(_Common[T]):
+def backend_of(queue: QueueBase[Any, Any]) -> Standard:
+    """Return the plans of a queue, for the other modules of pyqueue."""
+    return queue._backend
+
+
+class Queue(QueueBase[T, PlanRunner]):
     """A queue, for blocking code. Made by ``Client.queue``; making one does no I/O.
 
     Durations are seconds or timedeltas, instants aware datetimes. Every operation may raise ``Unavailable`` (the server was not
     reached in time) and ``QueueClosed``; bad arguments raise ``ConfigurationError`` before anything is written.
     """
 
-    _client: Client
-
     def _run(self, plan: Plan[R]) -> R:
-        return self._client.run(plan)
+        return self._runner.run(plan)
 
     def push(
         self,
@@ -285,7 +276,7 @@ class Queue(_Common[T]):
         if reservation is None:
             yield None
             return
-        renewer = self._client.renewer
+        renewer = self._runner.renewer
         renewer.add(reservation, self.extend)
         try:
             yield reservation
@@ -501,7 +492,7 @@ class Queue(_Common[T]):
             Fenced: on settling, if another process claimed for the group meanwhile.
             LeaseLost: on ``commit()``, if others hold some of the messages by now.
         """
-        return claimed(self._client, self._backend, group, limit, lease)
+        return claimed(self._runner, self._backend, group, limit, lease)
 
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues they came from, with their keys if those are free, tries 0.
@@ -613,237 +604,3 @@ class Queue(_Common[T]):
             How many there were.
         """
         return self._run(self._backend.replay(ids))
-
-
-@shares_docstrings(Queue)
-class AsyncQueue(_Common[T]):
-    """A queue, for async code: ``Queue``'s twin, whose operations are awaited. Made by ``AsyncClient.queue``."""
-
-    _client: AsyncClient
-
-    async def _run(self, plan: Plan[R]) -> R:
-        return await self._client.run(plan)
-
-    async def push(
-        self,
-        payload: T,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        key: str | None = None,
-        on_duplicate: OnDuplicate = "ignore",
-        headers: dict[str, Any] | None = None,
-        id: Id | None = None,
-        session: Any = None,
-    ) -> Id | None:
-        return (
-            await self._run(
-                self._backend.push(
-                    [payload],
-                    delay=delay,
-                    at=at,
-                    headers=headers,
-                    keys=None if key is None else [key],
-                    on_duplicate=on_duplicate,
-                    ids=None if id is None else [id],
-                    session=session,
-                )
-            )
-        )[0]
-
-    async def push_many(
-        self,
-        payloads: Iterable[T],
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        headers: dict[str, Any] | None = None,
-        keys: Sequence[str | None] | None = None,
-        on_duplicate: OnDuplicate = "ignore",
-        ids: Sequence[Id | None] | None = None,
-        session: Any = None,
-    ) -> list[Id | None]:
-        return await self._run(
-            self._backend.push(
-                payloads,
-                delay=delay,
-                at=at,
-                headers=headers,
-                keys=keys,
-                on_duplicate=on_duplicate,
-                ids=ids,
-                session=session,
-            )
-        )
-
-    async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
-        return next(iter(await self._run(self._receive(1, timeout, pop=True))), None)
-
-    async def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
-        return await self._run(self._receive(limit, timeout, pop=True))
-
-    async def reserve(
-        self, timeout: Duration | None = None, *, lease: Duration | None = None
-    ) -> Reservation[T] | None:
-        return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
-
-    async def reserve_many(
-        self, limit: int, *, timeout: Duration | None = None, lease: Duration | None = None
-    ) -> list[Reservation[T]]:
-        return await self._run(self._receive(limit, timeout, lease=lease))
-
-    @asynccontextmanager
-    async def reserved(
-        self, timeout: Duration | None = None, *, lease: Duration | None = None
-    ) -> AsyncIterator[Reservation[T] | None]:
-        reservation = await self.reserve(timeout, lease=lease)
-        if reservation is None:
-            yield None
-            return
-        renewer = self._client.renewer
-        renewer.add(reservation, self.extend)
-        try:
-            yield reservation
-        except BaseException as error:
-            if renewer.discard(reservation):
-                with (
-                    anyio.CancelScope(shield=True),
-                    suppress(QueueError),
-                ):  # the block's exception is the one to hear of
-                    await self.rollback(reservation, error=error)
-            raise
-        if renewer.discard(reservation) == "renewed":
-            await self.commit(reservation)
-
-    async def commit(
-        self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
-    ) -> None:
-        return await self._run(
-            self._settles(
-                reservations,
-                session,
-                self._backend.commit(reservations, payload=payload, session=session),
-            )
-        )
-
-    async def rollback(
-        self,
-        *reservations: Reservation[T],
-        delay: Duration | None = None,
-        error: BaseException | str | None = None,
-        session: Any = None,
-    ) -> None:
-        return await self._run(
-            self._settles(
-                reservations,
-                session,
-                self._backend.rollback(reservations, delay=delay, error=error, session=session),
-            )
-        )
-
-    async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        return await self._run(self._backend.extend(reservations, lease=lease))
-
-    async def release(self, *reservations: Reservation[T]) -> None:
-        return await self._run(
-            self._settles(reservations, None, self._backend.release(reservations))
-        )
-
-    async def move(
-        self,
-        *reservations: Reservation[T],
-        to: AsyncQueue[Any] | str,
-        payload: Any = UNCHANGED,
-        update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
-        delay: Duration | None = None,
-        key: str | None = None,
-        session: Any = None,
-    ) -> None:
-        return await self._run(
-            self._move(
-                [(each, payload) for each in reservations],
-                to,
-                session,
-                update=update,
-                headers=headers,
-                delay=delay,
-                key=key,
-            )
-        )
-
-    async def move_many(
-        self,
-        pairs: Iterable[tuple[Reservation[T], Any]],
-        *,
-        to: AsyncQueue[Any] | str,
-        update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
-        delay: Duration | None = None,
-        key: str | None = None,
-        session: Any = None,
-    ) -> None:
-        return await self._run(
-            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
-        )
-
-    async def bury(
-        self, *reservations: Reservation[T], error: BaseException | str | None = None
-    ) -> None:
-        return await self._run(
-            self._settles(reservations, None, self._backend.bury(reservations, error=error))
-        )
-
-    async def progress(
-        self, reservation: Reservation[T], fraction: float, note: str | None = None
-    ) -> None:
-        return await self._run(self._backend.progress(reservation, fraction, note))
-
-    async def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
-        return await self._run(self._backend.checkpoint(reservation, state))
-
-    def claim(
-        self, group: str, *, limit: int, lease: Duration | None = None
-    ) -> AbstractAsyncContextManager[AsyncClaim]:
-        return claimed_async(self._client, self._backend, group, limit, lease)
-
-    async def redrive(self, limit: int | None = None) -> int:
-        return await self._run(self._backend.redrive(limit))
-
-    async def remove(self, id: Id) -> bool:
-        return await self._run(self._backend.remove(id))
-
-    async def get(self, id: Id) -> Message[T] | Finished[T] | None:
-        return await self._run(self._backend.get(id))
-
-    async def peek(self, limit: int = 10) -> list[Message[T]]:
-        return await self._run(self._backend.peek(limit))
-
-    async def counts(self) -> Counts:
-        return await self._run(self._backend.counts())
-
-    async def next_when(self) -> datetime | None:
-        return await self._run(self._backend.next_when())
-
-    async def pause(self) -> None:
-        return await self._run(self._backend.pause(True))
-
-    async def resume(self) -> None:
-        return await self._run(self._backend.pause(False))
-
-    async def paused(self) -> bool:
-        return await self._run(self._backend.paused())
-
-    async def notify(self) -> None:
-        return await self._run(self._backend.notify())
-
-    async def purge(self) -> int:
-        return await self._run(self._backend.purge())
-
-    async def history(
-        self, limit: int = 100, *, since: datetime | None = None
-    ) -> list[Finished[T]]:
-        return await self._run(self._backend.history(limit, since=since))
-
-    async def replay(self, *ids: Id) -> int:
-        return await self._run(self._backend.replay(ids))

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError
 
-__all__ = ["AsyncRenewer", "Renewer", "Schedule"]
+__all__ = ["AsyncRenewer", "LeaseRenewer", "Leased", "Renewer", "Schedule"]
 
 log = logging.getLogger("pyqueue")
 
@@ -40,6 +40,21 @@ L = TypeVar("L", bound=Leased)
 
 #: A suspended reservation is being settled in a transaction; a lost one is another's by now.
 State = Literal["renewed", "suspended", "lost"]
+
+
+class LeaseRenewer(Protocol):
+    """The part of a renewer that is the same for blocking and for async code."""
+
+    def add(
+        self, reservation: L, extend: Callable[[L], Any], lost: Callable[[], object] = ...
+    ) -> None:
+        """Renew a reservation until it is discarded or lost."""
+
+    def suspend(self, reservation: Leased) -> None:
+        """Stop renewing a reservation for now."""
+
+    def discard(self, reservation: Leased) -> State | None:
+        """Stop renewing. Return the last state, or None if the reservation was not registered."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
 from pyqueue.backends.namespace import options_of
+from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
 __all__ = [
@@ -165,7 +166,7 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 
 def queue(client: Client, name: str) -> Queue[Any]:
     """A queue with the options that its own programs last used: the command line must not bring in others."""
-    options = client.run(options_of(client.queue(name).name))
+    options = runner_of(client).run(options_of(client.queue(name).name))
     known = {
         key: options[key]
         for key in ("lease", "max_tries", "dead_letter", "history")

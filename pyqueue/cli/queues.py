@@ -25,6 +25,7 @@ from pyqueue.cli.common import (
     queue,
     table,
 )
+from pyqueue.queues import backend_of
 
 __all__ = ["app"]
 
@@ -330,7 +331,7 @@ def redrive(
     with connect(url, namespace, signals) as client:
         source = queue(client, name)
         moved = source.redrive(limit)
-        dead = source._backend.options.dead_letter
+        dead = backend_of(source).options.dead_letter
         if not moved and client.queue(dead).counts().total:
             note(f"no dead messages are in {name!r}; its own are in {dead!r}")
     emit({"moved": moved}) if as_json else print(moved)

@@ -22,6 +22,7 @@ from pyqueue.cli.common import (
     note,
     shown,
 )
+from pyqueue.connecting import runner_of
 from pyqueue.messages import invalid_fields, message_of, without_fields
 
 __all__ = ["app"]
@@ -42,9 +43,13 @@ def trace(
     """
     ids = dict.fromkeys((checked(identity(id)), id))  # what looks like an ObjectId may be a text
     with connect(url, namespace) as client:
-        now, documents = client.run(anywhere(list(ids)))
+        now, documents = runner_of(client).run(anywhere(list(ids)))
         told = [
-            _told(document, now, client.run(options_of(str(document.get("q")))).get("max_tries"))
+            _told(
+                document,
+                now,
+                runner_of(client).run(options_of(str(document.get("q")))).get("max_tries"),
+            )
             for document in documents
         ]
     if not told:

@@ -28,6 +28,8 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo.errors import PyMongoError
 
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.connecting import runner_of
 from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
 from pyqueue.drivers import AsyncDriver, BlockingAdapter, Driver, translated
 from pyqueue.errors import (
@@ -42,7 +44,8 @@ from pyqueue.errors import (
 from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec
 from pyqueue.pipeline.graph import Graph, Stage
-from pyqueue.queues import AsyncQueue
+from pyqueue.queues import backend_of
+from pyqueue.renewal import LeaseRenewer
 from pyqueue.requests import Plan
 from pyqueue.thread_pool import DaemonThreadPool
 from pyqueue.waiters import Waiters
@@ -91,17 +94,18 @@ class PlanRunner:
         self._threads = threads
         self.blocking = isinstance(driver, Driver)
         self.driver = BlockingAdapter(driver, threads) if isinstance(driver, Driver) else driver
-        self.namespace: str = client.namespace
-        self.url: str | None = client.url
-        self.renewer: Any = client.renewer
+        runner = runner_of(client)
+        self.namespace: str = runner.namespace
+        self.url: str | None = runner.url
+        self.renewer: LeaseRenewer = runner.renewer
 
     async def run(self, plan: Plan[Any]) -> Any:
         """Carry a plan out."""
         return await self.driver.run(plan)
 
-    def line(self, queue: str) -> Waiters:
-        """The line of the consumers of a queue."""
-        return self.driver.line(queue)
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+        return self.driver.waiters(queue)
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[Any]]) -> Any:
         """Await ``fn(session)`` in a transaction."""
@@ -118,7 +122,7 @@ class PlanRunner:
         """Give up what is not the client's."""
         if self.blocking:
             await self.driver.settled()
-            self.driver.close_lines()
+            self.driver.close_waiters()
 
 
 class Active:
@@ -126,8 +130,8 @@ class Active:
 
     def __init__(self, stage: Stage, face: PlanRunner, concurrency: int) -> None:
         self.stage = stage
-        self.queue: AsyncQueue[Any] = AsyncQueue(face, stage.queue._backend)
-        self.options = stage.queue._backend.options
+        self.queue: AsyncQueue[Any] = AsyncQueue(face, backend_of(stage.queue))
+        self.options = backend_of(stage.queue).options
         # Without a bound of its own: as many as are worked on at once, and as many again that are being settled.
         self.places = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -210,11 +214,8 @@ class Run:
     async def run(self) -> Report:
         """Run."""
         began = time.monotonic()
-        opened = (
-            self._client._open()
-            if not hasattr(self._client, "__aenter__")
-            else await self._client._opened()
-        )
+        runner: Any = runner_of(self._client)
+        opened = await runner.opened() if hasattr(runner, "opened") else runner.open()
         self._face = face = PlanRunner(self._client, opened, self._threads)
         for stage in self._graph.stages.values():
             self._stages[stage.name] = Active(stage, face, self._concurrency)
@@ -603,10 +604,10 @@ class Run:
             queue = (
                 to
                 if isinstance(to, AsyncQueue)
-                else AsyncQueue(self._face, self._client.queue(to)._backend)
+                else AsyncQueue(self._face, backend_of(self._client.queue(to)))
             )
             if payload is UNCHANGED:
-                payload = active.queue._backend.codec.dump(message.payload)
+                payload = backend_of(active.queue).codec.dump(message.payload)
             _, payloads, ids = batches.setdefault(queue.name, (queue, [], []))
             payloads.append(payload)
             ids.append(_derived_id(message, queue.name, index))
@@ -668,7 +669,11 @@ def _batches(client: Any, stage: Stage) -> Any:
             f'spark: the stage of queue {stage.name!r} needs PySpark: pip install "pyqueue-mongo[spark]"'
         ) from error
     return Batches(
-        client, stage.queue._backend, stage.to[0], transform=stage.handler, **(stage.batches or {})
+        client,
+        backend_of(stage.queue),
+        stage.to[0],
+        transform=stage.handler,
+        **(stage.batches or {}),
     )
 
 

@@ -19,6 +19,7 @@ from pyqueue import arguments
 from pyqueue.backends.bulk import NewMessage, append, pass_on
 from pyqueue.backends.named_claims import MOST, NamedClaims
 from pyqueue.backends.standard import Standard
+from pyqueue.connecting import runner_of
 from pyqueue.drivers import translated
 from pyqueue.errors import (
     ConfigurationError,
@@ -29,6 +30,7 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.messages import Id, Reservation
+from pyqueue.queues import backend_of
 from pyqueue.requests import Plan
 from pyqueue.spark.frames import Reader, frame, label, payload_type
 
@@ -104,7 +106,7 @@ class Batches:
         payload_type(source.codec.model)
         self._client = client
         self._source = source
-        self._target = client.queue(to)._backend
+        self._target = backend_of(client.queue(to))
         self._claims = NamedClaims(source, group)
         self._transform: Transform = transform or (lambda df: df)
         self.moves = output == "move"
@@ -136,7 +138,9 @@ class Batches:
             for span in self._run(self._claims.spans(token, 0, upto, 1))
             for each in self._run(self._claims.read(span))
         }
-        self._client.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
+        runner_of(self._client).renewer.add(
+            batch, lambda _: self._run(self._claims.renew(token, self.lease))
+        )
         try:
             # What is not there was taken by others since it was counted.
             batch.work(
@@ -153,7 +157,7 @@ class Batches:
                 batch.give_back(error)
             raise
         finally:
-            self._client.renewer.discard(batch)
+            runner_of(self._client).renewer.discard(batch)
         self._run(self._claims.acknowledge(token, upto))
         return batch.report(len(ids), time.monotonic() - began)
 
@@ -177,7 +181,7 @@ class Batches:
         )
 
     def _run(self, plan: Plan[Any]) -> Any:
-        return self._client.run(plan)
+        return runner_of(self._client).run(plan)
 
     # ---- what a batch is made of
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.standard import Options, Standard
+from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 
 __all__ = ["Offset"]
@@ -67,4 +68,4 @@ class Offset:
             Fenced: another runs the group by now.
         """
         claims = NamedClaims(Standard(self.queue, Options()), self.group)
-        client_of(self.place).run(claims.acknowledge(self.token, self.n))
+        runner_of(client_of(self.place)).run(claims.acknowledge(self.token, self.n))

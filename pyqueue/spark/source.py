@@ -28,7 +28,9 @@ from pyqueue import arguments
 from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, slices
 from pyqueue.backends.named_claims import MOST, ClaimRange, NamedClaims
 from pyqueue.backends.standard import Standard
+from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
+from pyqueue.queues import backend_of
 from pyqueue.requests import EnsureQueue, Plan, ServerTime
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import Reader, batch, columns
@@ -62,8 +64,8 @@ class Options:
     def backend(self) -> Standard:
         """The plans of the queue, in the process at hand."""
         client = client_of(self.place)
-        client.run(_known(self.queue))
-        return client.queue(self.queue)._backend
+        runner_of(client).run(_known(self.queue))
+        return backend_of(client.queue(self.queue))
 
     def claims(self) -> NamedClaims:
         """The plans of the group."""
@@ -75,7 +77,7 @@ class Options:
 
     def run(self, plan: Plan[T]) -> T:
         """Carry a plan out, in the process at hand."""
-        return client_of(self.place).run(plan)
+        return runner_of(client_of(self.place)).run(plan)
 
 
 def _known(queue: str) -> Plan[None]:
@@ -306,7 +308,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._token is None:
             options = self._options
             token = self._token = options.run(options.claims().adopt(options.lease))
-            client_of(options.place).renewer.add(
+            runner_of(client_of(options.place)).renewer.add(
                 self, lambda _: options.run(options.claims().renew(token, options.lease))
             )
         return self._token
@@ -352,7 +354,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         if self._token is not None:
-            client_of(self._options.place).renewer.discard(self)
+            runner_of(client_of(self._options.place)).renewer.discard(self)
 
 
 def _now() -> Plan[datetime]:
@@ -390,7 +392,7 @@ class _BatchWriter(DataSourceArrowWriter):
             for place, count in each.places.items()
         }
         with self._options.place.opened() as client:
-            client.run(self._staging.publish(places))
+            runner_of(client).run(self._staging.publish(places))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._options.run(self._staging.discard())

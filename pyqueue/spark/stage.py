@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pyqueue import arguments
 from pyqueue.client import Client
-from pyqueue.queues import Duration
+from pyqueue.queues import Duration, backend_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.batches import Batches, Report, Transform
 
@@ -69,7 +69,7 @@ class SparkStage:
         )  # which asks nothing of anybody: what is not allowed is refused here, and not at the first batch
 
     def _of(self, client: Client) -> Batches:
-        return Batches(client, client.queue(self._source, **self._options)._backend, *self._rest)
+        return Batches(client, backend_of(client.queue(self._source, **self._options)), *self._rest)
 
     @property
     def _batches(self) -> Batches:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, LeaseLost, Reservation, Unavailable
+from pyqueue.connecting import runner_of
 from tests.chaos.conftest import Server
 from tests.integration.eventually import async_until, until
 from tests.support.proxy import Proxy
@@ -42,7 +43,11 @@ def test_a_blocked_consumer_goes_on(server: Server, database: str, way: str) -> 
         eager, calm = client.queue("eager", poll=0.2), client.queue("calm", poll=3600)
         popped = pool.submit(eager.pop)
         reserved = pool.submit(calm.reserve)
-        until(lambda: client.line("eager")._led and client.line("calm")._led)
+        until(
+            lambda: (
+                runner_of(client).waiters("eager")._led and runner_of(client).waiters("calm")._led
+            )
+        )
         getattr(server, way)()
         time.sleep(0.5)  # so that the eager one surely looks at nothing
         assert not popped.done()
@@ -69,7 +74,12 @@ def test_a_blocked_consumer_goes_on_async(server: Server, database: str, way: st
             eager, calm = client.queue("eager", poll=0.2), client.queue("calm", poll=3600)
             popped = asyncio.create_task(eager.pop())
             reserved = asyncio.create_task(calm.reserve())
-            await async_until(lambda: client.line("eager")._led and client.line("calm")._led)
+            await async_until(
+                lambda: (
+                    runner_of(client).waiters("eager")._led
+                    and runner_of(client).waiters("calm")._led
+                )
+            )
             await asyncio.to_thread(getattr(server, way))
             await asyncio.sleep(0.5)
             assert not popped.done()

@@ -22,6 +22,7 @@ from pymongo.errors import BulkWriteError, WriteError
 from typer.testing import CliRunner
 
 from pyqueue import Client, ConfigurationError, LeaseLost, Queue, Reservation, Unavailable
+from pyqueue.connecting import runner_of
 from pyqueue.drivers import _faults, translated
 from pyqueue.embedded import find_mongod
 from pyqueue.requests import Delete, Find
@@ -461,7 +462,7 @@ def test_the_witness_notes_what_happened(
             got: list[Any] = []
             lines = noted(lambda: got.append(queue.reserve(0)))
             (held,) = got
-            assert lines == [["set", id, {"token": held.token, "owner": client.owner}]]
+            assert lines == [["set", id, {"token": held.token, "owner": runner_of(client).owner}]]
             return held, held.token
 
         def moved(**put: Any) -> list[Any]:
@@ -702,7 +703,7 @@ def test_a_batch_pop_whose_claim_was_undone_hands_nothing_out(
     queue = client.queue("jobs")
     ids = queue.push_many(range(4))
     elsewhere: list[Any] = []
-    driver = client._open()
+    driver = runner_of(client).open()
     send = type(driver)._send
 
     def undone_before(self: Any, request: Any) -> Any:
@@ -756,7 +757,7 @@ def test_what_a_batch_moved_is_not_called_lost_though_another_took_it_on(
     client.database[client.namespace].update_one(
         {"_id": held[0].id}, {"$set": {"token": "another's"}}
     )
-    driver = client._open()
+    driver = runner_of(client).open()
     send = type(driver)._send
 
     def taken_on_before(self: Any, request: Any) -> Any:

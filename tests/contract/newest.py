@@ -5,10 +5,11 @@ It says how it differs and nothing else; what it does not say is ``Standard``'s.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyqueue import AsyncClient, Client
 from pyqueue.backends.standard import Standard
+from pyqueue.client import runner_of
 from pyqueue.requests import Sort
 
 __all__ = ["AsyncNewestClient", "Newest", "NewestClient"]
@@ -28,10 +29,14 @@ class Newest(Standard):
 class NewestClient(Client):
     """A blocking client whose queues give the newest first."""
 
-    backend = Newest
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        runner_of(self).backend = Newest
 
 
 class AsyncNewestClient(AsyncClient):
     """Its twin."""
 
-    backend = Newest
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        runner_of(self).backend = Newest

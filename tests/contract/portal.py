@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from pyqueue import AsyncClient, AsyncQueue
 from pyqueue.claim import AsyncClaim
+from pyqueue.client import runner_of
 
 __all__ = ["PortalClient", "PortalQueue"]
 
@@ -74,6 +75,11 @@ class PortalClient(_Carried):
     """An AsyncClient with the methods of a Client."""
 
     _target: AsyncClient
+
+    @property
+    def _connection(self) -> Any:
+        """Its plan runner, which ``runner_of`` gives."""
+        return _Carried(self._portal, runner_of(self._target))
 
     def queue(self, *args: Any, **options: Any) -> Any:
         """As Client.queue."""

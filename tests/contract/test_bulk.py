@@ -22,6 +22,8 @@ from pyqueue import (
 )
 from pyqueue.backends import bulk
 from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, pass_on, slices
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from pyqueue.requests import Command, Plan, Signal, WriteFailure
 from tests.plans.runner import Runner
 
@@ -44,7 +46,7 @@ def queue(client: Client) -> Queue[Any]:
 @pytest.fixture
 def staging(queue: Queue[Any]) -> Staging:
     """A job that writes to it."""
-    return Staging(queue._backend, "job")
+    return Staging(backend_of(queue), "job")
 
 
 def payloads(queue: Queue[Any]) -> list[Any]:
@@ -74,7 +76,7 @@ def read(client: Client, queue: Queue[Any], parts: list[Slice], limit: int) -> l
     answer = []
     for each in parts:
         part, seen = each, list[Any]()
-        while found := client.run(page(queue._backend, part, limit)):
+        while found := runner_of(client).run(page(backend_of(queue), part, limit)):
             assert len(found) <= limit
             seen += [one["payload"] for one in found]
             part = Slice(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
@@ -106,7 +108,7 @@ def test_parts_are_disjoint_complete_even_and_in_order(
         )
     order = [each.payload for each in queue.peek(limit=1000)][:count]
     for parts in (1, 2, 3, 7):
-        found = client.run(slices(queue._backend, parts))
+        found = runner_of(client).run(slices(backend_of(queue), parts))
         assert len(found) == max(1, min(parts, count))
         assert (found[0].above, found[-1].upto) == (None, None)
         assert [part.above for part in found[1:]] == [part.upto for part in found[:-1]]
@@ -117,7 +119,7 @@ def test_parts_are_disjoint_complete_even_and_in_order(
 
 def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queue[Any]) -> None:
     queue.push_many(range(6))
-    parts = client.run(slices(queue._backend, 2))
+    parts = runner_of(client).run(slices(backend_of(queue), 2))
     held = queue.pop(0)
     assert held is not None
     client.database["pyqueue"].insert_one(
@@ -129,7 +131,7 @@ def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queu
 
 def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
     """They are claimed between the count and the looks at the bounds."""
-    plan, now = slices(queue._backend, 4), datetime.now(UTC)
+    plan, now = slices(backend_of(queue), 4), datetime.now(UTC)
     answers: list[Any] = [None, now, 4, [], []]
     for answer in answers:
         plan.send(answer)
@@ -144,7 +146,7 @@ def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
 def test_append(client: Client, queue: Queue[Any]) -> None:
     began = datetime.now(UTC)
     fresh = [NewMessage("a", 1, {"h": "x"}, "k"), NewMessage(None, 2)]
-    assert client.run(append(queue._backend, fresh)) == 2
+    assert runner_of(client).run(append(backend_of(queue), fresh)) == 2
     first = queue.get("a")
     assert first is not None
     assert (first.payload, first.headers, first.key, first.state) == (1, {"h": "x"}, "k", "ready")
@@ -152,16 +154,16 @@ def test_append(client: Client, queue: Queue[Any]) -> None:
     assert payloads(queue) == [1, 2]
     # The same id is the same message; a key that is taken keeps its message out.
     assert (
-        client.run(
+        runner_of(client).run(
             append(
-                queue._backend,
+                backend_of(queue),
                 [NewMessage("a", 1), NewMessage(None, 3, None, "k"), NewMessage(None, 4)],
             )
         )
         == 2
     )
     assert payloads(queue) == [1, 2, 4]
-    assert client.run(append(queue._backend, [])) == 0
+    assert runner_of(client).run(append(backend_of(queue), [])) == 0
 
 
 def test_an_append_is_part_of_a_transaction(url: str) -> None:
@@ -170,9 +172,11 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
 
         def undone() -> None:
             with client.transaction() as session:
-                client.run(
+                runner_of(client).run(
                     append(
-                        queue._backend, [NewMessage("a", 1), NewMessage(None, 2)], session=session
+                        backend_of(queue),
+                        [NewMessage("a", 1), NewMessage(None, 2)],
+                        session=session,
                     )
                 )
                 raise ZeroDivisionError
@@ -183,7 +187,7 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
 
 
 def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
-    client.run(append(queue._backend, []))
+    runner_of(client).run(append(backend_of(queue), []))
     assert client.queues() == []
 
 
@@ -213,7 +217,9 @@ def test_bad_rows_write_nothing(
     stage: bool,
 ) -> None:
     with pytest.raises((ConfigurationError, InvalidMessage), match=says) as caught:
-        client.run(staging.write("a", fresh) if stage else append(queue._backend, fresh))
+        runner_of(client).run(
+            staging.write("a", fresh) if stage else append(backend_of(queue), fresh)
+        )
     assert isinstance(caught.value, error)
     assert client.database["pyqueue"].count_documents({"record": {"$exists": False}}) == 0
 
@@ -227,7 +233,9 @@ def test_the_id_of_another_queues_message(
         staging.write("a", [NewMessage("theirs", 2), NewMessage("ours", 3)]) if stage else None
     )
     with pytest.raises(DuplicateKey) as caught:
-        client.run(plan or append(queue._backend, [NewMessage("theirs", 2), NewMessage("ours", 3)]))
+        runner_of(client).run(
+            plan or append(backend_of(queue), [NewMessage("theirs", 2), NewMessage("ours", 3)])
+        )
     assert caught.value.ids == ["theirs"]
     (theirs,) = stored(client, "other")
     assert theirs["payload"] == 1
@@ -241,17 +249,17 @@ def test_what_is_staged_is_nowhere_until_it_is_shown(
 ) -> None:
     queue.push("there")
     assert (
-        client.run(
+        runner_of(client).run(
             staging.write("a", [NewMessage("a", 1, {"h": "x"}), NewMessage("b", 2, None, "k")])
         )
         == 2
     )
-    assert client.run(staging.write("b", [NewMessage(None, 3)])) == 1
+    assert runner_of(client).run(staging.write("b", [NewMessage(None, 3)])) == 1
     assert payloads(queue) == ["there"]
     assert queue.counts().total == 1
     assert [each.name for each in client.queues()] == ["q"]
     assert out_of_sight(client) == 3
-    assert client.run(staging.publish({"a": 2, "b": 1})) == 3
+    assert runner_of(client).run(staging.publish({"a": 2, "b": 1})) == 3
     assert out_of_sight(client) == 0
     assert sorted(map(str, payloads(queue))) == ["1", "2", "3", "there"]
     for each in stored(client, "q"):
@@ -265,7 +273,7 @@ def test_what_is_staged_is_nowhere_until_it_is_shown(
 
 
 def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Staging) -> None:
-    client.run(staging.write("a", [NewMessage("a", 1)]))
+    runner_of(client).run(staging.write("a", [NewMessage("a", 1)]))
     (document,) = client.database["pyqueue"].find({"staged": True})
     assert isinstance(document["processed"], datetime)
     assert document["expires"] - document["processed"] == timedelta(days=7) == bulk.STAGED
@@ -274,24 +282,24 @@ def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Sta
 def test_a_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
     data = pickle.dumps(staging)
     assert len(data) < 2000
-    client.run(pickle.loads(data).write("a", [NewMessage("a", 1)]))
-    assert client.run(staging.publish({"a": 1})) == 1
+    runner_of(client).run(pickle.loads(data).write("a", [NewMessage("a", 1)]))
+    assert runner_of(client).run(staging.publish({"a": 1})) == 1
     assert not hasattr(staging, "__dict__")
 
 
 def test_another_attempt_replaces_what_the_first_staged(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
-    client.run(staging.write("first", [NewMessage("a", "old"), NewMessage("b", "old")]))
+    runner_of(client).run(staging.write("first", [NewMessage("a", "old"), NewMessage("b", "old")]))
     assert (
-        client.run(
+        runner_of(client).run(
             staging.write(
                 "second", [NewMessage("a", "new"), NewMessage("b", "new"), NewMessage("c", "new")]
             )
         )
         == 3
     )
-    assert client.run(staging.publish({"second": 3})) == 3
+    assert runner_of(client).run(staging.publish({"second": 3})) == 3
     assert payloads(queue) == ["new", "new", "new"]
     assert out_of_sight(client) == 0
 
@@ -300,8 +308,13 @@ def test_what_the_queue_has_already_is_the_same_message(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
     queue.push("there", id="a")
-    assert client.run(staging.write("a", [NewMessage("a", "again"), NewMessage("b", "new")])) == 1
-    assert client.run(staging.publish({"a": 1})) == 1
+    assert (
+        runner_of(client).run(
+            staging.write("a", [NewMessage("a", "again"), NewMessage("b", "new")])
+        )
+        == 1
+    )
+    assert runner_of(client).run(staging.publish({"a": 1})) == 1
     assert payloads(queue) == ["there", "new"]
 
 
@@ -312,19 +325,19 @@ def test_what_was_the_queues_and_went_on_is_the_same_message(
     held = queue.reserve(0)
     assert held is not None
     queue.move(held, to="further")
-    assert client.run(staging.write("a", [NewMessage("a", "again")])) == 0
+    assert runner_of(client).run(staging.write("a", [NewMessage("a", "again")])) == 0
 
 
 def test_of_equal_keys_one_is_shown(client: Client, queue: Queue[Any], staging: Staging) -> None:
     queue.push("there", key="taken")
-    client.run(
+    runner_of(client).run(
         staging.write(
             "a",
             [NewMessage("a", 1, None, "k"), NewMessage("b", 2, None, "taken"), NewMessage("c", 3)],
         )
     )
-    client.run(staging.write("b", [NewMessage("d", 4, None, "k")]))
-    assert client.run(staging.publish({"a": 3, "b": 1})) == 2
+    runner_of(client).run(staging.write("b", [NewMessage("d", 4, None, "k")]))
+    assert runner_of(client).run(staging.publish({"a": 3, "b": 1})) == 2
     assert sorted(map(str, payloads(queue))) == ["1", "3", "there"]
     assert out_of_sight(client) == 0
 
@@ -336,7 +349,7 @@ def test_of_equal_keys_at_one_place_one_is_staged(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
     assert (
-        client.run(
+        runner_of(client).run(
             staging.write(
                 "a",
                 [NewMessage("a", 1, None, "k"), NewMessage("b", 2), NewMessage("c", 3, None, "k")],
@@ -344,7 +357,7 @@ def test_of_equal_keys_at_one_place_one_is_staged(
         )
         == 2
     )
-    assert client.run(staging.publish({"a": 2})) == 2
+    assert runner_of(client).run(staging.publish({"a": 2})) == 2
     assert payloads(queue) == [1, 2]
 
 
@@ -353,8 +366,10 @@ def test_many_with_keys(
 ) -> None:
     monkeypatch.setattr(bulk, "BATCH", 3)
     queue.push("there", key="k4")
-    client.run(staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)]))
-    assert client.run(staging.publish({"a": 8})) == 7
+    runner_of(client).run(
+        staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)])
+    )
+    assert runner_of(client).run(staging.publish({"a": 8})) == 7
     assert sorted(map(str, payloads(queue))) == ["0", "1", "2", "3", "5", "6", "7", "there"]
 
 
@@ -362,9 +377,9 @@ def test_many_with_keys(
 def test_if_any_is_missing_nothing_is_shown(
     client: Client, queue: Queue[Any], staging: Staging, places: dict[str, int]
 ) -> None:
-    client.run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
+    runner_of(client).run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
     with pytest.raises(QueueError, match="messages were staged at") as caught:
-        client.run(staging.publish(places))
+        runner_of(client).run(staging.publish(places))
     wrong = "b" if "b" in places else "a"
     assert (
         f"{places[wrong]} messages were staged at {wrong}, and {0 if wrong == 'b' else 2} are there"
@@ -379,17 +394,17 @@ def test_discarding_takes_what_the_job_staged_and_nothing_else(
 ) -> None:
     queue.push("there")
     client.queue("q2").push("there too")
-    others = [Staging(queue._backend, job) for job in ("jo", "job2", "jobA", "joc")] + [
-        Staging(client.queue("q2")._backend, "job")
+    others = [Staging(backend_of(queue), job) for job in ("jo", "job2", "jobA", "joc")] + [
+        Staging(backend_of(client.queue("q2")), "job")
     ]
     for number, other in enumerate(others):
-        client.run(other.write("a", [NewMessage(None, number)]))
+        runner_of(client).run(other.write("a", [NewMessage(None, number)]))
     for place in ("a", "b", "z:~"):
-        client.run(staging.write(place, [NewMessage(None, place)]))
-    client.run(staging.discard())
+        runner_of(client).run(staging.write(place, [NewMessage(None, place)]))
+    runner_of(client).run(staging.discard())
     assert out_of_sight(client) == len(others)
     assert (payloads(queue), payloads(client.queue("q2"))) == (["there"], ["there too"])
-    client.run(staging.publish({}))  # it shows nothing, and makes nothing of it
+    runner_of(client).run(staging.publish({}))  # it shows nothing, and makes nothing of it
 
 
 def asked(client: Client, plan: Plan[Any]) -> list[Any]:
@@ -405,7 +420,7 @@ def asked(client: Client, plan: Plan[Any]) -> list[Any]:
                 return stop.value
             answer = yield requests[-1]
 
-    client.run(noted())
+    runner_of(client).run(noted())
     return requests
 
 
@@ -413,7 +428,7 @@ def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, stagin
     def signals(places: dict[str, int]) -> int:
         return sum(isinstance(each, Signal) for each in asked(client, staging.publish(places)))
 
-    client.run(staging.write("a", [NewMessage("a", 1)]))
+    runner_of(client).run(staging.write("a", [NewMessage("a", 1)]))
     assert signals({"a": 1}) == 1
     assert signals({}) == 0
 
@@ -428,7 +443,7 @@ def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
             NewMessage(None, n, None, f"{free} {keyed} {n}" if n < keyed else None)
             for n in range(free + keyed)
         ]
-        client.run(staging.write("a", rows))
+        runner_of(client).run(staging.write("a", rows))
         return sum(
             isinstance(each, Command) for each in asked(client, staging.publish({"a": len(rows)}))
         )
@@ -464,8 +479,8 @@ def test_pass_on(client: Client, queue: Queue[Any]) -> None:
         NewMessage(None, "b"),
         NewMessage(None, "c"),
     ]
-    outcomes = client.run(
-        pass_on(queue._backend, target._backend, list(zip(held, fresh, strict=True)))
+    outcomes = runner_of(client).run(
+        pass_on(backend_of(queue), backend_of(target), list(zip(held, fresh, strict=True)))
     )
     assert [each for each, _ in outcomes] == held
     first, second = target.get("m0"), target.get("m1")

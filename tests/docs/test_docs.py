@@ -65,7 +65,7 @@ def servers(
     name = f"t{uuid4().hex[:16]}"
     base, _, query = mongod.url.partition("?")
     monkeypatch.setattr(Shared, "url", f"{base.rstrip('/')}/{name}?{query}")
-    monkeypatch.setattr("pyqueue.client.EmbeddedServer", Shared)
+    monkeypatch.setattr("pyqueue.connecting.EmbeddedServer", Shared)
     # The URL that the client shows would name the database "pyqueue": here it is another.
     monkeypatch.setattr(Client, "url", property(lambda self: Shared.url))
     yield
@@ -284,7 +284,7 @@ def test_the_reference_has_every_method_as_it_is(cls: type) -> None:
 
 def test_the_reference_has_the_arguments_of_a_client() -> None:
     text = " ".join((ROOT / REFERENCE).read_text().split())
-    assert shown("Client", pyqueue.client._Common.__init__) in text
+    assert shown("Client", pyqueue.Client.__init__) in text
     for name in ("database", "url", "stats"):
         assert isinstance(inspect.getattr_static(AsyncClient, name), property)
         assert f"`{name}`" in text

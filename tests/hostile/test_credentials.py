@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 import signals
 from pyqueue import AsyncClient, Client, Pipeline, QueueError, Worker
 from pyqueue.cli import app
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure
 from tests.support.eventually import eventually, waiters
@@ -101,8 +103,12 @@ async def _use(client: AsyncClient) -> list[str]:
         await queue.push(1)
         held = await queue.reserve(5)
         assert held is not None
-        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(queue._backend))]
-        shown += [repr(client._driver.bus), str(client._driver.bus), repr(client.stats)]  # type: ignore[union-attr]
+        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(backend_of(queue)))]
+        shown += [
+            repr(runner_of(client).open().bus),
+            str(runner_of(client).open().bus),
+            repr(client.stats),
+        ]
         await queue.commit(held)
         worker = Worker(client)
         pipeline = Pipeline(client).link("a", print, to="b")
@@ -123,8 +129,12 @@ def use(client: Client) -> list[str]:
         queue.push(1)
         held = queue.reserve(5)
         assert held is not None
-        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(queue._backend))]
-        shown += [repr(client._driver.bus), str(client._driver.bus), repr(client.stats)]  # type: ignore[union-attr]
+        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(backend_of(queue)))]
+        shown += [
+            repr(runner_of(client).open().bus),
+            str(runner_of(client).open().bus),
+            repr(client.stats),
+        ]
         queue.commit(held)
         worker = Worker(client)
         pipeline = Pipeline(client).link("a", print, to="b")
@@ -279,7 +289,7 @@ def test_a_url_that_nobody_understands_is_not_shown(
         try:
             client = kind(url)
             clean(repr(client))
-            client._open()  # parses it
+            runner_of(client).open()  # parses it
         except QueueError as error:
             clean(*told(error))
         except (

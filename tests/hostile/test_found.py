@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, model_validator
 
 from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, QueueError
+from pyqueue.connecting import runner_of
 from tests.hostile.conftest import Place
 from tests.hostile.servers import Secure
 from tests.hostile.test_documents import message, unreadable
@@ -204,5 +205,5 @@ def test_a_file_of_certificates_that_is_not_there(secured: Secure) -> None:
     for kind in (Client, AsyncClient):
         client: Any = kind(secured.url("user", "s3cret", "x", tlsCAFile="/nowhere/ca.pem"))
         with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem|No such file") as caught:
-            client._open()
+            runner_of(client).open()
         assert "s3cret" not in str(caught.value)

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from pyqueue import Client, ConfigurationError, Finished, Reservation
 from pyqueue.backends import namespace
+from pyqueue.connecting import runner_of
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.messages import message_of
 from pyqueue.payloads import OPTIONS
@@ -153,7 +154,7 @@ def old(place: Place, path: Path) -> Iterator[Place]:
     place.raw.insert_many(load(path))
     yield place
     place.raw.delete_many({})
-    place.client._driver._kinds.clear()  # type: ignore[union-attr]  # as after a while
+    runner_of(place.client).open()._kinds.clear()  # as after a while
 
 
 def test_there_is_a_file_of_this_version() -> None:
@@ -357,13 +358,13 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
         )
         before = place.bytes()
         for name, operation in operations.items():
-            client._driver._kinds.pop("later", None)  # type: ignore[union-attr]  # of another place that knew it
+            runner_of(client).open()._kinds.pop("later", None)  # of another place that knew it
             with pytest.raises(ConfigurationError, match=r"queue 'later' is of kind"):
                 operation(client, client.queue("later", history=60), held)
             assert place.bytes() == before, name
     finally:
         place.raw.delete_many({})
-        client._driver._kinds.clear()  # type: ignore[union-attr]
+        runner_of(client).open()._kinds.clear()
 
 
 @pytest.mark.parametrize("change", [change for change in LATER.values() if "v" in change], ids=repr)

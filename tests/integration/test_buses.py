@@ -18,6 +18,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed
+from pyqueue.connecting import runner_of
 from tests.contract.portal import PortalClient
 from tests.integration.conftest import Connect
 from tests.integration.eventually import async_until, until, waiters
@@ -101,7 +102,7 @@ def commands(mongo: Mongo) -> int:
 
 def ready(client: Any) -> Any:
     """The driver of a client that is in use."""
-    return client._driver
+    return runner_of(client).open()
 
 
 # Between processes
@@ -152,7 +153,7 @@ def test_a_pause_travels_and_stays(
     other.do(f"queue = fresh({url!r}, {bus!r})")
     began = time.monotonic()
     other.do("queue.pause()")
-    until(lambda: client.line("jobs").head.paused)
+    until(lambda: runner_of(client).waiters("jobs").head.paused)
     assert time.monotonic() - began < 2.5  # without a bus it would take 5 s
     other.do("queue.push(1)")
     other.do(

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pymongo import AsyncMongoClient
 
 from pyqueue import AsyncClient, AsyncQueue, Counts
+from pyqueue.connecting import runner_of
 from tests.support.eventually import async_eventually
 
 STORE = 40  # messages that are there to the last
@@ -112,7 +113,7 @@ async def opened(driver: str, url: str, namespace: str) -> AsyncIterator[AsyncCl
 
 async def settled(client: AsyncClient) -> None:
     """Wait for what the client gives back for callers that are gone."""
-    driver = client._driver
+    driver = runner_of(client).open()
     assert driver is not None
     await driver.settled()
 
@@ -211,7 +212,7 @@ def test_cancelled_while_a_push_wakes_it(url: str, driver: str, kind: str) -> No
             got = 0
             for n in range(rounds):
                 waiter = asyncio.create_task(getattr(queue, kind)(None))
-                line = client.line("orders")
+                line = runner_of(client).waiters("orders")
                 await async_eventually(lambda: line._led or waiter.done())  # noqa: B023  # called at once
                 await queue.push({"n": n})
                 await asyncio.sleep(rng.uniform(0, 0.003))

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from pyqueue import AsyncClient, Client, Queue, QueueClosed, Worker
 from pyqueue.cli import app, doctor, work
 from pyqueue.cli.common import as_json_text, parsed
+from pyqueue.connecting import runner_of
 from pyqueue.embedded import EmbeddedServer
 from tests.integration.eventually import until
 
@@ -432,13 +433,13 @@ def test_trace_tells_the_story_of_a_message(shell: Shell, client: Client) -> Non
     told = shell.ok("trace", str(id))[0]
     assert (told["state"], told["lease"]["owner"], told["lease"]["lapsed"]) == (
         "reserved",
-        client.owner,
+        runner_of(client).owner,
         False,
     )
     assert told["lease"]["until"] == held.until
     assert told["progress"]["fraction"] == 0.4
     words = shell.run("trace", str(id))[1]
-    for word in (client.owner, "40% half way", "1 of 5", "key", '{"n": 1}'):
+    for word in (runner_of(client).owner, "40% half way", "1 of 5", "key", '{"n": 1}'):
         assert word in words
 
     a.move(held, to=b)

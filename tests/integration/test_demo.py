@@ -32,6 +32,7 @@ from pyqueue import UNCHANGED, Client, ConfigurationError, Delivery, Pipeline, Q
 from pyqueue.cli import app
 from pyqueue.demo import consumer, figures, flights, rows
 from pyqueue.embedded import EmbeddedServer
+from pyqueue.queues import backend_of
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90  # far more than anything here takes
@@ -260,7 +261,7 @@ def test_stored_twice_is_there_once(client: Client, results: Any) -> None:
 
 def told(pipeline: Pipeline) -> dict[str, Any]:
     return {
-        name: (stage.kind, stage.handler, stage.to, stage.queue._backend.codec.model)
+        name: (stage.kind, stage.handler, stage.to, backend_of(stage.queue).codec.model)
         for name, stage in pipeline.graph.stages.items()
     }
 

@@ -14,7 +14,9 @@ from pymongo.errors import BulkWriteError
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
 from pyqueue.backends.bulk import NewMessage, pass_on
+from pyqueue.connecting import runner_of
 from pyqueue.memory import MemoryCollection, memory_database
+from pyqueue.queues import backend_of
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_of_many_moves_those_are_refused_whose_keys_are_taken(client: Client) ->
     queue.push_many(range(4))
     held = queue.reserve_many(4, timeout=0)
     pairs = [(each, NewMessage(None, each.payload, None, f"k{each.payload}")) for each in held]
-    outcomes = client.run(pass_on(queue._backend, target._backend, pairs))
+    outcomes = runner_of(client).run(pass_on(backend_of(queue), backend_of(target), pairs))
     refused = [each.payload for each, outcome in outcomes if isinstance(outcome, DuplicateKey)]
     assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == (
         [2],

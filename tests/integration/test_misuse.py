@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, LeaseLost, QueueClosed, Reservation
+from pyqueue.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import async_eventually, eventually, waiters
 from tests.support.processes import settle, spawn_pool
@@ -263,7 +264,7 @@ def test_a_pickled_reservation_is_settled_in_another_process(
     else:
 
         async def main() -> Any:
-            async with AsyncClient(url, owner=client.owner) as own:
+            async with AsyncClient(url, owner=runner_of(client).owner) as own:
                 return await own.queue("jobs").reserve(0)
 
         reservation = asyncio.run(main())
@@ -276,7 +277,7 @@ def test_a_pickled_reservation_is_settled_in_another_process(
         {"n": 1},
     )
     with spawn_pool(1) as pool:
-        assert pool.submit(settle, url, reservation).result(60) == client.owner
+        assert pool.submit(settle, url, reservation).result(60) == runner_of(client).owner
     with pytest.raises(LeaseLost):
         client.queue("jobs").commit(reservation)
     assert client.queue("jobs").counts().total == 0

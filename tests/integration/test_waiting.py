@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, QueueClosed
+from pyqueue.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import async_eventually, eventually, waiters
 
@@ -417,7 +418,7 @@ def test_a_paused_queue_waits_and_resume_wakes_at_once(
     for _ in range(3):
         future = waiting(pool, consumer, queue, queue.reserve)
         other.pause()
-        eventually(lambda: consumer.line("jobs").head.paused)
+        eventually(lambda: runner_of(consumer).waiters("jobs").head.paused)
         other.push("while paused")
         began = time.monotonic()
         assert queue.pop(0.2) is None

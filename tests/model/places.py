@@ -20,6 +20,8 @@ import pytest
 
 from pyqueue import Client
 from pyqueue.backends.standard import Standard
+from pyqueue.client import runner_of
+from pyqueue.connecting import Connection
 from pyqueue.drivers import Driver
 from pyqueue.messages import Message, message_of
 from pyqueue.payloads import OPTIONS
@@ -168,29 +170,39 @@ class StoreDriver(VirtualDriver):
         )
 
 
+class VirtualConnection(Connection):
+    """A connection on a machine of the cluster."""
+
+    def __init__(self, cluster: Cluster, computer: Computer, place: Place) -> None:
+        super().__init__(place.target(), signals=cluster, owner="me")
+        self._cluster, self._computer = cluster, computer
+        self.driver_type = place.driver
+        with cluster.at(computer):
+            driver: Any = self.open()
+            driver.cluster = cluster
+
+    def run(self, plan: Any) -> Any:
+        """Carry a plan out on this machine."""
+        with self._cluster.at(self._computer):
+            return super().run(plan)
+
+
 class VirtualClient(Client):
     """A client on a machine of the cluster."""
 
     def __init__(
         self, cluster: Cluster, computer: Computer, place: Place, backend: type[Standard]
     ) -> None:
-        super().__init__(place.target(), signals=cluster, owner="me")
+        connection = VirtualConnection(cluster, computer, place)
+        connection.backend = backend
+        super(Client, self).__init__(connection)
         self._cluster, self.computer = cluster, computer
-        self.backend = backend  # type: ignore[misc]  # a test may give another than the class does
-        self._driver_type = place.driver  # type: ignore[misc]
-        with cluster.at(computer):
-            self._open().cluster = cluster  # type: ignore[attr-defined]
-
-    def run(self, plan: Any) -> Any:
-        """Carry a plan out on this machine."""
-        with self._cluster.at(self.computer):
-            return super().run(plan)
 
     def hear(self, queue: str, when: datetime | None) -> None:
         """Take in what the bus says, as a consumer that waits does."""
         with self._cluster.at(self.computer):
-            driver = self._open()
-            driver.line(queue).on_signal(when, driver.clock.now())
+            driver = runner_of(self).open()
+            driver.waiters(queue).on_signal(when, driver.clock.now())
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Backoff, Client, ConfigurationError, InvalidName, Pipeline
+from pyqueue.queues import backend_of
 from tests.pipeline.conftest import Place
 
 GOOD = """
@@ -70,11 +71,11 @@ def test_all_that_a_recipe_says_is_taken(client: Client, tmp_path: Path) -> None
     assert (pipeline.name, pipeline._concurrency) == ("numbers", 4)
     raw, parsed, even = pipeline.graph.stages.values()
     assert [each.kind for each in (raw, parsed, even)] == ["link", "choice", "sink"]
-    options = raw.queue._backend.options
+    options = backend_of(raw.queue).options
     assert (options.lease, options.max_tries, options.history) == (30, 3, 60.5)
     assert options.backoff == Backoff(base=2, maximum=10)
     assert (parsed.concurrency, parsed.time_limit) == (2, 5.0)
-    assert parsed.queue._backend.options.max_tries == 20
+    assert backend_of(parsed.queue).options.max_tries == 20
     assert parsed.awaited
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Fenced, Pipeline
 from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 
 
 def positive(df: Any) -> Any:
@@ -82,10 +84,10 @@ def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> 
 
 @pytest.mark.usefixtures("spark")
 def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) -> None:
-    claims = NamedClaims(client.queue("b")._backend, "b>c")
+    claims = NamedClaims(backend_of(client.queue("b")), "b>c")
 
     def overtaken(df: Any) -> Any:
-        assert client.run(claims.begin(10, 30.0))[2], "the other goes on with this batch"
+        assert runner_of(client).run(claims.begin(10, 30.0))[2], "the other goes on with this batch"
         return positive(df)
 
     client.queue("b").push_many([{"n": number} for number in range(5)])

@@ -15,6 +15,7 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
+from pyqueue.connecting import runner_of
 from pyqueue.drivers import _faults, translated
 from pyqueue.errors import MissingIndex, NotPermitted
 from pyqueue.requests import Insert
@@ -103,7 +104,7 @@ def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_
     None
 ):
     with Client("memory:") as client:
-        driver = client._open()
+        driver = runner_of(client).open()
         before = driver.clock._taken
         error = errors.BulkWriteError(
             {"writeErrors": [{"index": 1, "code": 11602, "errmsg": "interrupted"}]}

@@ -18,6 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyqueue import Backoff, Client, Message, Queue
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from pyqueue.spark import batches as module
 from pyqueue.spark import frames
 from pyqueue.spark.batches import Batches, Report
@@ -89,7 +91,7 @@ class Flow:
         """What a SparkStage is made of. Messages that are rolled back come back at once, if it is not said otherwise."""
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
-        return Batches(self.client, queue._backend, self.target, "g", transform, output, most)
+        return Batches(self.client, backend_of(queue), self.target, "g", transform, output, most)
 
     def work(self, transform: Any = None, **options: Any) -> list[Report]:
         """Run a stage until nothing is ready."""
@@ -161,7 +163,7 @@ def meddled(
 ) -> Iterator[Meddler]:
     """Have something happen just before the n-th command of a client; None: its process dies there."""
     meddler = Meddler(at, what or (lambda: meddler.die()))
-    driver: Any = client._open()
+    driver: Any = runner_of(client).open()
     send, commit = driver._send, ClientSession.commit_transaction
 
     def counted(request: Any) -> Any:

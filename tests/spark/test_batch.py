@@ -16,6 +16,8 @@ import pytest
 
 from pyqueue import Client
 from pyqueue.backends.bulk import NewMessage, Staging
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from tests.spark.fakes import Flow
 
 Read = Callable[..., Any]
@@ -199,8 +201,8 @@ def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write)
 
 def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
     """The TTL index takes it away: its dates are dates."""
-    flow.client.run(
-        Staging(flow.clean._backend, "job").write(
+    runner_of(flow.client).run(
+        Staging(backend_of(flow.clean), "job").write(
             "a", [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
         )
     )

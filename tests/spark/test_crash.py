@@ -18,6 +18,8 @@ from pymongo.errors import PyMongoError
 from pyqueue import Client, Unavailable
 from pyqueue.backends.bulk import NewMessage, Staging
 from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from pyqueue.requests import Plan, UpdateEach
 from pyqueue.spark import batches as module
 from tests.integration.eventually import until
@@ -80,7 +82,7 @@ def test_a_claim_that_dies_anywhere(shared: Client) -> None:
 
         def worked() -> None:
             with flow.raw.claim("g", limit=3) as claim:
-                found = [each["payload"] for each in shared.run(claim._documents())]
+                found = [each["payload"] for each in runner_of(shared).run(claim._documents())]
                 seen.update(found)
                 claim.commit()
                 done.update(found)
@@ -220,7 +222,7 @@ def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) ->
     def run(at: int) -> bool:
         flow = Flow(shared)
         flow.clean.push(-1, key="k5")
-        backend = flow.clean._backend
+        backend = backend_of(flow.clean)
         rows = [
             NewMessage(f"{flow.source}-{id}", number, None, f"k{number}" if number > 2 else None)
             for number, id in enumerate(IDS)
@@ -229,10 +231,10 @@ def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) ->
         def job() -> None:
             staging = Staging(backend, uuid4().hex)
             places = {
-                "a": shared.run(staging.write("a", rows[::2])),
-                "b": shared.run(staging.write("b", rows[1::2])),
+                "a": runner_of(shared).run(staging.write("a", rows[::2])),
+                "b": runner_of(shared).run(staging.write("b", rows[1::2])),
             }
-            shared.run(staging.publish(places))
+            runner_of(shared).run(staging.publish(places))
 
         with meddled(shared, at) as meddler, suppress(Crash):
             job()
@@ -264,7 +266,9 @@ def test_the_audit_can_fail(shared: Client) -> None:
 
         def naive() -> None:
             with flow.raw.claim("g", limit=9) as claim:
-                flow.clean.push_many([each["payload"] for each in shared.run(claim._documents())])
+                flow.clean.push_many(
+                    [each["payload"] for each in runner_of(shared).run(claim._documents())]
+                )
                 claim.commit()
 
         with meddled(shared, at) as meddler, suppress(Crash):
@@ -305,7 +309,7 @@ def test_a_server_that_goes_away_in_a_move_fails_no_message(
     """The next run goes on with what was not moved."""
     flow = Flow(shared)
     flow.raw.push_many(range(5))
-    driver: Any = shared._open()
+    driver: Any = runner_of(shared).open()
     send = driver._send
 
     def gone(request: Any) -> Any:

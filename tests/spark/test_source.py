@@ -23,7 +23,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyqueue import Client, Fenced, Unavailable
 from pyqueue.backends.bulk import page, slices
 from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
+from pyqueue.queues import backend_of
 from pyqueue.requests import Plan
 from pyqueue.spark import QueueDataSource, QueueProgressListener
 from pyqueue.spark import source as module
@@ -476,7 +478,7 @@ def test_without_renewal_a_thief_keeps_what_it_took(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    monkeypatch.setattr(client.renewer, "add", lambda *_: None)
+    monkeypatch.setattr(runner_of(client).renewer, "add", lambda *_: None)
     flow.raw.push_many(range(3))
     stolen: list[Any] = []
 
@@ -654,8 +656,8 @@ def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
 @pytest.mark.parametrize("count", COUNTS)
 def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     pushed(flow, kind, count)
-    run = flow.client.run
-    claims = NamedClaims(flow.raw._backend, "g")
+    run = runner_of(flow.client).run
+    claims = NamedClaims(backend_of(flow.raw), "g")
     token = run(claims.adopt(600))
     for _ in range(3):  # several claims at once, as after a death
         run(claims.claim(token, max(1, count // 3 + 1), 600))
@@ -673,7 +675,7 @@ def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count
 def test_parts_of_a_look_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     """Most of them became eligible in one and the same millisecond."""
     pushed(flow, kind, count)
-    backend, run = flow.raw._backend, flow.client.run
+    backend, run = backend_of(flow.raw), runner_of(flow.client).run
     until(lambda: flow.raw.counts().ready == count)
     for parts in (1, 2, 3, 7):
         for limit in (1, 64, 10_000) if count < 1000 else (64, 10_000):

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pyqueue.connecting import runner_of
+
 __all__ = ["LONG", "async_eventually", "eventually", "waiters"]
 
 #: Far more than anything in the tests takes, in seconds. Reaching it means failure.
@@ -50,5 +52,5 @@ async def async_eventually(
 
 def waiters(client: Any, queue: str) -> int:
     """Return the number of consumers of a queue that wait in this client."""
-    line = client.line(queue)
+    line = runner_of(client).waiters(queue)
     return int(line._led) + len(line._followers)

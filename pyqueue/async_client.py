@@ -1,0 +1,129 @@
+"""``AsyncClient``: the twin of ``Client`` for async code."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends import namespace as namespaces
+from pyqueue.backends.standard import Options
+from pyqueue.client import Client, make_backend, queue_infos
+from pyqueue.connecting import AsyncConnection, Connected
+from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
+from pyqueue.pipeline import Pipeline
+
+__all__ = ["AsyncClient"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class AsyncClient(Connected[AsyncConnection]):
+    """A client for async code: the twin of ``Client``, over PyMongo's AsyncMongoClient or motor.
+
+    It belongs to the event loop in which it is first used. The arguments are those of ``Client``; a
+    database object is an AsyncDatabase or an AsyncIOMotorDatabase. ``memory:`` runs inline.
+    """
+
+    #: The blocking kind of client, for work that blocks.
+    _twin = Client
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        namespace: str = "pyqueue",
+        signals: Any = None,
+        durability: str = "majority",
+        owner: str | None = None,
+        command_timeout: Duration = 30,
+    ) -> None:
+        super().__init__(
+            AsyncConnection(
+                target,
+                namespace=namespace,
+                signals=signals,
+                durability=durability,
+                owner=owner,
+                command_timeout=command_timeout,
+            )
+        )
+
+    @overload
+    def queue(
+        self, name: str, model: type[T], **options: Unpack[QueueOptions]
+    ) -> AsyncQueue[T]: ...
+    @overload
+    def queue(
+        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+    ) -> AsyncQueue[Any]: ...
+    def queue(
+        self,
+        name: str,
+        model: Any = None,
+        *,
+        lease: Duration = 60,
+        max_tries: int | None = 20,
+        dead_letter: str | None = None,
+        history: Duration | None = None,
+        backoff: Backoff = Backoff(),  # noqa: B008  # frozen
+        poll: Duration = 15,
+    ) -> AsyncQueue[Any]:
+        """A queue of this namespace. Does no I/O. See ``Client.queue``."""
+        backend = make_backend(
+            self._connection,
+            name,
+            model,
+            lease=lease,
+            max_tries=max_tries,
+            dead_letter=dead_letter,
+            history=history,
+            backoff=backoff,
+            poll=poll,
+        )
+        return AsyncQueue(self._connection, backend)
+
+    def pipeline(self, name: str = "pipeline") -> Pipeline:
+        """A pipeline of queues of this namespace. Does no I/O. See ``Client.pipeline``."""
+        return Pipeline(self, name)
+
+    async def queues(self) -> list[QueueInfo]:
+        """List every queue that has a record or a message. See ``Client.queues``."""
+        run, backend = self._connection.run, self._connection.backend
+        names = await run(namespaces.names())
+        plans = [backend(name, Options()) for name in names]
+        counts = [await run(each.counts()) for each in plans]
+        return queue_infos(names, counts, [await run(each.paused()) for each in plans])
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Start a transaction: commit when the block ends, abort when it raises.
+
+        See ``Client.transaction``.
+        """
+        return self._connection.transaction()
+
+    async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
+        """Await ``fn(session)`` in a transaction, again when MongoDB asks for a retry, and commit.
+
+        See ``Client.run_transaction``.
+        """
+        return await self._connection.run_transaction(fn)
+
+    async def close(self) -> None:
+        """Close what this client opened. See ``Client.close``."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self._connection.enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,267 @@
+"""``AsyncQueue``: the twin of ``Queue`` for async code. It shares the docstrings of ``Queue``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+import anyio
+
+from pyqueue.claim import AsyncClaim, claimed_async
+from pyqueue.errors import QueueError
+from pyqueue.messages import UNCHANGED, Counts, Duration, Finished, Id, Message, Reservation
+from pyqueue.plan_runner import AsyncPlanRunner
+from pyqueue.queues import OnDuplicate, Queue, QueueBase
+from pyqueue.requests import Plan
+
+__all__ = ["AsyncQueue"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+
+def shares_docstrings(source: type) -> Callable[[C], C]:
+    """Give the methods of a twin the docstrings of the class it twins."""
+
+    def share(twin: C) -> C:
+        for name, method in vars(twin).items():
+            if callable(method) and not name.startswith("_") and not method.__doc__:
+                method.__doc__ = getattr(source, name).__doc__
+        return twin
+
+    return share
+
+
+@shares_docstrings(Queue)
+class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
+    """A queue, for async code: ``Queue``'s twin, whose operations are awaited. Made by ``AsyncClient.queue``."""
+
+    async def _run(self, plan: Plan[R]) -> R:
+        return await self._runner.run(plan)
+
+    async def push(
+        self,
+        payload: T,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        on_duplicate: OnDuplicate = "ignore",
+        headers: dict[str, Any] | None = None,
+        id: Id | None = None,
+        session: Any = None,
+    ) -> Id | None:
+        return (
+            await self._run(
+                self._backend.push(
+                    [payload],
+                    delay=delay,
+                    at=at,
+                    headers=headers,
+                    keys=None if key is None else [key],
+                    on_duplicate=on_duplicate,
+                    ids=None if id is None else [id],
+                    session=session,
+                )
+            )
+        )[0]
+
+    async def push_many(
+        self,
+        payloads: Iterable[T],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: dict[str, Any] | None = None,
+        keys: Sequence[str | None] | None = None,
+        on_duplicate: OnDuplicate = "ignore",
+        ids: Sequence[Id | None] | None = None,
+        session: Any = None,
+    ) -> list[Id | None]:
+        return await self._run(
+            self._backend.push(
+                payloads,
+                delay=delay,
+                at=at,
+                headers=headers,
+                keys=keys,
+                on_duplicate=on_duplicate,
+                ids=ids,
+                session=session,
+            )
+        )
+
+    async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
+        return next(iter(await self._run(self._receive(1, timeout, pop=True))), None)
+
+    async def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
+        return await self._run(self._receive(limit, timeout, pop=True))
+
+    async def reserve(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Reservation[T] | None:
+        return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
+
+    async def reserve_many(
+        self, limit: int, *, timeout: Duration | None = None, lease: Duration | None = None
+    ) -> list[Reservation[T]]:
+        return await self._run(self._receive(limit, timeout, lease=lease))
+
+    @asynccontextmanager
+    async def reserved(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> AsyncIterator[Reservation[T] | None]:
+        reservation = await self.reserve(timeout, lease=lease)
+        if reservation is None:
+            yield None
+            return
+        renewer = self._runner.renewer
+        renewer.add(reservation, self.extend)
+        try:
+            yield reservation
+        except BaseException as error:
+            if renewer.discard(reservation):
+                with (
+                    anyio.CancelScope(shield=True),
+                    suppress(QueueError),
+                ):  # the block's exception is the one to hear of
+                    await self.rollback(reservation, error=error)
+            raise
+        if renewer.discard(reservation) == "renewed":
+            await self.commit(reservation)
+
+    async def commit(
+        self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
+    ) -> None:
+        return await self._run(
+            self._settles(
+                reservations,
+                session,
+                self._backend.commit(reservations, payload=payload, session=session),
+            )
+        )
+
+    async def rollback(
+        self,
+        *reservations: Reservation[T],
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+        session: Any = None,
+    ) -> None:
+        return await self._run(
+            self._settles(
+                reservations,
+                session,
+                self._backend.rollback(reservations, delay=delay, error=error, session=session),
+            )
+        )
+
+    async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
+        return await self._run(self._backend.extend(reservations, lease=lease))
+
+    async def release(self, *reservations: Reservation[T]) -> None:
+        return await self._run(
+            self._settles(reservations, None, self._backend.release(reservations))
+        )
+
+    async def move(
+        self,
+        *reservations: Reservation[T],
+        to: AsyncQueue[Any] | str,
+        payload: Any = UNCHANGED,
+        update: dict[str, Any] | None = None,
+        headers: dict[str, Any] | None = None,
+        delay: Duration | None = None,
+        key: str | None = None,
+        session: Any = None,
+    ) -> None:
+        return await self._run(
+            self._move(
+                [(each, payload) for each in reservations],
+                to,
+                session,
+                update=update,
+                headers=headers,
+                delay=delay,
+                key=key,
+            )
+        )
+
+    async def move_many(
+        self,
+        pairs: Iterable[tuple[Reservation[T], Any]],
+        *,
+        to: AsyncQueue[Any] | str,
+        update: dict[str, Any] | None = None,
+        headers: dict[str, Any] | None = None,
+        delay: Duration | None = None,
+        key: str | None = None,
+        session: Any = None,
+    ) -> None:
+        return await self._run(
+            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
+        )
+
+    async def bury(
+        self, *reservations: Reservation[T], error: BaseException | str | None = None
+    ) -> None:
+        return await self._run(
+            self._settles(reservations, None, self._backend.bury(reservations, error=error))
+        )
+
+    async def progress(
+        self, reservation: Reservation[T], fraction: float, note: str | None = None
+    ) -> None:
+        return await self._run(self._backend.progress(reservation, fraction, note))
+
+    async def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
+        return await self._run(self._backend.checkpoint(reservation, state))
+
+    def claim(
+        self, group: str, *, limit: int, lease: Duration | None = None
+    ) -> AbstractAsyncContextManager[AsyncClaim]:
+        return claimed_async(self._runner, self._backend, group, limit, lease)
+
+    async def redrive(self, limit: int | None = None) -> int:
+        return await self._run(self._backend.redrive(limit))
+
+    async def remove(self, id: Id) -> bool:
+        return await self._run(self._backend.remove(id))
+
+    async def get(self, id: Id) -> Message[T] | Finished[T] | None:
+        return await self._run(self._backend.get(id))
+
+    async def peek(self, limit: int = 10) -> list[Message[T]]:
+        return await self._run(self._backend.peek(limit))
+
+    async def counts(self) -> Counts:
+        return await self._run(self._backend.counts())
+
+    async def next_when(self) -> datetime | None:
+        return await self._run(self._backend.next_when())
+
+    async def pause(self) -> None:
+        return await self._run(self._backend.pause(True))
+
+    async def resume(self) -> None:
+        return await self._run(self._backend.pause(False))
+
+    async def paused(self) -> bool:
+        return await self._run(self._backend.paused())
+
+    async def notify(self) -> None:
+        return await self._run(self._backend.notify())
+
+    async def purge(self) -> int:
+        return await self._run(self._backend.purge())
+
+    async def history(
+        self, limit: int = 100, *, since: datetime | None = None
+    ) -> list[Finished[T]]:
+        return await self._run(self._backend.history(limit, since=since))
+
+    async def replay(self, *ids: Id) -> int:
+        return await self._run(self._backend.replay(ids))

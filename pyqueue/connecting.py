@@ -1,0 +1,482 @@
+"""Connections: from a target to a database, a bus, a driver and, if asked for, an embedded server.
+
+A connection is the plan runner of its client. Making one does no I/O: the driver is opened by the first
+plan, or when the client is entered. A database or a bus that the user passed in is never closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, Generic, TypeVar, cast
+
+import pymongo
+from pymongo import WriteConcern
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+import signals as buses
+from pyqueue import arguments
+from pyqueue.backends import namespace as namespaces
+from pyqueue.backends.standard import Standard
+from pyqueue.drivers import AsyncDriver, BaseDriver, Driver, translated
+from pyqueue.embedded import EmbeddedServer
+from pyqueue.errors import ConfigurationError, QueueClosed
+from pyqueue.memory import memory_database
+from pyqueue.messages import Duration
+from pyqueue.renewal import AsyncRenewer, Renewer
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+
+__all__ = ["AsyncConnection", "Connected", "Connection", "runner_of"]
+
+R = TypeVar("R")
+D = TypeVar("D", bound=BaseDriver)
+
+_TARGETS: Final = (
+    'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database object '
+    "of pymongo or mongomock (Client), of PyMongo's AsyncMongoClient or of motor (AsyncClient)"
+)
+
+#: The options of a transaction.
+_TRANSACTION: Final[dict[str, Any]] = {
+    # Not "snapshot". A snapshot may be older than a claim at w:1 that was just acknowledged. The
+    # transaction would not see that claim, and its lease would seem lost.
+    "read_concern": ReadConcern("majority"),
+    "write_concern": WriteConcern(w="majority", j=True),
+}
+
+
+class BaseConnection(Generic[D]):
+    """The part of a connection that is the same for blocking and for async code.
+
+    Args:
+        target: as of ``Client``.
+        namespace: the name of the collection.
+        signals: as of ``Client``.
+        durability: "majority" or "acknowledged".
+        owner: the label written into claims; None means "host:pid".
+        command_timeout: seconds that a command may take.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
+        InvalidName: The namespace is not allowed.
+    """
+
+    #: The class of the driver.
+    driver_type: type[Any]
+    #: The backend class that the queues of this connection use.
+    backend: type[Standard] = Standard
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        namespace: str = "pyqueue",
+        signals: Any = None,
+        durability: str = "majority",
+        owner: str | None = None,
+        command_timeout: Duration = 30,
+    ) -> None:
+        self.target = target
+        #: The name of the collection.
+        self.namespace = arguments.namespace_name(namespace)
+        self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
+        #: Seconds that a command may take.
+        self.command_timeout = arguments.duration("command_timeout", command_timeout, positive=True)
+        if owner is not None and (
+            not isinstance(owner, str) or len(owner) > 256 or not arguments.is_unicode(owner)
+        ):
+            raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
+        if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
+            raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
+        #: The label written into claims.
+        self.owner = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+        self._signals = signals
+        self._driver: D | None = None
+        self._database: Any = None
+        self._mongo: Any = None
+        self._server: EmbeddedServer | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        """Refuse an invalid target, without I/O."""
+        target = self.target
+        if isinstance(target, str):
+            known = target == "memory:" or target.startswith(("mongodb://", "mongodb+srv://"))
+            if not known and not (target.startswith("embedded:") and target != "embedded:"):
+                raise ConfigurationError(f"target: {redacted(target)!r} is no target: {_TARGETS}")
+        elif not self._accepts(target):
+            raise ConfigurationError(
+                f"target: {type(target).__module__}.{type(target).__name__} is no target: {_TARGETS}"
+            )
+
+    def _accepts(self, database: Any) -> bool:
+        raise NotImplementedError
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        raise NotImplementedError
+
+    def open(self) -> D:
+        """Return the driver, which is made at the first call.
+
+        This may start an embedded server, but sends no command.
+
+        Raises:
+            ConfigurationError: The target or the bus cannot be used.
+            QueueClosed: The connection was closed.
+        """
+        with self._opening:
+            if self._driver is not None:
+                return self._driver
+            if self._closed:
+                raise QueueClosed("the client was closed")
+            self._database = self._open_database()
+            self._driver = self.driver_type(
+                self._database,
+                self.namespace,
+                bus=self._bus(self._database),
+                durability=self._durability,
+                timeout=self.command_timeout,
+                topic=f"{self._database.name}/{self.namespace}",
+            )
+            return self._driver
+
+    def _open_database(self) -> Any:
+        target = self.target
+        if target == "memory:":
+            return memory_database("pyqueue")
+        if not isinstance(target, str):
+            return target
+        if target.startswith("embedded:"):
+            self._server = EmbeddedServer(target.removeprefix("embedded:"))
+            target = self._server.url
+        milliseconds = max(1, math.ceil(self.command_timeout * 1000))
+        try:
+            self._mongo = self._connect(
+                target,
+                serverSelectionTimeoutMS=milliseconds,
+                appname="pyqueue",
+                retryWrites=True,
+                retryReads=True,
+            )
+            return self._mongo.get_default_database("pyqueue")
+        except PyMongoError as error:
+            raise ConfigurationError(f"target: {translated(error)}") from error
+        except (ValueError, OSError) as error:  # OSError: a certificate file cannot be read
+            raise ConfigurationError(f"target: {error}") from error
+
+    def _bus(self, database: Any) -> Any:
+        """Return the bus that ``signals`` names, or the default bus."""
+        if self._signals is not None and not isinstance(self._signals, str):
+            return self._signals
+        default = "memory:" if type(database).__module__.startswith("mongomock") else "capped:"
+        try:
+            return self._open_bus(self._signals or default, database)
+        except buses.BusError as error:
+            raise ConfigurationError(f"signals: {error}") from error
+
+    def _bus_check(self, bus: Any) -> Any:
+        """Check a bus that the user named. The default bus is allowed to fail."""
+        return None if self._signals is None or not hasattr(bus, "check") else bus.check()
+
+    def _bus_is_ours(self) -> bool:
+        return self._signals is None or isinstance(self._signals, str)
+
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+        return self.open().waiters(queue)
+
+    @property
+    def database(self) -> Any:
+        """The database object; the first use opens the driver."""
+        self.open()
+        return self._database
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, credentials included, or None if there is none."""
+        if isinstance(self.target, str) and self.target.startswith("mongodb"):
+            return self.target
+        if self._server is not None:
+            base, _, query = self._server.url.partition("?")
+            return f"{base.rstrip('/')}/pyqueue" + (f"?{query}" if query else "")
+        return None
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """The counters of the driver and its bus; empty before the first command."""
+        driver = self._driver
+        if driver is None:
+            return {}
+        bus = {f"bus {name}": count for name, count in getattr(driver.bus, "stats", {}).items()}
+        return {**driver.stats, **bus}
+
+    def _check_transactions(self, driver: D) -> D:
+        if not driver.replicated:
+            raise ConfigurationError(
+                "transaction: needs a MongoDB replica set (a one-node set will do)"
+            )
+        return driver
+
+
+def redacted(url: str) -> str:
+    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
+    before, at, rest = url.rpartition("@")
+    scheme = before.partition("://")[0]
+    shown = scheme if scheme.replace("+", "").isalnum() else "***"
+    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]
+
+
+class Connection(BaseConnection[Driver]):
+    """A connection for blocking code. Any number of threads may use it."""
+
+    driver_type = Driver
+
+    def __init__(self, target: Any, **options: Any) -> None:
+        super().__init__(target, **options)
+        self.renewer = Renewer()
+
+    def _accepts(self, database: Any) -> bool:
+        return isinstance(database, Database) or type(database).__module__.startswith("mongomock")
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        return pymongo.MongoClient(url, **options)
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        return buses.open(url, database)
+
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
+        return self.open().run(plan)
+
+    def enter(self) -> None:
+        """Reach the server and check the bus. If that fails, close.
+
+        Raises:
+            ConfigurationError: The target or the bus cannot be used.
+            Unavailable: The server did not answer in time.
+        """
+        try:
+            driver = self.open()
+            driver.run(namespaces.nothing())
+            self._bus_check(driver.bus)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, buses.BusError):
+                raise ConfigurationError(f"signals: {error}") from error
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Give a session for the block of ``Client.transaction``."""
+        driver = self._transactional()
+        with self._database.client.start_session() as session:
+            driver.sessions[id(session)] = []
+            try:
+                with session.start_transaction(**_TRANSACTION):
+                    yield session
+                driver.committed(session)
+            finally:
+                del driver.sessions[id(session)]
+
+    def run_transaction(self, fn: Callable[[Any], R]) -> R:
+        """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        driver = self._transactional()
+        with self._database.client.start_session() as session:
+
+            def attempt(session: Any) -> R:
+                driver.sessions[id(session)] = []
+                return fn(session)
+
+            try:
+                result: R = session.with_transaction(attempt, **_TRANSACTION)
+                driver.committed(session)
+            finally:
+                driver.sessions.pop(id(session), None)
+            return result
+
+    def _transactional(self) -> Driver:
+        driver = self.open()
+        driver.run(namespaces.nothing())
+        return self._check_transactions(driver)
+
+    def close(self) -> None:
+        """Wake the waiting consumers, and close what this connection opened."""
+        if self._closed:
+            return
+        self._closed = True
+        self.renewer.close()
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close_waiters()
+            if self._bus_is_ours():
+                driver.bus.close()
+        if self._mongo is not None:
+            with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
+                self._mongo.close()
+        if self._server is not None:
+            self._server.close()
+
+
+class AsyncConnection(BaseConnection[AsyncDriver]):
+    """A connection for async code. It belongs to the event loop in which it is first used."""
+
+    driver_type = AsyncDriver
+
+    def __init__(self, target: Any, **options: Any) -> None:
+        super().__init__(target, **options)
+        self.renewer = AsyncRenewer()
+
+    def _accepts(self, database: Any) -> bool:
+        kind = type(database)
+        return isinstance(database, AsyncDatabase) or kind.__module__.startswith(
+            ("mongomock", "motor.motor_asyncio")
+        )
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        return pymongo.AsyncMongoClient(url, **options)
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        return buses.open_async(url, database)
+
+    async def opened(self) -> AsyncDriver:
+        """Return the driver as ``open`` does, but never block the event loop."""
+        if self._driver is not None:
+            return self._driver
+        if isinstance(self.target, str) and self.target.startswith("embedded:"):
+            return await asyncio.to_thread(self.open)  # starting a server takes a second
+        return self.open()
+
+    async def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
+        driver = self._driver
+        if driver is None:
+            driver = await self.opened()
+        return await driver.run(plan)
+
+    async def enter(self) -> None:
+        """Reach the server and check the bus. See ``Connection.enter``."""
+        try:
+            driver = await self.opened()
+            await driver.run(namespaces.nothing())
+            await _maybe(self._bus_check(driver.bus))
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, buses.BusError):
+                raise ConfigurationError(f"signals: {error}") from error
+            raise
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Give a session for the block of ``AsyncClient.transaction``."""
+        driver = await self._transactional()
+        async with await self._session() as session:
+            driver.sessions[id(session)] = []
+            try:
+                async with await _maybe(session.start_transaction(**_TRANSACTION)):
+                    yield session
+                driver.committed(session)
+            finally:
+                del driver.sessions[id(session)]
+
+    async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
+        """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        driver = await self._transactional()
+        async with await self._session() as session:
+
+            async def attempt(session: Any) -> R:
+                driver.sessions[id(session)] = []
+                return await fn(session)
+
+            try:
+                result = await session.with_transaction(attempt, **_TRANSACTION)
+                driver.committed(session)
+            finally:
+                driver.sessions.pop(id(session), None)
+            return cast(R, result)
+
+    async def _session(self) -> Any:
+        return await _maybe(self._database.client.start_session())
+
+    async def _transactional(self) -> AsyncDriver:
+        driver = await self.opened()
+        await driver.run(namespaces.nothing())
+        return self._check_transactions(driver)
+
+    async def close(self) -> None:
+        """Wake the waiting consumers, and close what this connection opened."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.renewer.close()
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await driver.settled()
+            driver.close_waiters()
+            if self._bus_is_ours():
+                await driver.bus.close()
+        if self._mongo is not None:
+            with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
+                await self._mongo.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+
+
+async def _maybe(value: Any) -> Any:
+    """Return a value that PyMongo and motor give at once or to be awaited, each in its own places."""
+    if hasattr(value, "__await__"):
+        return await value
+    return value
+
+
+C_co = TypeVar("C_co", bound=BaseConnection[Any], covariant=True)
+
+
+class Connected(Generic[C_co]):
+    """The base of both clients: a facade of a connection."""
+
+    def __init__(self, connection: C_co) -> None:
+        self._connection = connection
+
+    @property
+    def namespace(self) -> str:
+        """The name of the collection that holds the queues."""
+        return self._connection.namespace
+
+    @property
+    def database(self) -> Any:
+        """The underlying database object. Reading it starts the server of an ``embedded:`` target."""
+        return self._connection.database
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, credentials included, or None if there is none."""
+        return self._connection.url
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """The counters of this client by name: commands, errors, signals and more."""
+        return self._connection.stats
+
+    def __repr__(self) -> str:
+        target = self._connection.target
+        shown = redacted(target) if isinstance(target, str) else type(target).__name__
+        return f"{type(self).__name__}({shown!r}, namespace={self._connection.namespace!r})"
+
+
+def runner_of(client: Connected[C_co]) -> C_co:
+    """Return the plan runner of a client, for the other modules of pyqueue."""
+    return client._connection

@@ -1,0 +1,51 @@
+"""The protocols of what runs plans.
+
+A queue needs little of its client: something that runs its plans, renews its leases and knows which
+consumers wait. These protocols say exactly that. So queues, claims and pipelines do not depend on the
+client, which depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from pyqueue.renewal import LeaseRenewer
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+
+__all__ = ["AsyncPlanRunner", "PlanRunner", "RunnerBase"]
+
+R = TypeVar("R")
+
+
+class RunnerBase(Protocol):
+    """The part that is the same for blocking and for async code."""
+
+    @property
+    def namespace(self) -> str:
+        """The name of the collection that holds the queues."""
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, or None if there is none."""
+
+    @property
+    def renewer(self) -> LeaseRenewer:
+        """Renews the leases of reservations and claims."""
+
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+
+
+class PlanRunner(RunnerBase, Protocol):
+    """Runs plans for blocking code."""
+
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
+
+
+class AsyncPlanRunner(RunnerBase, Protocol):
+    """Runs plans for async code."""
+
+    async def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
