@@ -1,4 +1,4 @@
-"""Wake-up buses: tell waiting consumers, in any process, that it is worth looking now.
+"""Signal buses: wake the waiting consumers of any process when there may be something to do.
 
     import signals
     from datetime import UTC, datetime
@@ -9,8 +9,9 @@
         assert listener.wait(timeout=5)
     bus.close()
 
-A bus says *look*, never *what is there*: losing a signal costs a listener time until its own next poll, nothing else.
-So no bus here may fail, slow down or block whoever emits. The package stands alone and imports nothing from pyqueue.
+A signal says that a consumer should look; it carries no message. A lost signal only delays a
+consumer until its next poll. Therefore no bus may fail, slow down or block the code that emits.
+This package imports nothing from pyqueue.
 """
 
 from typing import Any
@@ -44,36 +45,51 @@ __all__ = [
 
 
 def open(url: str, database: Any = None, *, prefix: str = "pyqueue") -> Bus:
-    """Open the bus that `url` names.
+    """Open the bus that ``url`` names. This does no I/O.
 
-    `url`: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:". `database`: for "capped:", the
-    PyMongo database. `prefix`: goes before every topic, or names the capped collection ("<prefix>.signals"); buses of
-    another prefix are not heard. Nothing is connected yet. Raises BusError for any other URL.
+    Args:
+        url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
+        database: the PyMongo database, for "capped:" only.
+        prefix: goes before every topic, or names the capped collection ("<prefix>.signals").
+            Buses with another prefix are not heard.
+
+    Raises:
+        BusError: the URL is invalid or names no known bus, or the database is missing.
     """
-    bus: Bus = _find(url, database, prefix, NullBus, MemoryBus, RedisBus, CappedBus)
-    return bus
+    match _scheme(url):
+        case "memory":
+            return MemoryBus(prefix)
+        case "none":
+            return NullBus()
+        case "capped":
+            return CappedBus(database, prefix=prefix)
+    return RedisBus(url, prefix=prefix)
 
 
 def open_async(url: str, database: Any = None, *, prefix: str = "pyqueue") -> AsyncBus:
-    """Open the asyncio bus that `url` names; as `open`, where `database` is an AsyncDatabase or one of motor."""
-    bus: AsyncBus = _find(
-        url, database, prefix, AsyncNullBus, AsyncMemoryBus, AsyncRedisBus, AsyncCappedBus
-    )
-    return bus
+    """Open the asyncio bus that ``url`` names. This does no I/O.
 
+    Args:
+        url: as for ``open``.
+        database: an AsyncDatabase of PyMongo or an AsyncIOMotorDatabase, for "capped:" only.
+        prefix: as for ``open``.
 
-def _find(
-    url: str, database: Any, prefix: str, null: Any, memory: Any, redis: Any, capped: Any
-) -> Any:
-    scheme = str(url).partition(":")[0]
-    match scheme:
+    Raises:
+        BusError: the URL is invalid or names no known bus, or the database is missing.
+    """
+    match _scheme(url):
         case "memory":
-            return memory(prefix)
+            return AsyncMemoryBus(prefix)
         case "none":
-            return null()
-        case "redis" | "rediss" | "unix":
-            return redis(url, prefix=prefix)
+            return AsyncNullBus()
         case "capped":
-            return capped(database, prefix=prefix)
-    allowed = '"memory:", "redis://...", "rediss://...", "unix://...", "capped:", "none:"'
-    raise BusError(f"unknown bus {scheme + ':'!r}; allowed are {allowed}")
+            return AsyncCappedBus(database, prefix=prefix)
+    return AsyncRedisBus(url, prefix=prefix)
+
+
+def _scheme(url: str) -> str:
+    scheme = str(url).partition(":")[0]
+    if scheme not in ("memory", "none", "capped", "redis", "rediss", "unix"):
+        allowed = '"memory:", "redis://...", "rediss://...", "unix://...", "capped:", "none:"'
+        raise BusError(f"unknown bus {scheme + ':'!r}; allowed are {allowed}")
+    return scheme

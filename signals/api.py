@@ -1,6 +1,7 @@
-"""What a bus is: the protocols that every bus fulfils, and the one error.
+"""The protocols that every bus fulfils, and the one error.
 
-Code that uses a bus needs only these. They hold no behaviour; a bus of your own need not inherit from anything here.
+Code that uses a bus needs only this module. The protocols hold no behaviour, and a bus that you
+write need not inherit from them.
 """
 
 from collections.abc import Mapping
@@ -10,25 +11,29 @@ from typing import Protocol, Self
 
 
 class BusError(Exception):
-    """A bus cannot be used as asked: wrong password, not permitted, unreachable at `check`, a wrong argument."""
+    """A bus cannot be used: an invalid argument, a wrong password, no permission, unreachable."""
 
 
 class Listener(Protocol):
-    """Hears the events of one topic, from entering its `with` block until leaving it."""
+    """Hears the events of one topic while its ``with`` block runs."""
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant heard by the last `wait` that returned True; None: read the record and look."""
+        """The earliest instant that the last successful ``wait`` heard; None: read the record."""
 
     @property
     def closed(self) -> bool:
-        """True once the listener or its bus was closed; every `wait` then returns False at once."""
+        """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever). True if anything was heard since a wait last returned True."""
+        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+
+        Returns:
+            True if an event was heard since ``wait`` last returned True.
+        """
 
     def close(self) -> None:
-        """Stop hearing, and wake whoever waits. May be called from any thread."""
+        """Stop hearing and wake the waiter. Any thread may call this."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -41,21 +46,25 @@ class Listener(Protocol):
 
 
 class AsyncListener(Protocol):
-    """`Listener`, for asyncio."""
+    """``Listener`` for asyncio: ``wait`` is awaited, and the block is ``async with``."""
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant heard by the last `wait` that returned True; None: read the record and look."""
+        """The earliest instant that the last successful ``wait`` heard; None: read the record."""
 
     @property
     def closed(self) -> bool:
-        """True once the listener or its bus was closed; every `wait` then returns False at once."""
+        """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever). True if anything was heard since a wait last returned True."""
+        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+
+        Returns:
+            True if an event was heard since ``wait`` last returned True.
+        """
 
     def close(self) -> None:
-        """Stop hearing, and wake whoever waits. May be called from any task or thread."""
+        """Stop hearing and wake the waiter. Any task or thread may call this."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -68,43 +77,50 @@ class AsyncListener(Protocol):
 
 
 class Bus(Protocol):
-    """Carries wake-ups between processes. Losing one costs time, never a message: whoever listens also polls.
+    """Carries wake-ups between processes. A lost wake-up costs time only: listeners also poll.
 
-    A bus may have two more members, used where they exist: `check()`, which raises BusError if the bus cannot be
-    reached or used, and `stats`, a mapping of counters.
+    A bus may have two more members: ``check()``, which raises BusError if the bus cannot be used,
+    and ``stats``, a mapping of counters. Both are used if they exist.
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Say that `topic` has something from `when` on (aware), or that its record changed (None).
+        """Announce that a topic has something from ``when`` on, or a changed record (None).
 
-        Returns at once, and never raises for a bus that is down.
+        This returns at once and does not raise if the server is down.
         """
 
     def listen(self, topic: str) -> Listener:
-        """Return a listener for a `with` block: it hears from entering on, so look after entering, then wait."""
+        """Return a listener for ``with``. It hears from entering on: look, then wait."""
 
     def close(self) -> None:
-        """Send what is held back, within a second, and wake every listener."""
+        """Send the events that are held back, within a second, and wake every listener."""
 
 
 class AsyncBus(Protocol):
-    """`Bus`, for asyncio: `emit` stays a plain call, `close` is awaited."""
+    """``Bus`` for asyncio: ``emit`` stays a plain call, ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Say that `topic` has something from `when` on (aware), or that its record changed (None).
+        """Announce that a topic has something from ``when`` on, or a changed record (None).
 
-        Returns at once, and never raises for a bus that is down.
+        This returns at once and does not raise if the server is down.
         """
 
     def listen(self, topic: str) -> AsyncListener:
-        """Return a listener for an `async with` block: it hears from entering on, so look after, then wait."""
+        """Return a listener for ``async with``. It hears from entering on: look, then wait."""
 
     async def close(self) -> None:
-        """Send what is held back, within a second, and wake every listener."""
+        """Send the events that are held back, within a second, and wake every listener."""
 
 
 STATS = ("emitted", "published", "merged", "failed", "heard", "restarts")
-"""The counters of `stats`: events given to `emit`; sent out; merged into another; refused by the server or by a closed
-bus; heard by a listener of this bus; times that listening had to begin again."""
+"""The counters of ``stats``.
+
+- ``emitted``: events given to ``emit``.
+- ``published``: events sent.
+- ``merged``: events that were merged into another one.
+- ``failed``: events that the server or a closed bus refused.
+- ``heard``: events that reached a listener of this bus.
+- ``restarts``: how often listening started again after a break.
+"""
 
 Stats = Mapping[str, int]

@@ -1,14 +1,18 @@
 """The buses on MongoDB alone: a small capped collection, and one tailable cursor per bus.
 
-Every event is a document; the ring overwrites the oldest. A listening bus reads on from its own marker and hears all
-topics of the collection. It must not rely on the order of `_id`, since clocks of processes differ: the server puts its
-own time into `at`, and the place to begin is where the marker stands in the ring. A tailable cursor dies without an
-exception when the ring overtakes it or the collection goes, so that is looked for after every read. This module must
-never make the collection grow: whoever writes to it looks now and then that it is capped.
+Every event is a document. The collection is a ring: a new document overwrites the oldest. A bus
+that listens inserts a marker, reads on from there, and hears all topics of the collection.
+
+- The position of the marker in the ring says where to begin, because ``_id`` depends on the clocks
+  of processes. The server writes its own time into ``at``.
+- A tailable cursor dies without an exception if the ring overtakes it or the collection is
+  dropped, so every read checks that the cursor lives.
+- The collection must not grow, so every writer checks from time to time that it is capped.
 """
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -22,18 +26,17 @@ from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
 from signals.api import BusError
-from signals.ears import Steps
-from signals.engine import NUDGE, ServedCore
-from signals.fronts import AsyncFront, BlockingFront
+from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
+from signals.transport import Procedure, TaskRuntime, ThreadRuntime
 
-TIMEOUT = 5.0
-"""Seconds that a command to the server may take, finding the server included."""
+COMMAND_TIMEOUT_S = 5.0
+"""How long a command may take, including the search for the server."""
 
-SLACK = 10
-"""Seconds before the marker from which the server looks through the ring; what is older need not be sent to us."""
+MARKER_SLACK_S = 10
+"""How far before the marker the server begins to search the ring; it need not send older events."""
 
-LOOK = 60.0
-"""Seconds after which a writer looks again that the collection is there and capped."""
+CHECK_INTERVAL_S = 60.0
+"""How often a writer checks that the collection exists and is capped."""
 
 _UNAUTHORIZED, _EXISTS = 13, 48
 
@@ -43,23 +46,26 @@ _READABLE: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
-"""Whatever others put into the ring can be read, and so passed over."""
+"""Decodes every document, even one that this module did not write, so that it can be skipped."""
 
 
-class CappedWire:
-    """What MongoDB is told: see `signals.engine.Wire`. The same for PyMongo, its asyncio client, and motor."""
+class CappedTransport:
+    """Talks to MongoDB: see ``signals.transport.Transport``.
 
-    hears_all = True
+    Args:
+        database: a database of PyMongo, of its asyncio client, or of motor.
+        prefix: names the collection.
+        size: the size of the collection in bytes if this bus creates it.
+        asynchronous: whether the database is for asyncio.
+    """
 
     def __init__(self, database: Any, prefix: str, size: int, *, asynchronous: bool) -> None:
-        kind = f"{type(database).__module__.partition('.')[0]} {type(database).__name__}"
-        fitting = (
-            ("pymongo AsyncDatabase", "motor AsyncIOMotorDatabase")
-            if asynchronous
-            else ("pymongo Database",)
-        )
-        if kind not in fitting:
-            raise BusError(f"a capped bus needs a database: {' or '.join(fitting)}, not {kind}")
+        given = f"{type(database).__module__.partition('.')[0]} {type(database).__name__}"
+        allowed = ["pymongo Database"]
+        if asynchronous:
+            allowed = ["pymongo AsyncDatabase", "motor AsyncIOMotorDatabase"]
+        if given not in allowed:
+            raise BusError(f"a capped bus needs a database: {' or '.join(allowed)}, not {given}")
         self._database, self._collection, self._size = database, f"{prefix}.signals", size
         self._events = database.get_collection(
             self._collection,
@@ -68,21 +74,21 @@ class CappedWire:
             write_concern=WriteConcern(w=1),
             read_concern=ReadConcern("local"),
         )
-        self._looked: float | None = None
+        self._checked: float | None = None  # when the collection was last seen to be capped
         self._cursor: Any = None
 
     def __str__(self) -> str:
         return f"{self._database.name}.{self._collection}"
 
     def explain(self, error: Exception) -> str:
-        """Describe an error, shortly: PyMongo adds the state of every member."""
+        """Describe an error, shortened because PyMongo appends the state of every member."""
         return f"{type(error).__name__}: {str(error)[:300]}"
 
-    def publish(self, events: dict[str, datetime | None]) -> Steps[None]:
+    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
         """Insert these events."""
         documents = [self._document(topic, when) for topic, when in events.items()]
-        with pymongo.timeout(TIMEOUT):
-            if self._looked is None or monotonic() - self._looked > LOOK:
+        with pymongo.timeout(COMMAND_TIMEOUT_S):
+            if self._checked is None or monotonic() - self._checked > CHECK_INTERVAL_S:
                 yield from self._ensure()
             try:
                 if len(documents) == 1:
@@ -90,15 +96,15 @@ class CappedWire:
                 else:
                     yield self._events.insert_many(documents, ordered=False)
             except Exception:
-                self._looked = None
+                self._checked = None
                 raise
 
     def _document(self, topic: str, when: datetime | None) -> dict[str, Any]:
         # The server replaces an empty timestamp by its own time.
         return {"_id": ObjectId(), "at": Timestamp(0, 0), "topic": topic, "when": when}
 
-    def _ensure(self) -> Steps[None]:
-        """Make the collection, and make it capped, if it is not."""
+    def _ensure(self) -> Procedure[None]:
+        """Create the collection if it is missing, and convert it if it is not capped."""
         command, wanted = self._database.command, {"name": self._collection}
         for _ in range(3):
             try:
@@ -106,7 +112,7 @@ class CappedWire:
             except OperationFailure as error:
                 if error.code != _UNAUTHORIZED:
                     raise
-                # Those who may not list collections may still see which of their own exist.
+                # A user who may not list all collections may list those that the user can read.
                 reply = yield command(
                     {
                         "listCollections": 1,
@@ -120,32 +126,40 @@ class CappedWire:
                 if not found:
                     yield command({"create": self._collection, "capped": True, "size": self._size})
                 elif not found[0].get("options", {"capped": True}).get("capped"):
-                    # An insert just after a drop made it anew. Only if it holds nothing but signals is it ours to mend.
+                    # An insert just after a drop creates a plain collection. Convert it only if
+                    # it holds signals alone.
                     if (yield self._events.find_one({"topic": {"$exists": False}})) is not None:
                         raise BusError(
-                            f"the collection {self} exists, is not capped, and holds other things"
+                            f"the collection {self} is not capped and holds other things: "
+                            "use another prefix, or rename it"
                         )
                     yield command({"convertToCapped": self._collection, "size": self._size})
-                self._looked = monotonic()
+                self._checked = monotonic()
                 return
             except OperationFailure as error:
                 if error.code == _UNAUTHORIZED:
                     raise BusError(
-                        f"not permitted to make the capped collection {self}; an administrator can, by "
-                        f'db.getSiblingDB("{self._database.name}").createCollection("{self._collection}", '
+                        f"not permitted to create the capped collection {self}: "
+                        "ask an administrator to run "
+                        f'db.getSiblingDB("{self._database.name}")'
+                        f'.createCollection("{self._collection}", '
                         f"{{capped: true, size: {self._size}}})"
                     ) from None
                 if error.code != _EXISTS:
                     raise
 
-    def _open(self) -> Steps[Any]:
-        """Open a cursor, and read on to its place: the marker inserted just before."""
-        marker = self._document(NUDGE, None)
-        with pymongo.timeout(TIMEOUT):
+    def _open(self) -> Procedure[Any]:
+        """Insert a marker, and return a cursor that has read up to it."""
+        marker = self._document(WAKE_SELF, None)
+        with pymongo.timeout(COMMAND_TIMEOUT_S):
             yield from self._ensure()
             yield self._events.insert_one(marker)
             stored = yield self._events.find_one({"_id": marker["_id"]})
-            since = Timestamp(max(0, stored["at"].time - SLACK), 0) if stored else Timestamp(0, 0)
+            since = (
+                Timestamp(max(0, stored["at"].time - MARKER_SLACK_S), 0)
+                if stored
+                else Timestamp(0, 0)
+            )
             cursor = self._events.find(
                 {"at": {"$gte": since}}, cursor_type=CursorType.TAILABLE_AWAIT
             )
@@ -155,75 +169,86 @@ class CappedWire:
                 if event is None or event["_id"] == marker["_id"]:
                     return cursor
 
-    def _next(self, cursor: Any) -> Steps[dict[str, Any] | None]:
+    def _next(self, cursor: Any) -> Procedure[dict[str, Any] | None]:
         try:
             return (yield cursor.next())  # type: ignore[no-any-return]
         except (StopIteration, StopAsyncIteration):
             if not cursor.alive:
                 raise ConnectionError(
-                    "the cursor died: ring overrun, or collection dropped"
+                    "the cursor died: the ring overtook it or the collection was dropped"
                 ) from None
             return None
 
-    def start(self) -> Steps[None]:
-        """Begin to hear."""
+    def start(self) -> Procedure[bool]:
+        """Open the cursor, which hears every topic."""
         self._cursor = yield from self._open()
+        return True
 
-    def change(self, add: list[str], drop: list[str]) -> Steps[None]:
-        """Every topic comes anyway."""
+    def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
+        """Do nothing: the cursor hears every topic."""
         yield from ()
 
     def read(
-        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Steps[None]:
-        """Wait up to a second for one event."""
+        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Procedure[None]:
+        """Wait up to a second for one event, and pass it on."""
         event = yield from self._next(self._cursor)
         if event is not None:
             topic, when = event.get("topic"), event.get("when")
             if isinstance(topic, str) and (when is None or isinstance(when, datetime)):
-                hear(topic, when)
+                deliver(topic, when)
 
-    def stop(self) -> Steps[None]:
+    def stop(self) -> Procedure[None]:
         """Close the cursor."""
         cursor, self._cursor = self._cursor, None
         if cursor is not None:
             yield cursor.close()
 
-    def check(self) -> Steps[None]:
-        """Make the collection, write to it and tail it, once."""
+    def check(self) -> Procedure[None]:
+        """Create the collection, write to it and tail it, once."""
         cursor = yield from self._open()
         yield cursor.close()
 
-    def close(self) -> Steps[None]:
-        """Nothing here is ours to close: the database was given."""
+    def close(self) -> Procedure[None]:
+        """Do nothing: the database was passed in and stays open."""
         yield from ()
 
-    def after_fork(self) -> None:
-        """Leave the parent's cursor alone. PyMongo's clients themselves do not survive a fork: use a new one."""
-        self._cursor = None
 
+class CappedBus(BlockingFacade):
+    """Wakes listeners of every process that uses the same MongoDB database.
 
-class CappedBus(BlockingFront):
-    """Wakes listeners of every process that uses the same MongoDB database; it needs no other server.
+    Args:
+        database: a database of PyMongo.
+        prefix: names the collection, "<prefix>.signals".
+        size: the size of the collection in bytes, if this bus creates it.
+        window: seconds in which events of one topic are merged.
 
-    `database`: of PyMongo. `prefix`: names the collection, "<prefix>.signals". `size`: its bytes, when it is made here.
-    `window`: seconds in which events of a topic are merged. Raises BusError for any other kind of database.
+    Raises:
+        BusError: the database is of another kind.
     """
 
     def __init__(
         self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
     ) -> None:
-        wire = CappedWire(database, prefix, size, asynchronous=False)
-        name = f"CappedBus({wire})"
-        super().__init__(name, ServedCore(name, wire, window, asynchronous=False))
+        connect = partial(CappedTransport, database, prefix, size, asynchronous=False)
+        super().__init__(Runner("CappedBus", connect, window, ThreadRuntime))
 
 
-class AsyncCappedBus(AsyncFront):
-    """`CappedBus`, for asyncio: `database` is an AsyncDatabase of PyMongo or an AsyncIOMotorDatabase."""
+class AsyncCappedBus(AsyncFacade):
+    """``CappedBus`` for asyncio.
+
+    Args:
+        database: an AsyncDatabase of PyMongo, or an AsyncIOMotorDatabase.
+        prefix: names the collection, "<prefix>.signals".
+        size: the size of the collection in bytes, if this bus creates it.
+        window: seconds in which events of one topic are merged.
+
+    Raises:
+        BusError: the database is of another kind.
+    """
 
     def __init__(
         self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
     ) -> None:
-        wire = CappedWire(database, prefix, size, asynchronous=True)
-        name = f"AsyncCappedBus({wire})"
-        super().__init__(name, ServedCore(name, wire, window, asynchronous=True))
+        connect = partial(CappedTransport, database, prefix, size, asynchronous=True)
+        super().__init__(Runner("AsyncCappedBus", connect, window, TaskRuntime))

@@ -1,8 +1,8 @@
-"""The buses that need no server: within one process, and none at all.
+"""The buses that need no server: ``MemoryBus`` within one process, and ``NullBus``.
 
-All memory buses of a process hear each other, blocking and asyncio ones alike. An event is given to its listeners by
-the very call of `emit`; only what the window held back needs a thread, which lives while something is held. Nothing
-here may wait: `emit` is called on the hot path of a push.
+All memory buses of a process with one prefix hear each other, blocking and asyncio ones alike.
+``emit`` itself delivers an event. Only events that the window holds back need a thread, which lives
+while something is held back. Nothing here may wait, because a push calls ``emit``.
 """
 
 import os
@@ -10,39 +10,31 @@ import threading
 from datetime import datetime
 from time import monotonic
 
-from signals.api import STATS
-from signals.ears import Board, Ear, Steps, check_event
-from signals.fronts import AsyncFront, BlockingFront
-from signals.window import Window
+from signals.hub import Hub, check_event
+from signals.runner import AsyncFacade, BaseRunner, BlockingFacade
+from signals.transport import Procedure
 
-_boards: dict[tuple[int, str], Board] = {}
+_hubs: dict[tuple[int, str], Hub] = {}  # by process id, so that a fork does not share them
 
 
-class LocalCore:
-    """The core of the memory buses, and with `prefix` None of those that carry nothing: see `signals.fronts.Core`."""
+class MemoryRunner(BaseRunner):
+    """Runs a bus within this process. With ``prefix`` None it carries nothing."""
 
-    def __init__(self, prefix: str | None, window: float) -> None:
-        self._prefix, self._seconds = prefix, window
-        self._closed = False
-        self.stats = dict.fromkeys(STATS, 0)
-        self._ears: set[Ear] = set()
-        self.after_fork()
+    def __init__(self, kind: str, prefix: str | None, window: float) -> None:
+        self._prefix = prefix
+        super().__init__(kind if prefix is None else f"{kind}({prefix!r})", window)
 
-    def after_fork(self) -> None:
-        """Start afresh; listeners of the parent are closed."""
-        for ear in self._ears:
-            ear.after_fork()
-        self._ears = set()
-        self._lock = threading.RLock()
-        self._window = Window(self._seconds)
-        self._trailing = False
-        self._end = threading.Event()
-        self._board = Board(local=True)
-        if self._prefix is not None:
-            self._board = _boards.setdefault((os.getpid(), self._prefix), self._board)
+    def _reset(self) -> None:
+        super()._reset()
+        self._trailing = False  # whether the thread runs
+        self._ending = threading.Event()
+
+    def _make_hub(self) -> Hub:
+        hub = Hub(local=True)
+        return hub if self._prefix is None else _hubs.setdefault((os.getpid(), self._prefix), hub)
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Give an event to the listeners, or hold it back until the window closes."""
+        """Deliver an event, or hold it back until the window closes."""
         check_event(topic, when)
         with self._lock:
             self.stats["emitted"] += 1
@@ -55,53 +47,31 @@ class LocalCore:
             else:
                 self.stats["merged"] += 1
                 if not self._trailing:
-                    self._trailing = True
-                    try:
-                        threading.Thread(
-                            target=self._trail, name="signals-memory", daemon=True
-                        ).start()
-                    except RuntimeError:  # the interpreter ends: there is no later
-                        self._trailing = False
-                        self._deliver(self._window.flush())
+                    self._start_trailing()
 
-    def enter(self, ear: Ear) -> Steps[None]:
-        """Let a listener hear."""
-        with self._lock:
-            self._ears.add(ear)
-            self._board.add(ear)
-        if self._closed:
-            ear.close()
-        yield from ()
-
-    def leave(self, ear: Ear) -> None:
-        """Let a listener hear no more."""
-        with self._lock:
-            self._ears.discard(ear)
-            self._board.remove(ear)
-
-    def check(self) -> Steps[None]:
-        """There is nothing that could be out of reach."""
-        yield from ()
-
-    def pending(self) -> bool:
-        """Nothing is worth a delay of the process's end: all listeners are in it."""
-        return False
-
-    def close(self) -> Steps[None]:
-        """Deliver what is held back and close this bus's listeners; those of others hear on."""
+    def close(self) -> Procedure[None]:
+        """Deliver the events that are held back and close the listeners of this bus."""
         with self._lock:
             self._closed = True
-            self._end.set()
+            self._ending.set()
             self._deliver(self._window.flush())
-            ears = list(self._ears)
-        for ear in ears:
-            ear.close()
+            entered = list(self._entered)
+        for subscription in entered:
+            subscription.close()
         yield from ()
 
     def _deliver(self, events: list[tuple[str, datetime | None]]) -> None:
         self.stats["published"] += len(events)
         for topic, when in events:
-            self.stats["heard"] += bool(self._board.hear(topic, when))
+            self.stats["heard"] += self.hub.deliver(topic, when)
+
+    def _start_trailing(self) -> None:
+        self._trailing = True
+        try:
+            threading.Thread(target=self._trail, name="signals-memory", daemon=True).start()
+        except RuntimeError:  # the interpreter exits, so nothing can be delivered later
+            self._trailing = False
+            self._deliver(self._window.flush())
 
     def _trail(self) -> None:
         while True:
@@ -111,35 +81,42 @@ class LocalCore:
                 self._trailing = pause is not None
             if pause is None:
                 return
-            self._end.wait(pause)
+            self._ending.wait(pause)
 
 
-class MemoryBus(BlockingFront):
-    """Wakes listeners of this process, at once and without a server; it hears asyncio buses too.
+class MemoryBus(BlockingFacade):
+    """Wakes listeners of this process at once, without a server. It hears asyncio buses too.
 
-    `prefix`: buses of another prefix are not heard. `window`: seconds in which events of a topic are merged.
+    Args:
+        prefix: buses with another prefix are not heard.
+        window: seconds in which events of one topic are merged.
     """
 
     def __init__(self, prefix: str = "pyqueue", *, window: float = 0.05) -> None:
-        super().__init__(f"MemoryBus({prefix!r})", LocalCore(prefix, window))
+        super().__init__(MemoryRunner("MemoryBus", prefix, window))
 
 
-class AsyncMemoryBus(AsyncFront):
-    """`MemoryBus`, for asyncio. Its listeners may be in several event loops, and hear blocking buses too."""
+class AsyncMemoryBus(AsyncFacade):
+    """``MemoryBus`` for asyncio. Its listeners may live in several event loops.
+
+    Args:
+        prefix: buses with another prefix are not heard.
+        window: seconds in which events of one topic are merged.
+    """
 
     def __init__(self, prefix: str = "pyqueue", *, window: float = 0.05) -> None:
-        super().__init__(f"AsyncMemoryBus({prefix!r})", LocalCore(prefix, window))
+        super().__init__(MemoryRunner("AsyncMemoryBus", prefix, window))
 
 
-class NullBus(BlockingFront):
-    """Carries nothing: a listener hears only that the bus was closed, so that its user polls."""
-
-    def __init__(self) -> None:
-        super().__init__("NullBus()", LocalCore(None, 0.0))
-
-
-class AsyncNullBus(AsyncFront):
-    """`NullBus`, for asyncio."""
+class NullBus(BlockingFacade):
+    """Carries nothing, so its users poll. A listener wakes only when it or the bus is closed."""
 
     def __init__(self) -> None:
-        super().__init__("AsyncNullBus()", LocalCore(None, 0.0))
+        super().__init__(MemoryRunner("NullBus()", None, 0.0))
+
+
+class AsyncNullBus(AsyncFacade):
+    """``NullBus`` for asyncio."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryRunner("AsyncNullBus()", None, 0.0))

@@ -1,51 +1,64 @@
-"""The buses on Redis: publish and subscribe, one connection for listening per bus.
+"""The buses on Redis: publish and subscribe, with one connection for listening per bus.
 
-Nothing is stored in Redis and nothing is read from it but what others publish. Channels are exact names, never
-patterns. Whatever a channel carries is taken with suspicion: what is not one of our payloads is passed over. No
-password may reach any text. The redis package is imported on making a bus, since it is optional.
+Redis stores nothing and is read only by subscriptions. Channels are exact names, never patterns.
+A payload that this module did not write is skipped. No password may appear in any text.
+The redis package is optional, so it is imported when a bus is made.
 """
 
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from signals.api import BusError
-from signals.ears import Steps
-from signals.engine import NUDGE, ServedCore
-from signals.fronts import AsyncFront, BlockingFront
+from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
+from signals.transport import Procedure, TaskRuntime, ThreadRuntime
 
-SILENCE = 15.0
-"""Seconds without a word after which the server is asked for one; after as many again the connection counts as dead."""
+SILENCE_S = 15.0
+"""After this time without a message the server is pinged; after twice this time the connection
+counts as dead."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def encode(when: datetime | None) -> str:
-    """Write an event's instant: milliseconds since 1970, rounded down so that nobody looks late; "-" for None."""
+    """Return the payload of an event: milliseconds since 1970, or "-" for None.
+
+    The milliseconds are rounded down so that no consumer looks too late.
+    """
     return "-" if when is None else str((when - _EPOCH) // _MILLISECOND)
 
 
 def decode(data: Any) -> datetime | None:
-    """Read what `encode` wrote. Raises ValueError or OverflowError for anything else."""
+    """Return the instant that ``encode`` wrote.
+
+    Raises:
+        ValueError: ``encode`` did not write the data.
+        OverflowError: the number is no instant of the years 1 to 9999.
+    """
     text = data.decode() if isinstance(data, bytes) else str(data)
     return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND
 
 
-class RedisWire:
-    """What Redis is told: see `signals.engine.Wire`."""
+class RedisTransport:
+    """Talks to Redis: see ``signals.transport.Transport``.
 
-    hears_all = False
+    Args:
+        target: a URL, or a client that stays open.
+        prefix: goes before every topic.
+        asynchronous: whether to use the asyncio client of the redis package.
+    """
 
     def __init__(self, target: Any, prefix: str, *, asynchronous: bool) -> None:
         self._target, self._prefix, self._asynchronous = target, prefix + ":", asynchronous
         self._client = self._connect()
         self._own = f"{self._prefix}~{uuid.uuid4().hex}"  # a channel that only this bus hears
         self._pubsub: Any = None
-        self._asked = False
-        self._last = 0.0
+        self._pinged = False
+        self._last = 0.0  # when the last message came
 
     def _connect(self) -> Any:
         try:
@@ -60,11 +73,10 @@ class RedisWire:
         if isinstance(self._target, module.Redis):
             return self._target
         if not isinstance(self._target, str):
-            raise BusError(
-                f"a URL or a {module.__name__}.Redis client is needed, not {type(self._target).__name__}"
-            )
+            given = type(self._target).__name__
+            raise BusError(f"give a URL or a {module.__name__}.Redis client, not {given}")
         try:
-            # No retries inside the client: the engine holds off by itself, and has to know of every break.
+            # No retries inside the client: the runner retries, and has to learn of every break.
             options = {
                 "socket_connect_timeout": 2,
                 "socket_timeout": 5,
@@ -75,7 +87,8 @@ class RedisWire:
             return module.Redis.from_url(self._target, **options)
         except Exception:
             raise BusError(
-                "not a Redis URL: redis://[user:password@]host[:port][/db], rediss:// or unix://"
+                "invalid Redis URL: use redis://[user:password@]host[:port][/db], rediss:// "
+                "or unix://"
             ) from None
 
     def __str__(self) -> str:
@@ -85,48 +98,49 @@ class RedisWire:
         )
 
     def explain(self, error: Exception) -> str:
-        """Describe an error without the password."""
+        """Describe an error, with the password replaced."""
         secret = self._client.connection_pool.connection_kwargs.get("password")
         text = f"{type(error).__name__}: {error}"
         return text.replace(str(secret), "***") if secret else text
 
     def _channel(self, topic: str) -> str:
-        return self._own if topic == NUDGE else self._prefix + topic
+        return self._own if topic == WAKE_SELF else self._prefix + topic
 
-    def publish(self, events: dict[str, datetime | None]) -> Steps[None]:
+    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
         """Send these events, in one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for topic, when in events.items():
             pipe.publish(self._channel(topic), encode(when))
         yield pipe.execute()
 
-    def start(self) -> Steps[None]:
+    def start(self) -> Procedure[bool]:
         """Connect for listening."""
         self._pubsub = self._client.pubsub()
-        self._last, self._asked = monotonic(), False
+        self._last, self._pinged = monotonic(), False
         yield self._pubsub.subscribe(self._own)
+        return False
 
-    def change(self, add: list[str], drop: list[str]) -> Steps[None]:
-        """Subscribe and unsubscribe; the server's confirmations come by `read`."""
+    def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
+        """Subscribe and unsubscribe."""
         if add:
             yield self._pubsub.subscribe(*map(self._channel, add))
         if drop:
             yield self._pubsub.unsubscribe(*map(self._channel, drop))
 
     def read(
-        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Steps[None]:
-        """Wait up to a second for one message."""
+        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Procedure[None]:
+        """Wait up to a second for one message, and pass it on."""
         message = yield self._pubsub.get_message(timeout=1.0)
         now = monotonic()
         if message is None:
-            if now - self._last > 2 * SILENCE:
+            if now - self._last > 2 * SILENCE_S:
                 raise ConnectionError("the server is silent")
-            if now - self._last > SILENCE and not self._asked:
-                self._asked = True
+            if now - self._last > SILENCE_S and not self._pinged:
+                self._pinged = True
                 yield self._pubsub.ping()
             return
-        self._last, self._asked = now, False
+        self._last, self._pinged = now, False
         channel = message["channel"]
         if isinstance(channel, bytes):
             channel = channel.decode(errors="replace")
@@ -134,60 +148,67 @@ class RedisWire:
             return
         topic = channel.removeprefix(self._prefix)
         if message["type"] == "subscribe":
-            confirm(topic)  # again after the client library reconnected by itself
+            confirm(topic)  # comes again if the client library reconnected by itself
         elif message["type"] == "message":
             try:
                 when = decode(message["data"])
             except (ValueError, OverflowError):
                 return
-            hear(topic, when)
+            deliver(topic, when)
 
-    def stop(self) -> Steps[None]:
-        """Give the connection up."""
+    def stop(self) -> Procedure[None]:
+        """Close the connection for listening."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
-    def check(self) -> Steps[None]:
-        """Publish and subscribe once, on the bus's own channel."""
+    def check(self) -> Procedure[None]:
+        """Publish and subscribe once, on the channel of this bus."""
         yield self._client.publish(self._own, "-")
         pubsub = self._client.pubsub()
         try:
             yield pubsub.subscribe(self._own)
             if (yield pubsub.get_message(timeout=5.0)) is None:
-                raise BusError("Redis does not answer")
+                raise BusError("Redis does not answer: check the server and its address")
         finally:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
-    def close(self) -> Steps[None]:
-        """Close the client, if it is ours."""
+    def close(self) -> Procedure[None]:
+        """Close the client, unless it was passed in."""
         if self._client is not self._target:
             yield self._client.aclose() if self._asynchronous else self._client.close()
 
-    def after_fork(self) -> None:
-        """Leave the parent's connections alone."""
-        self._pubsub = None
-        self._client = self._connect()
 
-
-class RedisBus(BlockingFront):
+class RedisBus(BlockingFacade):
     """Wakes listeners of every process that uses the same Redis.
 
-    `target`: a URL (redis://, rediss://, unix://) or a redis.Redis, which stays yours to close. `prefix`: goes before
-    every topic, as "prefix:topic"; Redis's pub/sub knows no database numbers, so the prefix alone keeps users apart.
-    `window`: seconds in which events of a topic are merged. Raises BusError for anything else.
+    Args:
+        target: a URL (redis://, rediss://, unix://), or a ``redis.Redis``, which stays open.
+        prefix: goes before every topic, as "prefix:topic". Database numbers do not separate the
+            channels of Redis, so only the prefix does.
+        window: seconds in which events of one topic are merged.
+
+    Raises:
+        BusError: the target is neither, or the redis package is missing.
     """
 
     def __init__(self, target: Any, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
-        wire = RedisWire(target, prefix, asynchronous=False)
-        name = f"RedisBus({wire})"
-        super().__init__(name, ServedCore(name, wire, window, asynchronous=False))
+        connect = partial(RedisTransport, target, prefix, asynchronous=False)
+        super().__init__(Runner("RedisBus", connect, window, ThreadRuntime))
 
 
-class AsyncRedisBus(AsyncFront):
-    """`RedisBus`, for asyncio: `target` is a URL or a redis.asyncio.Redis."""
+class AsyncRedisBus(AsyncFacade):
+    """``RedisBus`` for asyncio.
+
+    Args:
+        target: a URL, or a ``redis.asyncio.Redis``, which stays open.
+        prefix: as for ``RedisBus``.
+        window: seconds in which events of one topic are merged.
+
+    Raises:
+        BusError: the target is neither, or the redis package is missing.
+    """
 
     def __init__(self, target: Any, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
-        wire = RedisWire(target, prefix, asynchronous=True)
-        name = f"AsyncRedisBus({wire})"
-        super().__init__(name, ServedCore(name, wire, window, asynchronous=True))
+        connect = partial(RedisTransport, target, prefix, asynchronous=True)
+        super().__init__(Runner("AsyncRedisBus", connect, window, TaskRuntime))

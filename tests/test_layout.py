@@ -447,7 +447,7 @@ def members(kind: type) -> dict[str, Any]:
 def written(signature: inspect.Signature) -> str:
     """A signature without what tells the twins apart."""
     text = re.sub(r"Awaitable\[(\w+)\]", r"\1", str(signature))
-    return re.sub(r"Async|signals\.ears\.(Thread|Task)| at 0x\w+", "", text)
+    return re.sub(r"Async|signals\.hub\.(Thread|Task)| at 0x\w+", "", text)
 
 
 @pytest.mark.parametrize(

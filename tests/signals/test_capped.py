@@ -112,7 +112,7 @@ def test_a_dropped_database_is_no_trouble(kind: Kind, mongo: Client) -> None:
 def test_a_writer_sees_to_it_that_the_collection_is_capped(
     kind: Kind, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signals.capped_bus.LOOK", 0.0)
+    monkeypatch.setattr("signals.capped_bus.CHECK_INTERVAL_S", 0.0)
     bus = kind.make()
     mongo[kind.place]["pyqueue.signals"].insert_one({"topic": "x", "when": NOW})
     bus.emit("a", NOW)
@@ -214,7 +214,7 @@ bus = signals.open("capped:", client[sys.argv[2]])
 with bus.listen("a") as listener:
     child = os.fork()
     if not child:
-        assert listener.closed and not listener.wait(None) and bus._core._wire._cursor is None
+        assert listener.closed and not listener.wait(None) and bus._runner._transport._cursor is None
         with pymongo.MongoClient(sys.argv[1]) as fresh, signals.open("capped:", fresh[sys.argv[2]]) as own:
             with own.listen("b") as heard:
                 own.emit("a", now)
@@ -296,7 +296,7 @@ def test_fifty_listeners_idle_for_one_command_a_second(mongod: EmbeddedServer) -
 def test_nobody_listening_costs_nothing(
     mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signals.ears.LINGER", 0.1)
+    monkeypatch.setattr("signals.hub.UNSUBSCRIBE_DELAY_S", 0.1)
     commands = Commands()
     place = f"t{os.urandom(6).hex()}"
     with Client(mongod.url, event_listeners=[commands]) as client:
@@ -338,7 +338,7 @@ def own(tmp_path: Path) -> Iterator[EmbeddedServer]:
 def test_mongod_killed_and_started_again(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signals.capped_bus.TIMEOUT", 1.0)
+    monkeypatch.setattr("signals.capped_bus.COMMAND_TIMEOUT_S", 1.0)
     for n in range(5):
         with EmbeddedServer(tmp_path / str(n)) as own:
             bus, other = kind.make(url=own.url), kind.make(url=own.url)

@@ -248,7 +248,7 @@ def test_many_topics_from_many_threads(kind: Kind) -> None:
 def test_a_bus_that_is_down_delays_nobody(
     kind: Kind, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capped_bus, "TIMEOUT", 0.3)
+    monkeypatch.setattr(capped_bus, "COMMAND_TIMEOUT_S", 0.3)
     bus = kind.make(down=True)
     with caplog.at_level(logging.WARNING, "signals"):
         began = time.monotonic()

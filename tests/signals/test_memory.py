@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import signals
-from signals.memory import LocalCore
+from signals.memory import MemoryRunner
 from tests.signals.servers import NOW, eventually
 
 LATER = NOW + timedelta(minutes=1)
@@ -103,13 +103,13 @@ def test_delivery_takes_well_below_a_millisecond() -> None:
 
 
 def test_nothing_is_kept_of_topics_that_nobody_hears() -> None:
-    core = LocalCore("kept", 0.0)
+    runner = MemoryRunner("MemoryBus", "kept", 0.0)
     bus = signals.MemoryBus("kept", window=0)
     for number in range(100):
         with bus.listen(str(number)):
             bus.emit(str(number), NOW)
-    board = core._board
-    assert [len(kept) for kept in (board._ears, board._left, board._new, board._asked)] == [
+    hub = runner.hub
+    assert [len(kept) for kept in (hub._subscriptions, hub._left, hub._new, hub._asked)] == [
         0,
         0,
         0,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import signals
-from signals.ears import Ear
-from signals.fronts import AsyncFront, BlockingFront
+from signals.hub import Subscription
+from signals.runner import AsyncFacade, BlockingFacade
 from tests.signals.servers import NOW, RedisServer
 
 ROOT = Path(signals.__file__).parent.parent
@@ -62,10 +62,10 @@ def test_faces_have_the_same_members() -> None:
     def members(cls: type) -> set[str]:
         return {name for name in dir(cls) if not name.startswith("_")}
 
-    assert members(BlockingFront) == members(AsyncFront)
+    assert members(BlockingFacade) == members(AsyncFacade)
     for name in ("emit", "listen", "check", "close"):
-        assert inspect.signature(getattr(BlockingFront, name)).parameters.keys() == (
-            inspect.signature(getattr(AsyncFront, name)).parameters.keys()
+        assert inspect.signature(getattr(BlockingFacade, name)).parameters.keys() == (
+            inspect.signature(getattr(AsyncFacade, name)).parameters.keys()
         )
 
 
@@ -139,7 +139,7 @@ def test_a_listener_that_was_closed_before_it_was_entered_stays_closed() -> None
         listener = bus.listen("a")
         listener.close()
         assert listener.closed
-        with pytest.raises(signals.BusError, match="if it is open"):
+        with pytest.raises(signals.BusError, match="open bus"):
             listener.__enter__()
         bus.emit("a", NOW)
         assert bus.stats["heard"] == 0
@@ -150,12 +150,12 @@ def test_entering_that_is_interrupted_leaves_no_listener_behind(
 ) -> None:
     """As by Ctrl-C."""
 
-    def interrupt(self: Ear) -> None:
+    def interrupt(self: Subscription) -> None:
         raise KeyboardInterrupt
 
     with signals.MemoryBus("interrupted") as bus:
         listener = bus.listen("a")
-        monkeypatch.setattr(Ear, "confirm", interrupt)
+        monkeypatch.setattr(Subscription, "confirm", interrupt)
         with pytest.raises(KeyboardInterrupt):
             listener.__enter__()
         assert listener.closed

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import signals
 from signals import redis_bus
-from signals.ears import Board
+from signals.hub import Hub
 from tests.signals.conftest import Kind
 from tests.signals.servers import NOW, RedisServer, closing, eventually
 
@@ -89,7 +89,7 @@ def test_fifty_listeners_share_a_connection_and_idle_for_nothing(kind: Kind, adm
 def test_topics_left_are_dropped_after_a_while(
     kind: Kind, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signals.ears.LINGER", 0.1)
+    monkeypatch.setattr("signals.hub.UNSUBSCRIBE_DELAY_S", 0.1)
     bus = kind.make()
     with bus.listen("a") as listener:
         with bus.listen("b"):
@@ -153,14 +153,14 @@ def test_broken_it_does_not_try_busily(
     kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
-    explain = redis_bus.RedisWire.start
+    explain = redis_bus.RedisTransport.start
 
-    def start(self: redis_bus.RedisWire) -> Any:
+    def start(self: redis_bus.RedisTransport) -> Any:
         tries.append(time.monotonic())
         return explain(self)
 
     own.kill()
-    monkeypatch.setattr(redis_bus.RedisWire, "start", start)
+    monkeypatch.setattr(redis_bus.RedisTransport, "start", start)
     bus = make(own, kind)
     with bus.listen("a") as listener:
         assert not listener.wait(1)
@@ -172,7 +172,7 @@ def test_a_silent_server_counts_as_dead(kind: Kind, monkeypatch: pytest.MonkeyPa
     bus = kind.make()
     with bus.listen("a") as listener:
         monkeypatch.setattr(
-            redis_bus, "SILENCE", 0.0
+            redis_bus, "SILENCE_S", 0.0
         )  # the connection answers, yet never soon enough
         eventually(lambda: bus.stats["restarts"] > 0)
         assert listener.wait(5)
@@ -183,7 +183,7 @@ def test_a_silent_server_counts_as_dead(kind: Kind, monkeypatch: pytest.MonkeyPa
 def test_a_quiet_server_is_asked_for_a_word(
     kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_bus, "SILENCE", 0.9)
+    monkeypatch.setattr(redis_bus, "SILENCE_S", 0.9)
     bus = kind.make(url=own.url)
     with bus.listen("a") as listener, redis.Redis(port=own.port) as admin:
         eventually(lambda: "cmdstat_ping" in admin.info("commandstats"))
@@ -322,19 +322,19 @@ def test_a_server_that_breaks_while_nobody_listens_is_left_alone(
 ) -> None:
     starts: list[int] = []
     looks: list[bool] = []
-    start, changes = redis_bus.RedisWire.start, Board.changes
+    start, changes = redis_bus.RedisTransport.start, Hub.changes
 
-    def counted(self: redis_bus.RedisWire) -> Any:
+    def counted(self: redis_bus.RedisTransport) -> Any:
         starts.append(1)
         return start(self)
 
-    def looked(self: Board, now: float) -> Any:
+    def looked(self: Hub, now: float) -> Any:
         answer = changes(self, now)
         looks.append(answer[0])
         return answer
 
-    monkeypatch.setattr(redis_bus.RedisWire, "start", counted)
-    monkeypatch.setattr(Board, "changes", looked)
+    monkeypatch.setattr(redis_bus.RedisTransport, "start", counted)
+    monkeypatch.setattr(Hub, "changes", looked)
     bus = make(own, kind)
     with bus.listen("a"):
         pass

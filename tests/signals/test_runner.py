@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import signals
-from signals.ears import Board, Ear, Steps, TaskListener
-from signals.engine import ServedCore
+from signals.hub import Hub, Subscription, TaskListener
+from signals.runner import Runner
+from signals.transport import Procedure, TaskRuntime
 from tests.signals.servers import NOW, RedisServer
 
 
@@ -26,7 +27,7 @@ def test_where_no_thread_can_be_started_events_fail_and_nobody_is_hurt(
     with signals.RedisBus(redis_server.url, prefix="threads") as bus:
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "signals"):
             patch.setattr(threading.Thread, "start", refuse)
-            patch.setattr("signals.engine.PATIENCE", 0.01)
+            patch.setattr("signals.runner.ENTER_TIMEOUT_S", 0.01)
             bus.emit("a", NOW)
             with bus.listen("a") as listener:
                 assert not listener.wait(0)
@@ -59,53 +60,50 @@ def test_an_asyncio_bus_may_be_used_first_from_a_thread_beside_its_loop(
 class Still:
     """A server that takes everything and never says a word."""
 
-    hears_all = True
-
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.reading = asyncio.Event()
 
-    def _call(self, name: str) -> Steps[None]:
+    def _call(self, name: str) -> Procedure[None]:
         self.calls.append(name)
         yield asyncio.sleep(0)
 
-    def publish(self, events: dict[str, datetime | None]) -> Steps[None]:
+    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
         return self._call("publish")
 
-    def start(self) -> Steps[None]:
-        return self._call("start")
+    def start(self) -> Procedure[bool]:
+        yield from self._call("start")
+        return True
 
-    def change(self, add: list[str], drop: list[str]) -> Steps[None]:
-        return self._call("change")
+    def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
+        return self._call("subscribe")
 
     def read(
-        self, hear: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Steps[None]:
+        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Procedure[None]:
         self.reading.set()
         yield asyncio.Event().wait()
 
-    def stop(self) -> Steps[None]:
+    def stop(self) -> Procedure[None]:
         return self._call("stop")
 
-    def check(self) -> Steps[None]:
+    def check(self) -> Procedure[None]:
         return self._call("check")
 
-    def close(self) -> Steps[None]:
+    def close(self) -> Procedure[None]:
         return self._call("close")
-
-    def after_fork(self) -> None:
-        self.calls.append("after_fork")
 
     def explain(self, error: Exception) -> str:
         return str(error)
 
 
-def listening(wire: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+def listening(transport: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
     """Let a listener enter in a loop, which then stands still; answers the tasks of its bus."""
 
     async def enter() -> None:
-        await TaskListener(ServedCore("still", wire, 0.05, asynchronous=True), "a").__aenter__()
-        await wire.reading.wait()
+        runner = Runner("still", lambda: transport, 0.05, TaskRuntime)
+        await TaskListener("a", runner.enter, runner.leave).__aenter__()
+        await transport.reading.wait()
 
     loop.run_until_complete(enter())
     return list(asyncio.all_tasks(loop))
@@ -113,43 +111,37 @@ def listening(wire: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task
 
 def test_a_loop_that_is_thrown_away_ends_listening_without_a_word() -> None:
     """Nothing can be awaited any more: Python complains of whoever tries."""
-    wire, loop = Still(), asyncio.new_event_loop()
-    tasks = listening(wire, loop)
+    transport, loop = Still(), asyncio.new_event_loop()
+    tasks = listening(transport, loop)
     loop.close()
     assert {task.get_name() for task in tasks} == {"signals_listening", "signals_publishing"}
     for task in tasks:
         coroutine: Any = task.get_coro()
         coroutine.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is thrown away is meant
-    assert "stop" not in wire.calls
+    assert "stop" not in transport.calls
 
 
 def test_a_task_that_is_cancelled_ends_listening_properly() -> None:
-    wire, loop = Still(), asyncio.new_event_loop()
-    tasks = listening(wire, loop)
+    transport, loop = Still(), asyncio.new_event_loop()
+    tasks = listening(transport, loop)
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.close()
-    assert wire.calls.count("stop") == 1
+    assert transport.calls.count("stop") == 1
 
 
-class Nowhere:
-    """No bus at all."""
-
-    def enter(self, ear: Ear) -> Steps[None]:
-        yield from ()
-
-    def leave(self, ear: Ear) -> None:
-        pass
+def nowhere(subscription: Subscription) -> Procedure[None]:
+    yield from ()
 
 
-def test_what_the_server_was_never_asked_for_is_not_dropped_either() -> None:
-    """On a bus that hears every topic of its server."""
-    board, ear = Board(), Ear(Nowhere(), "a")
-    ear.open(threading.Event)
-    board.confirm()
-    board.add(ear)
-    board.remove(ear)
-    assert board.changes(0.0) == (True, [], []), "whoever listened may come back"
-    assert board.changes(float("inf")) == (False, [], [])
+def test_hub_keeps_what_was_never_subscribed() -> None:
+    """A bus that hears every topic has nothing to unsubscribe from."""
+    hub, subscription = Hub(), Subscription("a", nowhere, lambda _: None)
+    subscription.open(threading.Event)
+    hub.confirm()
+    hub.add(subscription)
+    hub.remove(subscription)
+    assert hub.changes(0.0) == (True, [], []), "the listener may come back"
+    assert hub.changes(float("inf")) == (False, [], [])

@@ -1,0 +1,282 @@
+"""Subscriptions and the hub, the table that delivers events to them.
+
+Nothing here talks to a server. ``Subscription`` and ``Hub`` hold the rules of delivery once;
+``ThreadListener`` and ``TaskListener`` add only how a thread or a task waits.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Self
+
+from signals.api import BusError
+from signals.transport import Flag, LoopFlag, Procedure, run, run_async
+from signals.window import earliest
+
+UNSUBSCRIBE_DELAY_S = 5.0
+"""How long a topic without listeners stays subscribed: a consumer often comes back at once."""
+
+LONGEST_WAIT_S = 3600.0
+"""A platform limits how long one wait may take, so a longer wait is made of several."""
+
+
+def check_event(topic: str, when: datetime | None) -> None:
+    """Raise BusError for a topic or an instant that no bus can carry.
+
+    A runner would retry such an event for ever, and delay all events behind it.
+    """
+    if not isinstance(topic, str) or not topic:
+        given = "an empty one" if topic == "" else type(topic).__name__
+        raise BusError(f"invalid topic: give a non-empty str, not {given}")
+    try:
+        topic.isascii() or topic.encode()
+    except UnicodeEncodeError:
+        raise BusError(f"invalid topic {topic!r}: give a str that UTF-8 can encode") from None
+    if when is None or (isinstance(when, datetime) and when.tzinfo is UTC):
+        return
+    if not isinstance(when, datetime) or when.utcoffset() is None:
+        raise BusError("invalid `when`: give a timezone-aware datetime or None")
+    try:
+        when.astimezone(UTC)
+    except OverflowError:
+        raise BusError("invalid `when`: give an instant of the years 1 to 9999 in UTC") from None
+
+
+class Subscription:
+    """One listener's state: whether it heard an event, and the earliest ``when`` it heard."""
+
+    def __init__(self, topic: str, enter: "Enter", leave: "Leave") -> None:
+        check_event(topic, None)
+        self.topic = topic
+        self.when: datetime | None = None
+        self.closed = False
+        self.ready: Flag | None = None  # set once the bus is known to hear the topic
+        self._enter, self._leave = enter, leave
+        self._lock = threading.RLock()
+        self._flag: Flag | None = None
+        self._heard = False
+        self._next: datetime | None = None
+
+    def open(self, make_flag: Callable[[], Flag]) -> None:
+        """Make the flags. This happens on entering because asyncio flags need a running loop."""
+        if self._flag is not None or self.closed:
+            raise BusError("a listener can be entered once: ask an open bus for another listener")
+        self._flag, self.ready = make_flag(), make_flag()
+
+    def deliver(self, when: datetime | None) -> None:
+        """Remember an event and wake the waiter."""
+        with self._lock:
+            self._next = earliest(self._next, when) if self._heard else when
+            self._heard = True
+            assert self._flag is not None  # the hub holds entered listeners only
+            self._flag.set()
+
+    def confirm(self) -> None:
+        """Note that the server confirmed the topic.
+
+        The first confirmation ends entering. A later one means that the bus came back after a
+        break, so events may be lost.
+        """
+        assert self.ready is not None
+        if self.ready.is_set():
+            self.deliver(None)
+        else:
+            self.ready.set()
+
+    def take(self) -> bool:
+        """Return whether an event was heard, and forget it."""
+        with self._lock:
+            if self.closed:
+                return False
+            heard, self._heard = self._heard, False
+            assert self._flag is not None  # ``wait`` checks that the listener was entered
+            self._flag.clear()
+            if heard:
+                self.when = self._next
+            return heard
+
+    def after_fork(self) -> None:
+        """Close the child's copy of a parent's listener. Its lock may be held for ever."""
+        self._lock = threading.RLock()
+        self.closed = True
+
+    def close(self) -> None:
+        """Stop hearing and wake the waiter."""
+        self._leave(self)
+        with self._lock:
+            self.closed = True
+            for flag in (self._flag, self.ready):
+                if flag:
+                    flag.set()
+
+
+Enter = Callable[[Subscription], Procedure[None]]
+"""Lets a listener hear. Its runner provides this."""
+
+Leave = Callable[[Subscription], None]
+"""Delivers nothing more to a listener. Its runner provides this."""
+
+
+class ThreadListener(Subscription):
+    """A listener for blocking code."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+
+        Returns:
+            True if an event was heard since ``wait`` last returned True.
+        """
+        if self._flag is None:
+            raise BusError("enter the listener first: `with bus.listen(topic) as listener:`")
+        assert isinstance(self._flag, threading.Event)
+        end = None if timeout is None else monotonic() + timeout
+        while not self.take():
+            left = LONGEST_WAIT_S if end is None else end - monotonic()
+            if self.closed or left <= 0:
+                return False
+            self._flag.wait(min(left, LONGEST_WAIT_S))
+        return True
+
+    def __enter__(self) -> Self:
+        self.open(threading.Event)
+        try:
+            run(self._enter(self))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class TaskListener(Subscription):
+    """A listener for asyncio code."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+
+        Returns:
+            True if an event was heard since ``wait`` last returned True.
+        """
+        if self._flag is None:
+            raise BusError("enter the listener first: `async with bus.listen(topic) as listener:`")
+        assert isinstance(self._flag, LoopFlag)
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.take():
+                    if self.closed:
+                        return False
+                    await self._flag.wait()
+                return True
+        except TimeoutError:
+            return False
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self.open(lambda: LoopFlag(loop))
+        try:
+            await run_async(self._enter(self))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
+
+
+class Hub:
+    """The table from topics to subscriptions, and the topics that the server is known to send.
+
+    With ``local`` there is no server: every topic is heard at once.
+    """
+
+    def __init__(self, *, local: bool = False) -> None:
+        self._delay = 0.0 if local else UNSUBSCRIBE_DELAY_S
+        self._lock = threading.RLock()
+        self._subscriptions: dict[str, set[Subscription]] = {}
+        self._left: dict[str, float] = {}  # topics without listeners, and since when; oldest first
+        self._new: set[str] = set()  # topics to subscribe to
+        self._asked: set[str] = set()  # topics that the server was asked for
+        self._live: set[str] = set()  # topics that the server confirmed
+        self._all = local  # every topic is heard without subscribing
+
+    def add(self, subscription: Subscription) -> None:
+        """Deliver the events of its topic to ``subscription`` from now on."""
+        topic = subscription.topic
+        with self._lock:
+            self._subscriptions.setdefault(topic, set()).add(subscription)
+            self._left.pop(topic, None)
+            if not self._all and topic not in self._asked:
+                self._new.add(topic)
+            if self._all or topic in self._live:
+                subscription.confirm()
+
+    def remove(self, subscription: Subscription) -> None:
+        """Deliver nothing more to ``subscription``."""
+        topic = subscription.topic
+        with self._lock:
+            found = self._subscriptions.get(topic, set())
+            found.discard(subscription)
+            if not found and self._subscriptions.pop(topic, None) is not None and self._delay:
+                self._left[topic] = monotonic()
+
+    def subscriptions(self) -> list[Subscription]:
+        """Return all subscriptions. This takes no lock: after a fork it may be held for ever."""
+        return [each for found in list(self._subscriptions.values()) for each in list(found)]
+
+    def deliver(self, topic: str, when: datetime | None) -> bool:
+        """Deliver an event. Return whether the topic has a listener."""
+        with self._lock:
+            found = tuple(self._subscriptions.get(topic, ()))
+            for subscription in found:
+                subscription.deliver(when)
+            return bool(found)
+
+    def confirm(self, topic: str | None = None) -> None:
+        """Note that the server sends ``topic`` from now on (None: every topic).
+
+        Listeners that had entered earlier are woken because they may have missed an event.
+        """
+        with self._lock:
+            if topic is None:
+                self._all = True
+                confirmed = list(self._subscriptions.values())
+            else:
+                self._live.add(topic)
+                confirmed = [self._subscriptions.get(topic, set())]
+            for found in confirmed:
+                for subscription in tuple(found):
+                    subscription.confirm()
+
+    def lose(self) -> None:
+        """Note that the server sends nothing any more: every topic needs a new subscription."""
+        with self._lock:
+            self._all = False
+            self._new = set(self._subscriptions)
+            self._asked.clear()
+            self._live.clear()
+            self._left.clear()
+
+    def changes(self, now: float) -> tuple[bool, list[str], list[str]]:
+        """Return what the server has to be asked for, and count it as done.
+
+        Returns:
+            Whether to listen at all, the topics to subscribe to, and the topics to drop.
+        """
+        with self._lock:
+            drop = []
+            while self._left and next(iter(self._left.values())) + self._delay <= now:
+                topic = next(iter(self._left))
+                del self._left[topic]
+                self._live.discard(topic)
+                if topic in self._asked:
+                    self._asked.discard(topic)
+                    drop.append(topic)
+            add = [topic for topic in self._new if topic in self._subscriptions]
+            self._new.clear()
+            self._asked.update(add)
+            return bool(self._subscriptions or self._left), add, drop

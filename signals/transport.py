@@ -1,0 +1,233 @@
+"""The protocol between a runner and a server, and how procedures run in threads or in tasks.
+
+Code that talks to a server is written once for blocking and for asyncio clients, as generators:
+see ``Procedure``. A ``Transport`` holds what is special about one kind of server. A ``Runtime``
+holds what differs between threads and tasks.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from signals.api import BusError
+
+T = TypeVar("T")
+
+Procedure = Generator[Any, Any, T]
+"""Code written once for threads and for tasks. It says ``reply = yield call()``.
+
+With a blocking client ``call()`` has already done its work and returned the reply. With an asyncio
+client ``call()`` returns an awaitable, which ``run_async`` awaits.
+"""
+
+JOIN_TIMEOUT_S = 1.0
+"""How long closing a bus waits for each of its procedures to end."""
+
+
+def run(procedure: Procedure[T]) -> T:
+    """Run a procedure whose calls block."""
+    reply = None
+    while True:
+        try:
+            reply = procedure.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+async def run_async(procedure: Procedure[T]) -> T:
+    """Run a procedure whose calls are awaitables. A cancellation is raised inside the procedure."""
+    resume: Callable[[Any], Any] = procedure.send
+    reply: Any = None
+    while True:
+        try:
+            call = resume(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            reply, resume = await call, procedure.send
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            reply, resume = error, procedure.throw
+
+
+class Transport(Protocol):
+    """Talks to one kind of server. Every method may raise whatever its client library raises."""
+
+    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
+        """Send these events."""
+
+    def start(self) -> Procedure[bool]:
+        """Start listening. Return True if every topic is heard from now on, without subscribing."""
+
+    def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
+        """Subscribe and unsubscribe. ``read`` reports which topics the server confirms."""
+
+    def read(
+        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
+    ) -> Procedure[None]:
+        """Wait up to a second for one event or confirmation, and pass it on."""
+
+    def stop(self) -> Procedure[None]:
+        """Stop listening."""
+
+    def check(self) -> Procedure[None]:
+        """Raise an error unless this bus can publish and listen."""
+
+    def close(self) -> Procedure[None]:
+        """Close the connections that belong to the bus."""
+
+    def explain(self, error: Exception) -> str:
+        """Describe an error in a line that contains no password."""
+
+
+class Flag(Protocol):
+    """The part of ``threading.Event`` that ``threading.Event`` and ``LoopFlag`` share."""
+
+    def set(self) -> None:
+        """Set the flag and wake its waiters."""
+
+    def clear(self) -> None:
+        """Clear the flag."""
+
+    def is_set(self) -> bool:
+        """Return whether the flag is set."""
+
+
+class LoopFlag:
+    """An ``asyncio.Event`` that any thread may set. It ignores a loop that was closed meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+        self.clear, self.is_set, self.wait = self._event.clear, self._event.is_set, self._event.wait
+
+    def set(self) -> None:
+        """Set the flag: now if called in its loop, else at the loop's next turn."""
+        if running_loop() is self._loop:
+            self._event.set()
+        else:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._event.set)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Runtime(Protocol):
+    """Runs procedures, in threads or in the tasks of one event loop."""
+
+    def bind(self, *, here: bool) -> bool:
+        """Return whether procedures can run. With ``here``, refuse a foreign event loop."""
+
+    def flag(self) -> Flag:
+        """Return a new flag."""
+
+    def start(self, procedure: Procedure[None], name: str) -> None:
+        """Run a procedure in the background."""
+
+    def wait(self, flag: Any, timeout: float | None) -> Awaitable[None] | None:
+        """Wait until a flag of this runtime is set, at most ``timeout`` seconds."""
+
+    def join(self) -> Awaitable[None] | None:
+        """Wait for all procedures to end, each at most JOIN_TIMEOUT_S."""
+
+
+class ThreadRuntime:
+    """Runs procedures in threads."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def bind(self, *, here: bool) -> bool:
+        """Return True: threads can run anywhere."""
+        return True
+
+    def flag(self) -> threading.Event:
+        """Return a new flag."""
+        return threading.Event()
+
+    def start(self, procedure: Procedure[None], name: str) -> None:
+        """Run a procedure in a new daemon thread."""
+        thread = threading.Thread(target=run, args=(procedure,), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def wait(self, flag: threading.Event, timeout: float | None) -> None:
+        """Block until the flag is set, at most ``timeout`` seconds."""
+        flag.wait(timeout)
+
+    def join(self) -> None:
+        """Wait for all threads. A thread that hangs in a dead connection is left behind."""
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
+
+
+class TaskRuntime:
+    """Runs procedures in tasks of the event loop in which the bus was first used."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def bind(self, *, here: bool) -> bool:
+        """Bind to the running loop at first use. Return False if that loop was closed.
+
+        Raises:
+            BusError: no loop runs yet, or ``here`` is set and another loop runs.
+        """
+        running = running_loop()
+        self._loop = self._loop or running
+        if self._loop is None:
+            raise BusError("this bus is for asyncio: use it while an event loop runs")
+        if here and running is not self._loop:
+            raise BusError(
+                "an asyncio bus belongs to the event loop in which it was first used: "
+                "open another bus for this loop"
+            )
+        return not self._loop.is_closed()
+
+    def flag(self) -> LoopFlag:
+        """Return a new flag of the bound loop."""
+        assert self._loop is not None
+        return LoopFlag(self._loop)
+
+    def start(self, procedure: Procedure[None], name: str) -> None:
+        """Run a procedure in a new task."""
+        assert self._loop is not None
+        if running_loop() is self._loop:
+            self._create(procedure, name)
+        else:
+            self._loop.call_soon_threadsafe(self._create, procedure, name)
+
+    def _create(self, procedure: Procedure[None], name: str) -> None:
+        # An empty context: a deadline that the first user of the bus set must not end the bus.
+        task = asyncio.get_running_loop().create_task(
+            run_async(procedure), name=name, context=contextvars.Context()
+        )
+        self._tasks.append(task)
+
+    async def wait(self, flag: LoopFlag, timeout: float | None) -> None:
+        """Wait until the flag is set, at most ``timeout`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await flag.wait()
+
+    async def join(self) -> None:
+        """Wait for all tasks, then cancel those that still run."""
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=JOIN_TIMEOUT_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
