@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow coverage check bench soak faults clean
+.PHONY: help demo test test-spark test-slow coverage check bench soak faults clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,14 +31,20 @@ $(VENV)/.spark: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run real flights through a pipeline of queues, and check every figure
 	@$(BIN)/pyqueue demo $(ARGS)
 
-test: $(VENV)/.dev  ## the tests, against real servers that they start themselves
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' $(ARGS)
+# One worker for each core. The tests that share a Spark session stay together in one worker.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup
 
-test-slow: $(VENV)/.dev  ## the long forms of the tests
+test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no more than one short Spark stream
+	@$(PYTEST) -m 'not slow and not spark_long' $(ARGS)
+
+test-spark: $(VENV)/.dev  ## the other tests of Spark
+	@$(PYTEST) -m 'spark_long and not slow' $(ARGS)
+
+test-slow: $(VENV)/.dev  ## the exhaustive forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 coverage: $(VENV)/.dev  ## which lines and branches no test takes
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' --cov --cov-report=term $(ARGS)
+	@$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint and types; warnings are errors
 	@$(BIN)/ruff format --check .

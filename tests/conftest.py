@@ -1,6 +1,6 @@
-"""Fixtures that all tests share: one real mongod for a run, a database of its own for each test.
+"""Fixtures that all tests share: one real mongod for a run, and an empty database for each test.
 
-A missing server skips at home and fails under CI=true: nothing may hide there.
+Without a server, tests are skipped at home and fail under ``CI=true``: there, none may be left out.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -15,11 +18,13 @@ import pymongo
 import pytest
 
 from pyqueue import Client
-from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
-from tests.support.servers import missing, require_mongod
+from tests.support.servers import MEMORY, missing, require_mongod
+from tests.support.shared import Mongod, Run, own_mongod
 
 __all__ = ["database", "log", "missing", "password", "signed_in", "spark"]
+
+Mongo = pymongo.MongoClient[dict[str, Any]]
 
 # Not in UTC, so that a naive datetime anywhere shows; whatever these tests start has it too.
 os.environ["TZ"] = "EST5EDT"
@@ -34,27 +39,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
+# ---- one mongod for a run, whichever its workers
+
+_RUN = pytest.StashKey[Run]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", None)
+    config.stash[_RUN] = Run.begin() if given is None else Run(*given["run"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist which run it belongs to."""
+    node.workerinput["run"] = astuple(node.config.stash[_RUN])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[_RUN].end()
+
+
 @pytest.fixture(scope="session")
-def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A mongod of this run's own: a one-node replica set."""
+def mongod(request: pytest.FixtureRequest) -> Mongod:
+    """The mongod of this run: a replica set of one member, which all workers share."""
     require_mongod()
-    with EmbeddedServer(tmp_path_factory.mktemp("mongod")) as server:
-        yield server
+    return request.config.stash[_RUN].mongod()
 
 
 @pytest.fixture(scope="session")
-def mongo(mongod: EmbeddedServer) -> Iterator[pymongo.MongoClient[dict[str, Any]]]:
-    """A raw pymongo client, to look behind the queues."""
-    with pymongo.MongoClient[dict[str, Any]](mongod.url, tz_aware=True) as client:
+def mongo(mongod: Mongod) -> Iterator[Mongo]:
+    """A raw pymongo client of that server, to look behind the queues."""
+    with Mongo(mongod.url, tz_aware=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def own_mongo() -> Iterator[Mongo]:
+    """A raw client of a mongod that no other worker uses. See the marker ``own_mongod``."""
+    with (
+        TemporaryDirectory(dir=MEMORY) as path,
+        own_mongod(Path(path)) as server,
+        Mongo(server.url, tz_aware=True) as client,
+    ):
         yield client
 
 
 @pytest.fixture
-def url(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
-    """The URL of an empty database of this test's own."""
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty database that only this test uses."""
+    own = request.node.get_closest_marker("own_mongod") is not None
+    mongo: Mongo = request.getfixturevalue("own_mongo" if own else "mongo")
     name = f"t{uuid4().hex[:16]}"
-    base, _, query = mongod.url.partition("?")
-    yield f"{base.rstrip('/')}/{name}?{query}"
+    assert mongo.address is not None
+    host, port = mongo.address
+    yield f"mongodb://{host}:{port}/{name}?replicaSet=pyqueue"
     mongo.drop_database(name)
 
 

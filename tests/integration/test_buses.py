@@ -347,9 +347,10 @@ def test_redis_killed_and_started_again_under_consumers(
         until(woken)
 
 
+@pytest.mark.own_mongod
 @pytest.mark.parametrize("what", ["signals", "database"])
 def test_what_carries_the_signals_dropped_under_consumers(
-    connect: Connect, url: str, mongo: Mongo, pool: ThreadPoolExecutor, what: str
+    connect: Connect, url: str, own_mongo: Mongo, pool: ThreadPoolExecutor, what: str
 ) -> None:
     client = connect()
     queue = client.queue("jobs", poll=2)
@@ -357,12 +358,12 @@ def test_what_carries_the_signals_dropped_under_consumers(
     until(lambda: waiters(client, "jobs") == 1)
     database = client.database.name
     if what == "signals":
-        mongo[database].drop_collection("pyqueue.signals")
+        own_mongo[database].drop_collection("pyqueue.signals")
     else:
-        mongo.drop_database(database)
-    before = commands(mongo)
+        own_mongo.drop_database(database)
+    before = commands(own_mongo)
     time.sleep(2)
-    assert commands(mongo) - before <= 40  # the consumer's looks, and the cursor's back-off
+    assert commands(own_mongo) - before <= 40  # the consumer's looks, and the cursor's back-off
     assert not future.done()
     with Client(url) as producer:
         producer.queue("jobs").push(1)
@@ -381,9 +382,10 @@ def test_what_carries_the_signals_dropped_under_consumers(
 # What waiting costs, and how it ends
 
 
+@pytest.mark.own_mongod
 @carried
 def test_fifty_idle_waiters_cost_two_commands_a_second(
-    connect: Connect, mongo: Mongo, bus: str, pool: ThreadPoolExecutor
+    connect: Connect, own_mongo: Mongo, bus: str, pool: ThreadPoolExecutor
 ) -> None:
     client = connect(signals=bus)
     queue = client.queue("jobs")
@@ -391,9 +393,9 @@ def test_fifty_idle_waiters_cost_two_commands_a_second(
     until(lambda: waiters(client, "jobs") == 50)
 
     def idle() -> bool:
-        before, began = commands(mongo), time.monotonic()
+        before, began = commands(own_mongo), time.monotonic()
         time.sleep(2)
-        return commands(mongo) - before <= 2 * (time.monotonic() - began)
+        return commands(own_mongo) - before <= 2 * (time.monotonic() - began)
 
     assert any(idle() for _ in range(4))  # the first looks are closer together
     client.close()

@@ -140,22 +140,24 @@ def audit(client: Client, numbers: dict[Any, int]) -> None:
 
 
 @pytest.fixture
-def short_transactions(mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[None]:
-    """The server gives up transactions sooner, so that the test need not wait for it."""
-    before = mongo.admin.command("getParameter", transactionLifetimeLimitSeconds=1)[
+def short_transactions(own_mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[None]:
+    """This worker's server gives up transactions sooner, so that the test need not wait for it."""
+    before = own_mongo.admin.command("getParameter", transactionLifetimeLimitSeconds=1)[
         "transactionLifetimeLimitSeconds"
     ]
-    mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=ORPHANED)
+    own_mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=ORPHANED)
     yield
-    mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=before)
+    own_mongo.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=before)
 
 
+@pytest.mark.own_mongod
 @pytest.mark.usefixtures("short_transactions")
 def test_killed_at_random(url: str) -> None:
     run_and_kill(url, items=600, kills=3, seed=7, pause=(0.0, 0.1))
 
 
 @pytest.mark.slow
+@pytest.mark.own_mongod
 @pytest.mark.usefixtures("short_transactions")
 def test_killed_at_random_often(url: str) -> None:
     run_and_kill(url, items=20_000, kills=50, seed=11, pause=(0.0, 0.5))
