@@ -53,3 +53,5 @@ __all__ = [
     "Unavailable",
     "Worker",
 ]
+
+__version__ = "0.1.0"
