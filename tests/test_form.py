@@ -31,8 +31,7 @@ MAX_LINE = 100
 LONG_MODULES: dict[str, int] = {
     "pyqueue/backends/standard.py": 1723,
     "pyqueue/drivers.py": 641,
-    "pyqueue/pipeline/engine.py": 710,
-    "pyqueue/queues.py": 849,
+    "pyqueue/pipeline/engine.py": 715,
 }
 LARGE_CLASSES: dict[str, int] = {
     "pyqueue/backends/standard.py::Standard": 89,
@@ -53,12 +52,7 @@ LONG_FUNCTIONS: dict[str, int] = {
 #: How many lines of all files together are over the limit; the check goes when it is 0.
 LONG_LINES = 998
 #: Modules that import each other, directly or through other modules.
-IN_A_CIRCLE: dict[str, int] = {
-    "pyqueue.client": 2,
-    "pyqueue.pipeline": 4,
-    "pyqueue.pipeline.engine": 4,
-    "pyqueue.queues": 2,
-}
+IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.
 PRIVATE_ACCESS: dict[str, int] = {
     "pyqueue/backends/bulk.py": 11,

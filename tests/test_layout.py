@@ -588,8 +588,21 @@ def test_the_arguments_of_a_client() -> None:
     }
 
 
-def test_a_queue_has_no_other_operations() -> None:
-    assert {name for name in vars(pyqueue.Queue) if not name.startswith("_")} == set(SIGNATURES)
+#: Beside its operations, and "namespace", which programs use to reach the collection.
+ATTRIBUTES = {
+    "Queue": {"name"},
+    "Client": {"database", "namespace", "stats", "url"},
+}
+
+
+@pytest.mark.parametrize("twin", ["", "Async"])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_facades_have_no_public_names_but_the_api(name: str, twin: str) -> None:
+    client = getattr(pyqueue, f"{twin}Client")("memory:")
+    facade = client if name == "Client" else client.queue("orders")
+    operations = CLIENT if name == "Client" else SIGNATURES
+    found = {each for each in dir(facade) if not each.startswith("_")}
+    assert found == {*operations, *ATTRIBUTES[name]}
 
 
 def test_the_fields_of_what_users_hold() -> None:

@@ -101,7 +101,7 @@ def test_an_aborted_transaction_leaves_nothing(
 
     async def fail(self: Any, *reservations: Any, session: Any = None, **options: Any) -> None:
         assert session is not None
-        inside = await self._client.driver._ask(_counting(session))
+        inside = await self._runner.driver._ask(_counting(session))
         seen.append(inside)
         if len(seen) == 1:
             assert ids(server, "a", "b") == []  # nobody sees them
