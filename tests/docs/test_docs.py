@@ -92,7 +92,9 @@ def says(text: str, line: str) -> bool:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.xdist_group("spark")) if page == SPARK else page
+        pytest.param(page, marks=[pytest.mark.spark_long, pytest.mark.xdist_group("spark")])
+        if page == SPARK
+        else page
         for page in CODE
     ],
 )

@@ -428,6 +428,7 @@ def test_without_spark_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyP
         demo.run_spark(10)
 
 
+@pytest.mark.spark_long
 @pytest.mark.xdist_group("spark")  # not beside another: each takes much memory
 def test_by_spark_all_figures_are_equal_too(
     url: str, mongo: pymongo.MongoClient[dict[str, Any]]

@@ -26,6 +26,7 @@ def broken(df: Any) -> Any:
     raise RuntimeError("no luck")
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
 def test_one_graph_mixes_python_and_spark(client: Client) -> None:
     pipeline = client.pipeline("mixed")
@@ -49,6 +50,7 @@ def test_one_graph_mixes_python_and_spark(client: Client) -> None:
     assert "positive" in pipeline.show()
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
 def test_on_an_async_client(url: str, client: Client) -> None:
     client.queue("b").push_many([{"n": number} for number in range(5)])
@@ -62,6 +64,7 @@ def test_on_an_async_client(url: str, client: Client) -> None:
     assert client.queue("c").counts().ready == 4
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
 def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> None:
     pipeline = client.pipeline("broken").spark("b", broken, to="c", max_tries=1)
@@ -73,6 +76,7 @@ def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> 
     }
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
 def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> None:
     client.queue("b").push_many([1, 2])
@@ -82,6 +86,7 @@ def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> 
     assert client.queue("c").counts().total == 0
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
 def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) -> None:
     claims = NamedClaims(backend_of(client.queue("b")), "b>c")
@@ -119,6 +124,8 @@ def test_a_stage_of_sparks_may_be_decorated(client: Client) -> None:
     assert stage.batches == {"group": "b>c", "output": "move", "max_messages": 2}
 
 
+@pytest.mark.spark_long
+@pytest.mark.usefixtures("spark")
 def test_a_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "mixed.toml"
     path.write_text(

@@ -1,80 +1,41 @@
-"""Starting and killing drivers: the Python process, its JVM, and the workers of that."""
+"""Run the programs of ``tests.spark.programs``, and wait for them and for queries."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
+from tests.support.eventually import eventually
+from tests.support.processes import ROOT, program
 
-__all__ = ["SLOW", "answer", "killed", "process", "until"]
-
-ROOT = Path(__file__).parents[2]
+__all__ = ["SLOW_S", "spark_eventually", "spark_program"]
 
 #: Far more than a session and a few batches take on a busy machine, in seconds.
-SLOW = 300.0
+SLOW_S = 300.0
 
 
-@contextmanager
-def process(
+def spark_program(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
-) -> Iterator[subprocess.Popen[str]]:
-    """One of the programs, killed in the end if it still runs, with all that it started."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.programs", *arguments],
-        cwd=cwd,
-        env=None if env is None else {**env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run a program; kill it at the end with its JVM and all workers."""
+    return program(
+        "-m", "tests.spark.programs", *arguments, env=env, cwd=cwd, stderr=subprocess.DEVNULL
     )
-    try:
-        yield started
-    finally:
-        killed(started)
 
 
-def killed(started: subprocess.Popen[str]) -> None:
-    """Kill a program and all that it started, at one go."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(started.pid)
-        family = [parent, *parent.children(recursive=True)]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.suspend()
-        family += [each for each in parent.children(recursive=True) if each not in family]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(family, timeout=20)
-    started.wait()
-    if started.stdout is not None:
-        started.stdout.close()
+def spark_eventually(condition: Callable[[], object], what: str, running: Any = None) -> None:
+    """Wait until the condition holds. Fail if the program or the query ends before."""
 
-
-def answer(started: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a program says in the end."""
-    output, _ = started.communicate(timeout=SLOW)
-    assert started.returncode == 0, output
-    told: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return told
-
-
-def until(what: Callable[[], object], running: Any = None) -> None:
-    """Wait until it is true, while a program or a query runs."""
-    deadline = time.monotonic() + SLOW
-    while not what():
-        assert time.monotonic() < deadline, "it did not come to pass"
+    def alive() -> bool:
+        if running is None:
+            return True
         if isinstance(running, subprocess.Popen):
-            assert running.poll() is None, "the process ended"
-        elif running is not None:
-            assert running.isActive, running.exception()
-        time.sleep(0.005)
+            return running.poll() is None
+        if running.isActive:
+            return True
+        raise AssertionError(running.exception())
+
+    eventually(condition, what, seconds=SLOW_S, alive=alive)

@@ -1,11 +1,14 @@
-"""Programs that the tests start as processes of their own: drivers with a JVM, to be killed, or to start as users' do.
+"""Programs that tests run as separate processes: drivers with their own JVM.
 
-Run as ``python -m tests.spark.programs NAME ARGUMENTS``. What a program has to say it says in JSON, on one line of standard output.
+Run one with ``python -m tests.spark.programs NAME ARGUMENTS``. A program that has a result prints
+it as JSON on one line of standard output. This module imports nothing from ``tests``, because one
+test runs it next to an installed wheel.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -16,100 +19,146 @@ from typing import Any
 
 import pyarrow as pa
 
-#: What a session is started with, here and in the tests.
+#: The settings of every session in the tests. All of them save time.
 CONFIG = {
     "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.stopTimeout": "60s",
-    "spark.python.authenticate.socketTimeout": "600s",  # a busy machine starts workers slowly
+    # A busy machine starts workers slowly.
+    "spark.python.authenticate.socketTimeout": "600s",
 }
+#: The JVM of a test lives too short for its second compiler to pay.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA = {"spark.driver.extraJavaOptions": JAVA_OPTIONS}
 
+#: How many messages a batch of a stream takes, and how many partitions it has.
+BATCH = 20
+PARTITIONS = 2
 
-#: Whether the naive stream has written a batch.
+#: A program that is held ends by itself after this time, in seconds.
+HELD_S = 900.0
+
+#: Set once the stream without ids has written a batch.
 WROTE = threading.Event()
 
 
 def stream(spark: Any, url: str, queue: str, **options: str) -> Any:
-    """A stream out of a queue."""
+    """Return a stream out of a queue."""
     given = {
         "uri": url,
         "queue": queue,
-        "maxMessagesPerBatch": "20",
-        "numPartitions": "5",
+        "maxMessagesPerBatch": str(BATCH),
+        "numPartitions": str(PARTITIONS),
     } | options
     return spark.readStream.format("pyqueue").options(**given).load()
 
 
-def slowly(pause: float) -> Any:
-    """Lets rows through, one after the other."""
+def held(column: str, value: str, gate: str = "") -> Any:
+    """Return a function for ``mapInArrow`` that lets rows pass, except the one with this value.
+
+    The task with that row waits until the file ``gate`` exists, or until its process is killed.
+    All other tasks end, so the job stays half-done for as long as a test needs.
+    """
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            time.sleep(pause * batch.num_rows)
+            if value in batch.column(column).to_pylist():
+                end = time.monotonic() + HELD_S
+                while not (gate and Path(gate).exists()):
+                    if time.monotonic() > end:
+                        raise TimeoutError("the test has neither opened the gate nor killed this")
+                    time.sleep(0.01)
             yield batch
 
     return rows
 
 
-def good(spark: Any, url: str, checkpoint: str, pause: float = 0) -> Any:
-    """From "raw" to "clean", with ids made of the source's."""
+def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None) -> Any:
+    """Start the stream from "raw" to "clean". Its ids are made from those of the source.
+
+    Args:
+        spark: The session.
+        url: The database.
+        checkpoint: The directory of the checkpoints.
+        hold: The payload of the message whose task never ends.
+    """
     df = stream(spark, url, "raw", group="g")
-    if pause:
-        df = df.mapInArrow(slowly(pause), df.schema)
+    if hold is not None:
+        df = df.mapInArrow(held("payload", hold), df.schema)
     writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
     return (
-        writer.option("checkpointLocation", f"{checkpoint}/good").trigger(availableNow=True).start()
+        writer.option("checkpointLocation", f"{checkpoint}/with_ids")
+        .trigger(availableNow=True)
+        .start()
     )
 
 
-def naive(spark: Any, url: str, checkpoint: str, pause: float = 0) -> Any:
-    """From "raw2" to "clean2", each batch by a batch write, which makes ids of its own."""
+def without_ids(spark: Any, url: str, checkpoint: str, hold: bool = False) -> Any:
+    """Start the stream from "raw2" to "clean2": a batch write of each batch, which makes new ids.
+
+    Args:
+        spark: The session.
+        url: The database.
+        checkpoint: The directory of the checkpoints.
+        hold: Whether the first batch waits after its write until the process is killed.
+    """
 
     def write(df: Any, number: int) -> None:
         df.write.format("pyqueue").mode("append").options(uri=url, queue="clean2").save()
         WROTE.set()
-        time.sleep(pause)
+        if hold:
+            time.sleep(HELD_S)
 
     df = stream(spark, url, "raw2", group="g")
-    writer = df.writeStream.foreachBatch(write).option("checkpointLocation", f"{checkpoint}/naive")
-    return writer.trigger(availableNow=True).start()
+    writer = df.writeStream.foreachBatch(write)
+    return (
+        writer.option("checkpointLocation", f"{checkpoint}/without_ids")
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
-def streams(url: str, checkpoint: str, *names: str) -> None:
-    """Run these streams, slowly, to their end; the naive one is to be killed when it has written."""
+def session() -> Any:
+    """Start the session of a program that will be killed."""
     from pyqueue.spark import spark_session
 
-    spark = spark_session("killed", master="local[2]", config=CONFIG)
+    spark = spark_session("killed", master="local[2]", config=CONFIG | JAVA)
     spark.sparkContext.setLogLevel("OFF")
-    if "naive" in names:
-        naive(spark, url, checkpoint, 600)
-        WROTE.wait()
-    good(spark, url, checkpoint, 0.1).awaitTermination()
+    return spark
 
 
-def write(url: str, rows: str) -> None:
-    """Write rows with ids by one job, again and again, for ever."""
-    from pyqueue.spark import spark_session
+def run_with_ids(url: str, checkpoint: str, hold: str) -> None:
+    """Run the stream with ids. It holds at one message."""
+    with_ids(session(), url, checkpoint, hold).awaitTermination()
 
-    spark = spark_session("killed", master="local[2]", config=CONFIG)
-    spark.sparkContext.setLogLevel("OFF")
+
+def run_without_ids(url: str, checkpoint: str) -> None:
+    """Run the stream without ids. It holds once its first batch is written."""
+    without_ids(session(), url, checkpoint, hold=True).awaitTermination()
+
+
+def write(url: str, rows: str, hold: str, gate: str) -> None:
+    """Write rows with ids in one job, which holds at the row ``hold`` until the gate opens."""
     df = (
-        spark.range(int(rows))
+        session()
+        .range(int(rows))
         .selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
         .repartition(4)
     )
-    while True:
-        df.write.format("pyqueue").mode("append").options(
-            uri=url, queue="clean", idColumn="name"
-        ).save()
+    df = df.mapInArrow(held("payload", hold, gate), df.schema)
+    df.write.format("pyqueue").mode("append").options(
+        uri=url, queue="clean", idColumn="name"
+    ).save()
 
 
 def plain(url: str) -> None:
-    """A session as a user starts one, who registers nothing: reads and writes payloads of several types."""
+    """Read and write payloads of several types in a session that registers nothing."""
+    import pyqueue
     from pyqueue.spark.session import session
 
-    spark = session("plain", master="local[1]", config=CONFIG)
+    spark = session("plain", master="local[1]", config=CONFIG | JAVA)
     spark.sparkContext.setLogLevel("OFF")
     given = {"uri": url, "queue": "raw", "numPartitions": "1"}
     type = "struct<at: timestamp, far: timestamp, price: decimal(10,2), tags: array<string>>"
@@ -122,11 +171,7 @@ def plain(url: str) -> None:
     json_.write.format("pyqueue").mode("append").options(uri=url, queue="jsons").save()
     variant = spark.read.format("pyqueue").options(**given, payloadType="variant").load()
     variant.write.format("pyqueue").mode("append").options(uri=url, queue="variants").save()
-    import os
-
-    import pyqueue
-
-    told = {
+    result = {
         "at": row.at,
         "far": row.far,
         "java_home": os.environ.get("JAVA_HOME"),
@@ -134,17 +179,17 @@ def plain(url: str) -> None:
         "zone": time.strftime("%z", time.localtime(datetime(2013, 7, 1, tzinfo=UTC).timestamp())),
     }
     spark.stop()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 def connect(url: str, checkpoint: str) -> None:
-    """Spark Connect: a batch read, a write, a stream, a stage and a claim."""
+    """Use Spark Connect: a batch read, a write, a stream, a stage and a claim."""
     from pyqueue import Client
     from pyqueue.spark import SparkStage, spark_session
 
-    spark = spark_session("connect", config=CONFIG | {"spark.remote": "local[2]"})
-    told: dict[str, Any] = {"session": type(spark).__module__}
-    told["read"] = spark.read.format("pyqueue").options(uri=url, queue="raw").load().count()
+    spark = spark_session("connect", config=CONFIG | JAVA | {"spark.remote": "local[2]"})
+    result: dict[str, Any] = {"session": type(spark).__module__}
+    result["read"] = spark.read.format("pyqueue").options(uri=url, queue="raw").load().count()
     query = (
         stream(spark, url, "raw", group="g")
         .writeStream.format("pyqueue")
@@ -158,16 +203,17 @@ def connect(url: str, checkpoint: str) -> None:
         uri=url, source="clean", to="last", group="g", transform=lambda df: df.where("payload > 1")
     )
     report = stage.run_once(spark)
-    told["stage"] = [report.claimed, report.written, report.dropped]
+    result["stage"] = [report.claimed, report.written, report.dropped]
     with Client(url) as client, client.queue("last").claim("h", limit=10) as claim:
-        told["claim"] = sorted(row.payload for row in claim.dataframe(spark).collect())
+        result["claim"] = sorted(row.payload for row in claim.dataframe(spark).collect())
     spark.stop()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
     programs: dict[str, Callable[..., None]] = {
-        "streams": streams,
+        "with_ids": run_with_ids,
+        "without_ids": run_without_ids,
         "write": write,
         "plain": plain,
         "connect": connect,

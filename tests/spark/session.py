@@ -16,8 +16,8 @@ import pymongo
 import pytest
 
 from pyqueue.embedded import EmbeddedServer
-from tests.spark.processes import ROOT
-from tests.spark.programs import CONFIG
+from tests.spark.programs import CONFIG, JAVA_OPTIONS
+from tests.support.processes import ROOT
 
 __all__ = ["URI_ENV", "database", "log", "password", "signed_in", "spark"]
 
@@ -75,7 +75,9 @@ def spark(signed_in: str, log: Path) -> Iterator[Any]:
 
     logging = log.with_name("log4j2.properties")
     logging.write_text(_LOGGING.format(path=log))
-    java = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}"}
+    java = {
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dlog4j2.configurationFile=file:{logging}"
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(URI_ENV, signed_in)
         patch.setenv("PYTHONPATH", str(ROOT))

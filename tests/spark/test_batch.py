@@ -55,7 +55,8 @@ def staged(flow: Flow) -> int:
 # ---- reads
 
 
-def test_a_read_shows_what_is_ready_and_consumes_nothing(flow: Flow, read: Read) -> None:
+@pytest.mark.spark_long
+def test_read_shows_ready_messages_and_consumes_none(flow: Flow, read: Read) -> None:
     ids = flow.raw.push_many(range(10), headers={"text": "a", "number": 5})
     ids.append(flow.raw.push({"a": [1, "é"]}, key="k", id="mine"))
     flow.raw.push("later", delay=600)
@@ -83,14 +84,16 @@ def test_a_read_shows_what_is_ready_and_consumes_nothing(flow: Flow, read: Read)
     assert flow.stored(flow.source) == before
 
 
-def test_an_empty_queue(flow: Flow, read: Read) -> None:
+@pytest.mark.spark_long
+def test_read_of_an_empty_queue_has_no_rows(flow: Flow, read: Read) -> None:
     assert read(flow.source).collect() == []
 
 
 # ---- writes
 
 
-def test_a_write(spark: Any, flow: Flow, write: Write) -> None:
+@pytest.mark.spark_long
+def test_write_makes_messages(spark: Any, flow: Flow, write: Write) -> None:
     df = spark.createDataFrame(
         [('{"a": 1}', {"h": "x"}, "k1"), ("2", None, None), (None, {}, "k2"), ("4", None, "k1")],
         "payload string, headers map<string, string>, key string",
@@ -108,7 +111,10 @@ def test_a_write(spark: Any, flow: Flow, write: Write) -> None:
     assert staged(flow) == 0
 
 
-def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, database: str) -> None:
+@pytest.mark.spark_long
+def test_write_wakes_a_waiting_consumer(
+    spark: Any, flow: Flow, write: Write, database: str
+) -> None:
     got: list[Any] = []
     with Client(database) as client:
         queue = client.queue(flow.target, poll=600)
@@ -121,9 +127,8 @@ def test_a_write_wakes_who_waits(spark: Any, flow: Flow, write: Write, database:
     assert time.monotonic() - began < 10
 
 
-def test_ids_of_a_column_are_the_ids_and_a_write_that_is_repeated_writes_nothing_twice(
-    spark: Any, flow: Flow, write: Write
-) -> None:
+@pytest.mark.spark_long
+def test_write_with_id_column_can_be_repeated(spark: Any, flow: Flow, write: Write) -> None:
     df = spark.createDataFrame(
         [(f"{flow.target}-{n}", str(n)) for n in range(20)], "order_id string, payload string"
     )
@@ -138,9 +143,8 @@ def test_ids_of_a_column_are_the_ids_and_a_write_that_is_repeated_writes_nothing
     assert flow.clean.counts().total == 19
 
 
-def test_ids_of_another_queues_messages_fail_the_write(
-    spark: Any, flow: Flow, write: Write
-) -> None:
+@pytest.mark.spark_long
+def test_write_with_ids_of_another_queue_fails(spark: Any, flow: Flow, write: Write) -> None:
     id = flow.raw.push("other", id=f"{flow.target}-3")
     df = spark.createDataFrame(
         [(f"{flow.target}-{n}", str(n)) for n in range(6)], "order_id string, payload string"
@@ -154,7 +158,8 @@ def test_ids_of_another_queues_messages_fail_the_write(
     assert message.payload == "other"
 
 
-def test_one_id_in_several_rows_fails_the_write(spark: Any, flow: Flow, write: Write) -> None:
+@pytest.mark.spark_long
+def test_write_with_one_id_in_several_rows_fails(spark: Any, flow: Flow, write: Write) -> None:
     ids = [f"{flow.target}-{n}" for n in (1, 2, 3, 2)]
     df = spark.createDataFrame([(id, "1") for id in ids], "order_id string, payload string")
     for parts in (1, 4):
@@ -168,7 +173,8 @@ def test_one_id_in_several_rows_fails_the_write(spark: Any, flow: Flow, write: W
         assert staged(flow) == 0
 
 
-def test_overwriting_is_refused(spark: Any, flow: Flow, database: str) -> None:
+@pytest.mark.spark_long
+def test_write_refuses_mode_overwrite(spark: Any, flow: Flow, database: str) -> None:
     flow.clean.push("there")
     df = spark.createDataFrame([("1",)], "payload string")
     with pytest.raises(Exception, match="mode: a queue is appended to"):
@@ -176,7 +182,8 @@ def test_overwriting_is_refused(spark: Any, flow: Flow, database: str) -> None:
     assert flow.written() == ["there"]
 
 
-def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -> None:
+@pytest.mark.spark_long
+def test_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -> None:
     """Some of its tasks were through."""
     flow.clean.push("there")
 
@@ -199,7 +206,7 @@ def test_a_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write)
     assert staged(flow) == 0
 
 
-def test_what_is_staged_by_who_dies_goes_by_itself(flow: Flow) -> None:
+def test_staged_messages_of_a_dead_writer_expire(flow: Flow) -> None:
     """The TTL index takes it away: its dates are dates."""
     runner_of(flow.client).run(
         Staging(backend_of(flow.clean), "job").write(
@@ -259,8 +266,9 @@ def failing_once(
     return rows
 
 
+@pytest.mark.spark_long
 @pytest.mark.parametrize("ids", [True, False], ids=["idColumn", "no ids"])
-def test_a_task_that_is_repeated_with_its_rows_in_another_order(
+def test_write_survives_a_task_repeated_in_another_order(
     spark: Any, flow: Flow, write: Write, database: str, tmp_path: Path, ids: bool
 ) -> None:
     marker = tmp_path / "failed"

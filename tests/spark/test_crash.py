@@ -55,7 +55,7 @@ def crashes(run: Callable[[int], bool]) -> int:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_a_stage_that_dies_anywhere(shared: Client, output: str) -> None:
+def test_stage_that_dies_at_any_command_loses_nothing(shared: Client, output: str) -> None:
     transform = doubled if output == "move" else tripled
     expected = [0, 2, 6, 8] if output == "move" else sorted([*range(5)] * 3)
 
@@ -73,7 +73,7 @@ def test_a_stage_that_dies_anywhere(shared: Client, output: str) -> None:
     assert crashes(run) > 12
 
 
-def test_a_claim_that_dies_anywhere(shared: Client) -> None:
+def test_claim_that_dies_at_any_command_loses_nothing(shared: Client) -> None:
     def run(at: int) -> bool:
         flow = Flow(shared)
         flow.raw.push_many(range(5))
@@ -100,7 +100,7 @@ def test_a_claim_that_dies_anywhere(shared: Client) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_a_message_that_is_taken_away_at_any_point(shared: Client, output: str) -> None:
+def test_stage_skips_a_message_taken_at_any_command(shared: Client, output: str) -> None:
     """Its lease ran out, say. Whoever has it finishes it; the stage writes the others, and says that it lost one."""
     transform = doubled if output == "move" else tripled
     raw = shared.database["pyqueue"]
@@ -150,7 +150,7 @@ def stolen(flow: Flow, *payloads: int) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_messages_that_are_all_taken_away_while_the_transform_runs(flow: Flow, output: str) -> None:
+def test_stage_whose_messages_are_all_taken_writes_nothing(flow: Flow, output: str) -> None:
     flow.raw.push_many(range(5))
 
     def transform(frame: Frame) -> Frame:
@@ -169,7 +169,7 @@ def test_messages_that_are_all_taken_away_while_the_transform_runs(flow: Flow, o
     assert flow.left() == [*range(5)]  # whoever has them works on them
 
 
-def test_messages_that_are_taken_away_one_after_the_other_are_lost_once_each(flow: Flow) -> None:
+def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
     """A transaction is tried again with what is left, and in the end with its halves; each message counts as one."""
     flow.raw.push_many(range(10))
     thefts = [0, 9, 5, 1]
@@ -192,7 +192,7 @@ def test_messages_that_are_taken_away_one_after_the_other_are_lost_once_each(flo
     assert flow.left() == [0, 1, 5, 9]
 
 
-def test_a_long_transaction_writes_nothing_of_what_others_took_meanwhile(
+def test_long_transaction_leaves_out_taken_messages(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks again before it writes, and has its rows made anew of what is left."""
@@ -216,7 +216,7 @@ def test_a_long_transaction_writes_nothing_of_what_others_took_meanwhile(
 IDS = [f"id{number}" for number in range(6)]
 
 
-def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) -> None:
+def test_write_that_dies_at_any_command_can_be_repeated(shared: Client) -> None:
     """Also in the middle of showing what it staged. Ids are columns; some rows have keys, one of which is taken."""
 
     def run(at: int) -> bool:
@@ -256,7 +256,7 @@ def test_a_job_that_writes_and_dies_anywhere_and_is_run_again(shared: Client) ->
     assert any(partly)  # it did die in the middle of it
 
 
-def test_the_audit_can_fail(shared: Client) -> None:
+def test_stage_without_atomic_moves_writes_twice(shared: Client) -> None:
     """A stage that writes first and commits later, each by itself, loses nothing, and writes twice."""
     twice: list[bool] = []
 
@@ -283,7 +283,7 @@ def test_the_audit_can_fail(shared: Client) -> None:
     assert not all(twice)
 
 
-def test_a_server_that_goes_away_in_a_transaction_fails_no_message(
+def test_transaction_keeps_its_claim_if_the_server_is_gone(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = Flow(shared)
@@ -303,7 +303,7 @@ def test_a_server_that_goes_away_in_a_transaction_fails_no_message(
     assert flow.left() == []
 
 
-def test_a_server_that_goes_away_in_a_move_fails_no_message(
+def test_move_keeps_its_claim_if_the_server_is_gone(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run goes on with what was not moved."""
@@ -329,7 +329,7 @@ def test_a_server_that_goes_away_in_a_move_fails_no_message(
     assert flow.left() == []
 
 
-def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
+def test_stage_goes_on_after_a_failed_renewal(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(claims: NamedClaims, token: str, lease: float) -> Plan[None]:

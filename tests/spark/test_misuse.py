@@ -97,7 +97,7 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
 @pytest.mark.parametrize(
     ("named", "call"), WRONG, ids=[f"{number}-{named}" for number, (named, _) in enumerate(WRONG)]
 )
-def test_options(named: str, call: Callable[[], Any]) -> None:
+def test_source_refuses_invalid_options(named: str, call: Callable[[], Any]) -> None:
     with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}|'{named}'"):
         call()
 
@@ -136,12 +136,12 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     WRONG_STAGES,
     ids=[f"{named}-{list(o.values())}" for named, o in WRONG_STAGES],
 )
-def test_arguments_of_a_stage(named: str, options: dict[str, Any]) -> None:
+def test_stage_refuses_invalid_arguments(named: str, options: dict[str, Any]) -> None:
     with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}"):
         SparkStage(**(STAGE | options))
 
 
-def test_arguments_that_are_allowed() -> None:
+def test_stage_accepts_valid_arguments_and_pickles() -> None:
     SparkStage(**STAGE)
     SparkStage(**STAGE, output="transaction", max_messages=10_000, model=Model, max_tries=None)
     again = pickle.loads(pickle.dumps(SparkStage(**STAGE, max_messages=100_000, model=Model)))
@@ -188,7 +188,7 @@ ANSWERS: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("output", "transform", "told"), ANSWERS, ids=[f"{o}-{told}" for o, _, told in ANSWERS]
 )
-def test_an_answer_that_nothing_can_be_made_of(
+def test_stage_refuses_an_unusable_result_of_its_transform(
     flow: Flow, output: str, transform: Any, told: str
 ) -> None:
     """Nothing is written, and the batch is given back as it was."""
@@ -220,7 +220,9 @@ def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
         ({"key": "k" * 513}, "^key: "),
     ],
 )
-def test_rows(flow: Flow, database: str, row: dict[str, Any], told: str, streaming: bool) -> None:
+def test_write_refuses_invalid_rows(
+    flow: Flow, database: str, row: dict[str, Any], told: str, streaming: bool
+) -> None:
     schema = table(id=StringType(), payload=StringType(), key=StringType())
     source = QueueDataSource({"uri": database, "queue": flow.target, "idColumn": "id"})
     writer: Any = source.streamWriter(schema, False) if streaming else source.writer(schema, False)
@@ -233,7 +235,7 @@ def test_rows(flow: Flow, database: str, row: dict[str, Any], told: str, streami
     assert flow.written() == []
 
 
-def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, database: str) -> None:
+def test_stream_write_refuses_ids_of_another_queue(flow: Flow, database: str) -> None:
     flow.raw.push(1, id=f"s~{flow.source}")
     writer: Any = QueueDataSource(
         {"uri": database, "queue": flow.target, "stage": "s"}
@@ -243,7 +245,7 @@ def test_ids_of_another_queues_messages_in_a_stream(flow: Flow, database: str) -
     assert flow.written() == []
 
 
-def test_a_claim_has_bounds(shared: Client, flow: Flow) -> None:
+def test_claim_limit_has_a_maximum(shared: Client, flow: Flow) -> None:
     with pytest.raises(ConfigurationError, match=r"^limit: "), flow.raw.claim("g", limit=100_001):
         pytest.fail("it began")
 
@@ -257,7 +259,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("uri", SECRETS)
-def test_secrets_are_not_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offset_and_repr_hide_credentials(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", uri)
     for place in (
         NamespaceAddress.of(uri, None, "pyqueue"),
@@ -274,7 +276,7 @@ def test_secrets_are_not_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert "s3cret" not in repr(SparkStage(**(STAGE | {"uri": uri})))
 
 
-def test_errors_tell_no_secrets(
+def test_errors_hide_credentials(
     signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))

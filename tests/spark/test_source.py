@@ -111,7 +111,7 @@ def run_through(
     Engine(source(flow, database), sink, checkpoint, step).run()
 
 
-def test_a_stream_that_dies_between_any_two_steps(shared: Client, database: str) -> None:
+def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database: str) -> None:
     dying: set[str] = set()
     for at in range(1, 100):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
@@ -138,7 +138,7 @@ def test_a_stream_that_dies_between_any_two_steps(shared: Client, database: str)
     assert at > 20
 
 
-def test_a_stream_that_dies_at_any_command(shared: Client, database: str) -> None:
+def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, database: str) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     client.queues()
     for at in range(1, 200):
@@ -154,7 +154,7 @@ def test_a_stream_that_dies_at_any_command(shared: Client, database: str) -> Non
     assert at > 20
 
 
-def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, database: str) -> None:
+def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database: str) -> None:
     """So the tests above can fail."""
     for at in range(1, 100):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
@@ -169,9 +169,7 @@ def test_without_ids_a_stream_that_dies_writes_twice(shared: Client, database: s
     assert doubled
 
 
-def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(
-    shared: Client, database: str
-) -> None:
+def test_stream_survives_the_loss_of_its_checkpoint(shared: Client, database: str) -> None:
     """Whatever step it died at: nothing is lost, and the ids keep it from being written twice."""
     for at in range(1, 100):
         flow, death = Flow(shared), Deaths(at)
@@ -186,7 +184,7 @@ def test_a_checkpoint_that_is_deleted_while_a_claim_is_outstanding(
     assert at > 20
 
 
-def test_a_restart_waits_for_no_lease(flow: Flow, database: str) -> None:
+def test_restarted_stream_waits_for_no_lease(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     checkpoint = Checkpoint()
     with pytest.raises(Crash):
@@ -206,9 +204,7 @@ def test_a_restart_waits_for_no_lease(flow: Flow, database: str) -> None:
 # ---- acknowledging
 
 
-def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(
-    flow: Flow, database: str
-) -> None:
+def test_batch_is_acknowledged_once_committed(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     left: list[int] = []
     engine = Engine(source(flow, database), lambda *_: left.append(len(flow.left())))
@@ -219,9 +215,7 @@ def test_a_batch_is_acknowledged_when_it_is_committed_and_not_before(
     engine.reader.stop()
 
 
-def test_the_listener_acknowledges_the_last_batch_of_a_query_that_was_stopped(
-    flow: Flow, database: str
-) -> None:
+def test_listener_acknowledges_the_last_batch(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
@@ -240,7 +234,7 @@ def progress(*ends: str | None) -> Any:
     )
 
 
-def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database: str) -> None:
+def test_listener_ignores_other_sources(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
@@ -262,9 +256,7 @@ def test_the_listener_passes_by_sources_that_are_no_queues(flow: Flow, database:
     engine.reader.stop()
 
 
-def test_a_listener_that_hears_late_touches_nothing_of_the_next_runner(
-    flow: Flow, database: str
-) -> None:
+def test_late_listener_is_fenced_by_the_next_runner(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(6))
     checkpoint = Checkpoint()
     engine = Engine(source(flow, database), seen(Counter()), checkpoint)
@@ -293,7 +285,7 @@ def waiting(flow: Flow, database: str) -> Iterator[list[Any]]:
         consumer.join()
 
 
-def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
+def test_committed_batch_wakes_a_waiting_consumer(flow: Flow, database: str) -> None:
     writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
     with waiting(flow, database) as got:
         writer.write(iter([batch([{"_id": "m", "q": "", "when": NOW, "payload": 1}], None)]))
@@ -306,7 +298,7 @@ def test_a_committed_batch_wakes_who_waits(flow: Flow, database: str) -> None:
 # ---- limits
 
 
-def test_limits_are_kept(flow: Flow, database: str) -> None:
+def test_stream_keeps_its_limit(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     sizes: list[int] = []
     Engine(
@@ -316,7 +308,7 @@ def test_limits_are_kept(flow: Flow, database: str) -> None:
     assert sizes == [2, 2, 1]
 
 
-def test_what_spark_asks_for_is_the_limit(flow: Flow, database: str) -> None:
+def test_stream_keeps_the_limit_that_spark_gives(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     engine = Engine(source(flow, database), seen(Counter()))
     assert engine.reader.getDefaultReadLimit() == ReadMaxRows(2)
@@ -326,7 +318,7 @@ def test_what_spark_asks_for_is_the_limit(flow: Flow, database: str) -> None:
     engine.reader.stop()
 
 
-def test_available_now_leaves_what_came_in_since(flow: Flow, database: str) -> None:
+def test_available_now_leaves_later_messages(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(4))
     rows: Counter[Any] = Counter()
 
@@ -344,9 +336,7 @@ def test_available_now_leaves_what_came_in_since(flow: Flow, database: str) -> N
     assert not flow.held()
 
 
-def test_a_stream_that_is_stopped_before_it_ran_takes_the_group_from_nobody(
-    flow: Flow, database: str
-) -> None:
+def test_stream_stopped_before_its_start_adopts_nothing(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(3))
     engine = Engine(source(flow, database), seen(Counter()))
     assert engine.batch()
@@ -357,7 +347,7 @@ def test_a_stream_that_is_stopped_before_it_ran_takes_the_group_from_nobody(
     engine.reader.stop()
 
 
-def test_a_paused_queue(flow: Flow, database: str) -> None:
+def test_stream_waits_while_its_queue_is_paused(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     flow.raw.pause()
     rows: Counter[Any] = Counter()
@@ -369,9 +359,7 @@ def test_a_paused_queue(flow: Flow, database: str) -> None:
     engine.reader.stop()
 
 
-def test_an_ack_of_a_claim_that_lost_some_leaves_what_others_have(
-    flow: Flow, database: str
-) -> None:
+def test_acknowledge_leaves_messages_of_other_holders(flow: Flow, database: str) -> None:
     ids = flow.raw.push_many(range(2))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
@@ -401,7 +389,7 @@ class Second:
             self.engine.batch()
 
 
-def test_of_two_runners_one_goes_on_and_the_other_is_fenced(shared: Client, database: str) -> None:
+def test_second_runner_fences_the_first_at_any_step(shared: Client, database: str) -> None:
     """Wherever the second one comes in."""
     for at in range(1, 100):
         flow = Flow(shared)
@@ -434,7 +422,7 @@ def _fenced(engine: Engine) -> bool:
     return False
 
 
-def test_a_runner_that_was_fenced_stays_so(flow: Flow, database: str) -> None:
+def test_fenced_runner_stays_fenced(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     rows: Counter[Any] = Counter()
     former = Engine(source(flow, database), seen(rows))
@@ -454,7 +442,7 @@ def test_a_runner_that_was_fenced_stays_so(flow: Flow, database: str) -> None:
 # ---- leases
 
 
-def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, database: str) -> None:
+def test_stream_renews_a_lease_shorter_than_its_batch(flow: Flow, database: str) -> None:
     flow.raw.push_many([1])
     looks = 0
 
@@ -474,7 +462,7 @@ def test_a_lease_shorter_than_the_batch_is_renewed(flow: Flow, database: str) ->
     assert flow.left() == []
 
 
-def test_without_renewal_a_thief_keeps_what_it_took(
+def test_acknowledge_without_renewal_spares_a_lapsed_message(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
@@ -498,7 +486,7 @@ def test_without_renewal_a_thief_keeps_what_it_took(
     engine.reader.stop()
 
 
-def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_the_batch_goes_on(
+def test_stream_goes_on_after_a_failed_renewal(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(claims: NamedClaims, token: str, lease: float) -> Plan[None]:
@@ -530,7 +518,7 @@ def table(database: str, queue: str, **options: str) -> QueueDataSource:
     return QueueDataSource({"uri": database, "queue": queue} | options)
 
 
-def test_a_table_is_read_part_by_part_and_chunk_by_chunk(
+def test_table_is_read_by_slices_and_chunks(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each task by itself, as a process of its own does; nothing is consumed."""
@@ -554,7 +542,7 @@ def test_a_table_is_read_part_by_part_and_chunk_by_chunk(
     assert flow.stored(flow.source) == before
 
 
-def test_a_table_of_a_type_is_read_as_it(flow: Flow, database: str) -> None:
+def test_table_is_read_as_its_payload_type(flow: Flow, database: str) -> None:
     flow.raw.push({"a": 1, "b": "x"})
     type = StructType([StructField("a", LongType()), StructField("b", StringType())])
     reader = table(database, flow.source, payloadType="struct<a: bigint, b: string>").reader(
@@ -566,7 +554,7 @@ def test_a_table_of_a_type_is_read_as_it(flow: Flow, database: str) -> None:
     assert rows.column("payload").to_pylist() == [{"a": 1, "b": "x"}]
 
 
-def test_what_spark_is_told_of_the_columns(flow: Flow, database: str) -> None:
+def test_table_has_the_documented_schema(flow: Flow, database: str) -> None:
     assert table(database, flow.source).schema() == columns(None)
     assert table(database, flow.source, payloadType="json").schema() == columns(None)
     typed = table(database, flow.source, payloadType="struct<a: bigint>").schema()
@@ -593,7 +581,7 @@ def staged(flow: Flow) -> int:
     return count
 
 
-def test_a_write_shows_nothing_before_its_commit_and_then_all_that_its_tasks_told_of(
+def test_write_shows_committed_tasks_only_and_all_at_once(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a task wrote that was tried again, or that Spark ran twice, is no part of it."""
@@ -614,7 +602,7 @@ def test_a_write_shows_nothing_before_its_commit_and_then_all_that_its_tasks_tol
     assert staged(flow) == 0
 
 
-def test_a_write_that_is_aborted_leaves_nothing_of_its_own(flow: Flow, database: str) -> None:
+def test_aborted_write_leaves_nothing(flow: Flow, database: str) -> None:
     flow.clean.push(100)
     one, other = (cast(Any, table(database, flow.target).writer(WRITTEN, False)) for _ in range(2))
     done, kept = one.write(rows_of(1, 2)), other.write(rows_of(3))
@@ -625,7 +613,7 @@ def test_a_write_that_is_aborted_leaves_nothing_of_its_own(flow: Flow, database:
     assert flow.written() == [3, 100]
 
 
-def test_a_committed_write_wakes_who_waits(flow: Flow, database: str) -> None:
+def test_committed_write_wakes_a_waiting_consumer(flow: Flow, database: str) -> None:
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     told = writer.write(rows_of(1))
     with waiting(flow, database) as got:
@@ -654,7 +642,7 @@ def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     pushed(flow, kind, count)
     run = runner_of(flow.client).run
     claims = NamedClaims(backend_of(flow.raw), "g")
@@ -672,7 +660,7 @@ def test_parts_of_a_claim_are_disjoint_and_complete(flow: Flow, kind: str, count
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_parts_of_a_look_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     """Most of them became eligible in one and the same millisecond."""
     pushed(flow, kind, count)
     backend, run = backend_of(flow.raw), runner_of(flow.client).run

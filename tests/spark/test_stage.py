@@ -50,7 +50,8 @@ def stage_of(flow: Flow, transform: Any, **options: Any) -> SparkStage:
     )
 
 
-def test_a_stage_that_moves(spark: Any, flow: Flow) -> None:
+@pytest.mark.spark_long
+def test_stage_moves_transformed_messages(spark: Any, flow: Flow) -> None:
     flow.raw.push_many(FLIGHTS, headers={"n": 5})
     stage = stage_of(
         flow,
@@ -75,8 +76,9 @@ def test_a_stage_that_moves(spark: Any, flow: Flow) -> None:
     assert flow.left() == []
 
 
+@pytest.mark.spark_long
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
-def test_a_stage_by_transaction(spark: Any, flow: Flow) -> None:
+def test_stage_by_transaction_writes_any_rows(spark: Any, flow: Flow) -> None:
     """Any rows, a message that fails among them: it does not keep its neighbours."""
     from pyspark.sql.functions import udf
 
@@ -113,7 +115,8 @@ def test_a_stage_by_transaction(spark: Any, flow: Flow) -> None:
     assert flow.left() == []
 
 
-def test_a_claim_as_a_frame(spark: Any, database: str, flow: Flow) -> None:
+@pytest.mark.spark_long
+def test_claim_dataframe_holds_its_rows(spark: Any, database: str, flow: Flow) -> None:
     flow.raw.push_many(FLIGHTS)
     queue = flow.client.queue(flow.source, Flight)
     with queue.claim("g", limit=100) as claim:
@@ -130,7 +133,8 @@ def test_a_claim_as_a_frame(spark: Any, database: str, flow: Flow) -> None:
             assert claim.dataframe(spark).collect()[0].payload == '{"x": 1}'
 
 
-def test_a_claim_whose_messages_do_not_fit_the_model(spark: Any, flow: Flow) -> None:
+@pytest.mark.spark_long
+def test_claim_dataframe_names_a_message_that_does_not_fit(spark: Any, flow: Flow) -> None:
     (good, bad) = flow.raw.push_many([FLIGHTS[0], {"carrier": "AA", "delay": 0.5}])
     assert good != bad
     queue = flow.client.queue(flow.source, Flight)
@@ -158,7 +162,7 @@ class Session:
 
 
 @pytest.mark.parametrize("model", [None, Flight])
-def test_a_claim_of_an_async_client_as_a_frame(model: type[Flight] | None) -> None:
+def test_async_claim_dataframe_is_made_in_a_thread(model: type[Flight] | None) -> None:
     """Spark blocks, so it is called in a thread beside the loop."""
     session = Session()
 
@@ -205,9 +209,7 @@ def given(*rows: dict[str, Any]) -> Given:
     return Given(pa.Table.from_pylist([*rows], to_arrow_schema(schema, timezone="UTC")), schema)
 
 
-def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(
-    flow: Flow, database: str
-) -> None:
+def test_foreach_batch_skips_a_batch_done_before(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
 
     def transform(frame: Any) -> Any:
@@ -218,9 +220,7 @@ def test_a_batch_of_a_stream_that_was_done_before_is_not_transformed_again(
     assert not flow.held()
 
 
-def test_a_batch_of_a_stream_that_reads_something_else_is_refused(
-    flow: Flow, database: str
-) -> None:
+def test_foreach_batch_refuses_a_batch_of_another_source(flow: Flow, database: str) -> None:
     """Nobody would finish its messages."""
     row = {"id": "a", "queue": "another", "payload": "1", "when": NOON, "tries": 1}
     with pytest.raises(
@@ -232,7 +232,7 @@ def test_a_batch_of_a_stream_that_reads_something_else_is_refused(
 
 
 @pytest.mark.usefixtures("faked")
-def test_a_stage_that_runs_on_waits_for_more(
+def test_stage_run_waits_for_more(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks at an empty queue again and again, and tells only of batches that had messages."""

@@ -11,7 +11,7 @@ import pytest
 
 from pyqueue.spark import SparkStage
 from tests.spark.fakes import Flow
-from tests.spark.processes import until
+from tests.spark.processes import spark_eventually
 from tests.spark.session import URI_ENV
 
 Query = Any
@@ -63,7 +63,7 @@ def ended(query: Query) -> Query:
 # ---- the order of the calls, and the ends of queries
 
 
-def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
+def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..., Query]) -> None:
     ids = flow.raw.push_many(range(8), headers={"h": 1})
     query = ended(started(availableNow=True))
     assert [each.numInputRows for each in query.recentProgress] == [5, 3]
@@ -81,26 +81,28 @@ def test_available_now(flow: Flow, started: Callable[..., Query]) -> None:
     assert flow.left() == ["later"]
 
 
-def test_a_query_that_goes_on_leaves_nothing_reserved(
+@pytest.mark.spark_long
+def test_continuing_stream_leaves_nothing_reserved(
     flow: Flow, started: Callable[..., Query]
 ) -> None:
     """Neither while it waits for its next batch, by the listener, nor when it is stopped then; nor when it is idle."""
     flow.raw.push_many(range(3))
     query = started(processingTime="1 hour")
-    until(lambda: settled(flow), query)
+    spark_eventually(lambda: settled(flow), "a settled source", query)
     query.stop()
     assert flow.written() == [*range(3)]
     query = started(processingTime="200 milliseconds")
     flow.raw.push_many(range(3, 10))
-    until(lambda: len(flow.written()) == 10, query)
-    until(lambda: settled(flow), query)
+    spark_eventually(lambda: len(flow.written()) == 10, "all messages written", query)
+    spark_eventually(lambda: settled(flow), "a settled source", query)
     query.stop()
     assert query.exception() is None
     assert max(each.numInputRows for each in query.recentProgress) <= 5
     assert settled(flow)
 
 
-def test_a_task_that_is_repeated_with_its_rows_in_another_order(
+@pytest.mark.spark_long
+def test_stream_survives_a_task_repeated_in_another_order(
     flow: Flow, started: Callable[..., Query], tmp_path: Path
 ) -> None:
     marker = str(tmp_path / "failed")
@@ -126,7 +128,10 @@ def test_a_task_that_is_repeated_with_its_rows_in_another_order(
     assert settled(flow)
 
 
-def test_for_each_batch(spark: Any, flow: Flow, database: str, tmp_path: Path) -> None:
+@pytest.mark.spark_long
+def test_foreach_batch_settles_the_stream(
+    spark: Any, flow: Flow, database: str, tmp_path: Path
+) -> None:
     """A stage settles the batches of a stream; rows that it leaves out are finished."""
     stage = SparkStage(
         uri=database,
@@ -152,16 +157,16 @@ def test_for_each_batch(spark: Any, flow: Flow, database: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_of_two_queries_of_a_group_one_goes_on(flow: Flow, started: Callable[..., Query]) -> None:
+def test_second_query_of_a_group_ends_the_first(flow: Flow, started: Callable[..., Query]) -> None:
     flow.raw.push_many(range(3))
     first = started(processingTime="200 milliseconds", to="first")
-    until(lambda: len(flow.written()) == 3, first)
+    spark_eventually(lambda: len(flow.written()) == 3, "three messages written", first)
     second = started(processingTime="200 milliseconds", to="second", checkpoint="another")
-    until(lambda: not first.isActive, second)
+    spark_eventually(lambda: not first.isActive, "the end of the first query", second)
     assert "another runner" in str(first.exception())
     flow.raw.push_many(range(3, 8))
-    until(lambda: len(flow.written()) == 8, second)
-    until(lambda: settled(flow), second)
+    spark_eventually(lambda: len(flow.written()) == 8, "all messages written", second)
+    spark_eventually(lambda: settled(flow), "a settled source", second)
     second.stop()
     assert second.exception() is None
     by = {each["payload"]: each["_id"].partition("~")[0] for each in flow.stored(flow.target)}
@@ -169,14 +174,14 @@ def test_of_two_queries_of_a_group_one_goes_on(flow: Flow, started: Callable[...
 
 
 @pytest.mark.slow
-def test_a_query_whose_checkpoint_is_deleted(flow: Flow, started: Callable[..., Query]) -> None:
+def test_stream_goes_on_without_its_checkpoint(flow: Flow, started: Callable[..., Query]) -> None:
     flow.raw.push_many(range(7))
 
     def via(df: Any) -> Any:
         return df.selectExpr("id", "cast(raise_error('always') AS string) AS payload")
 
     query = started(availableNow=True, via=via, checkpoint="first")
-    until(lambda: not query.isActive)
+    spark_eventually(lambda: not query.isActive, "the end of the query")
     assert "always" in str(query.exception())
     assert flow.raw.counts().reserved == 5
     ended(started(availableNow=True, checkpoint="second"))
@@ -191,7 +196,8 @@ def files(path: Path) -> str:
     return "\n".join(each.read_text(errors="replace") for each in path.rglob("*") if each.is_file())
 
 
-def test_no_plan_checkpoint_or_log_shows_the_password(
+@pytest.mark.spark_long
+def test_plans_checkpoints_and_logs_hide_the_password(
     spark: Any,
     flow: Flow,
     started: Callable[..., Query],

@@ -138,7 +138,7 @@ forms = pytest.mark.parametrize("type", JSONS.values(), ids=JSONS.keys())
 
 @zoned
 @forms
-def test_what_goes_as_json_comes_back_as_it_was(type: DataType | None) -> None:
+def test_json_payload_comes_back_unchanged(type: DataType | None) -> None:
     for name, value in VALUES.items():
         for payload in (value, {"a": value}, [value, value]):
             expected = stored(payload)["payload"]
@@ -157,13 +157,13 @@ def types_of(value: Any) -> Any:
 
 
 @forms
-def test_nan_comes_back(type: DataType | None) -> None:
+def test_json_payload_keeps_nan(type: DataType | None) -> None:
     back = through({"a": math.nan, "b": [math.nan]}, type)
     assert math.isnan(back["a"])
     assert math.isnan(back["b"][0])
 
 
-def test_how_json_looks() -> None:
+def test_json_payload_is_relaxed_extended_json() -> None:
     assert (
         shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None)
         == '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
@@ -175,7 +175,7 @@ def test_how_json_looks() -> None:
 @pytest.mark.parametrize(
     "text", ["", "abc", "{", "{'a': 1}", "nul", '{"$date": "yesterday"}', '{"$oid": 5}']
 )
-def test_what_is_no_json_is_refused_and_the_row_is_named(text: str) -> None:
+def test_invalid_json_names_its_row(text: str) -> None:
     rows = pa.RecordBatch.from_pydict({"id": ["first", "second"], "payload": ["1", text]})
     schema = StructType([StructField("id", StringType()), StructField("payload", StringType())])
     with pytest.raises(InvalidMessage, match=r"^payload: in the row with id second: .* is no JSON"):
@@ -248,7 +248,7 @@ MODEL: dict[str, Any] = {
 
 
 @zoned
-def test_a_model_of_everything() -> None:
+def test_struct_payload_of_every_type_comes_back() -> None:
     type = struct_of(Everything)
     codec: Codec[Any] = Codec(Everything)
     payload = codec.dump(Everything(**MODEL))
@@ -260,7 +260,7 @@ def test_a_model_of_everything() -> None:
     assert row["at"].astimezone(UTC) == NOON
 
 
-def test_how_a_model_looks() -> None:
+def test_struct_of_a_model() -> None:
     class Small(BaseModel):
         a: int
         b: list[str] | None
@@ -277,7 +277,7 @@ class OfId(BaseModel):
     it: ObjectId
 
 
-def test_an_object_id_of_a_model_travels_in_hex() -> None:
+def test_struct_shows_an_object_id_in_hex() -> None:
     assert shown({"it": ID}, struct_of(OfId)) == {"it": str(ID)}
 
 
@@ -306,7 +306,7 @@ class OfDuration(BaseModel):
 
 
 @pytest.mark.parametrize("model", [OfAny, OfUnion, OfLiterals, OfTuple, OfIntKeys, OfDuration])
-def test_a_model_that_spark_has_no_type_for(model: type[BaseModel]) -> None:
+def test_struct_of_an_unsupported_field_is_refused(model: type[BaseModel]) -> None:
     with pytest.raises(ConfigurationError, match=rf"^model: .*{model.__name__}\.it"):
         struct_of(model)
 
@@ -358,7 +358,7 @@ ROUND: list[tuple[DataType, Any]] = [
 
 
 @zoned
-def test_a_type_comes_back() -> None:
+def test_payload_type_comes_back_unchanged() -> None:
     for type, value in ROUND:
         name = f"{type.simpleString()} {value}"
         # a string column is JSON when it is written
@@ -367,12 +367,12 @@ def test_a_type_comes_back() -> None:
         assert shown(None, type) is None, name
 
 
-def test_what_a_struct_lacks_is_null_and_what_it_has_not_is_left_out() -> None:
+def test_struct_payload_fills_and_drops_fields() -> None:
     assert shown({"a": 1, "more": 2}, struct(a=LONG, b=TEXT)) == {"a": 1, "b": None}
 
 
 @zoned
-def test_an_instant_as_a_timestamp_without_zone_is_utc() -> None:
+def test_timestamp_ntz_is_utc() -> None:
     assert shown(NOON, TimestampNTZType()) == NOON.replace(tzinfo=None)
 
 
@@ -424,13 +424,13 @@ MISFITS: list[tuple[DataType, Any]] = [
 @pytest.mark.parametrize(
     ("type", "value"), MISFITS, ids=[f"{type.simpleString()}-{value}" for type, value in MISFITS]
 )
-def test_what_does_not_fit_fails_and_the_message_is_named(type: DataType, value: Any) -> None:
+def test_misfit_names_its_message(type: DataType, value: Any) -> None:
     documents = [stored(None, id="good"), stored(value, id="bad"), stored(None, id="other")]
     with pytest.raises(InvalidMessage, match=r"^payload: message bad does not fit "):
         batch(documents, type)
 
 
-def test_messages_that_are_together_too_much_for_one_array_are_not_blamed_one_by_one(
+def test_array_overflow_blames_no_single_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Arrow's lists hold 2 GB. Here it has less room."""
@@ -457,7 +457,7 @@ NO_TYPES = [
 
 
 @pytest.mark.parametrize("type", NO_TYPES, ids=[type.simpleString() for type in NO_TYPES])
-def test_a_column_that_cannot_be_stored_is_refused_before_anything_is_written(
+def test_reader_refuses_types_that_cannot_be_stored(
     type: DataType,
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"^payload: .* cast"):
@@ -484,16 +484,14 @@ UNSTORABLE: list[tuple[DataType, Any]] = [
 
 
 @pytest.mark.parametrize(("type", "value"), UNSTORABLE, ids=["decimal", "instant"])
-def test_a_value_that_cannot_be_stored_fails_and_the_row_is_named(
-    type: DataType, value: Any
-) -> None:
+def test_unstorable_value_names_its_row(type: DataType, value: Any) -> None:
     schema, rows = arrow(type, None, value)
     with pytest.raises(InvalidMessage, match=r"^payload: in the row with id row1: "):
         list(Reader(schema, "id").rows(rows))
 
 
 @zoned
-def test_microseconds_are_cut_to_what_the_database_keeps() -> None:
+def test_microseconds_are_cut_to_milliseconds() -> None:
     schema, rows = arrow(INSTANT, NOON + timedelta(microseconds=456))
     (fresh,) = Reader(schema, "id").rows(rows)
     assert bson.decode(encode({"at": fresh.payload}).raw, OPTIONS)["at"] == NOON
@@ -502,7 +500,7 @@ def test_microseconds_are_cut_to_what_the_database_keeps() -> None:
 # ---- the other columns
 
 
-def test_the_other_columns() -> None:
+def test_batch_has_the_documented_columns() -> None:
     document = stored(
         1,
         id="mine",
@@ -527,9 +525,7 @@ ODD: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), ODD, ids=[name for name, *_ in ODD])
-def test_a_column_that_others_wrote_wrongly_is_empty_and_all_else_is_shown(
-    name: str, value: Any, expected: Any
-) -> None:
+def test_column_with_an_invalid_value_is_empty(name: str, value: Any, expected: Any) -> None:
     rows = batch(
         [stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})], None
     ).to_pylist()
@@ -549,7 +545,7 @@ def read(
     )
 
 
-def test_headers_and_keys_of_rows() -> None:
+def test_reader_takes_headers_and_keys() -> None:
     rows: list[dict[str, Any]] = [
         {"payload": "1", "headers": [("a", 5)], "key": "k"},
         {"payload": None},
@@ -572,20 +568,18 @@ BAD_COLUMNS: list[tuple[dict[str, DataType], str]] = [
 
 
 @pytest.mark.parametrize(("types", "named"), BAD_COLUMNS, ids=[named for _, named in BAD_COLUMNS])
-def test_columns_that_are_missing_or_of_another_type(
-    types: dict[str, DataType], named: str
-) -> None:
+def test_reader_refuses_missing_or_mistyped_columns(types: dict[str, DataType], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         read([], types, "id")
 
 
-def test_a_null_among_the_ids() -> None:
+def test_reader_refuses_a_null_id() -> None:
     rows: list[dict[str, Any]] = [{"name": "a", "payload": "1"}, {"name": None, "payload": "2"}]
     with pytest.raises(ConfigurationError, match="'name' has a null"):
         read(rows, {"name": TEXT, "payload": TEXT}, "name")
 
 
 @pytest.mark.parametrize("given", ["json", 5, int, dict, dict[str, int]])
-def test_models_that_spark_can_make_nothing_of(given: Any) -> None:
+def test_payload_type_refuses_unusable_models(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^model: "):
         payload_type(given)
