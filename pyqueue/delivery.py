@@ -1,15 +1,16 @@
-"""What handlers are given and what they answer. Plain values: the engine (``pipeline.engine``) acts on them."""
+"""What handlers take and return. These are plain values; ``pipeline.verdicts`` acts on them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from pyqueue import arguments
+from pyqueue.async_queues import AsyncQueue
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.messages import UNCHANGED, Duration, Reservation
+from pyqueue.queues import Queue
 
 __all__ = ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"]
 
@@ -18,13 +19,14 @@ Q = TypeVar("Q", bound=str)
 
 
 class To(Generic[Q]):
-    """An answer: pass the message on to this queue, which the stage's ``to`` lists.
+    """An answer: move the message to this queue, which the stage's ``to`` must list.
 
-    ``To[Literal["late", "on-time"]]`` as the handler's return annotation is checked against ``to`` before anything runs.
+    The return annotation ``To[Literal["late", "on-time"]]`` of a handler is checked against ``to``
+    before anything runs.
 
     Args:
-        queue: its name.
-        payload: the new payload; left out, the message keeps the one it has.
+        queue: the name of the queue.
+        payload: the new payload. Without it the message keeps its payload.
     """
 
     __slots__ = ("payload", "queue")
@@ -34,11 +36,9 @@ class To(Generic[Q]):
         self.payload = payload
 
     def __repr__(self) -> str:
-        return (
-            f"To({self.queue!r})"
-            if self.payload is UNCHANGED
-            else f"To({self.queue!r}, {self.payload!r})"
-        )
+        if self.payload is UNCHANGED:
+            return f"To({self.queue!r})"
+        return f"To({self.queue!r}, {self.payload!r})"
 
 
 class Drop:
@@ -51,12 +51,16 @@ class Drop:
 
 
 class Many:
-    """An answer: the message is finished, and each of these is a new message.
+    """An answer: the message is finished, and each output is a new message.
 
-    On a replica set that is one transaction. Elsewhere the outputs are written first, with ids that a repetition has again.
+    On a replica set this is one transaction. Elsewhere the outputs are written first. Their ids are the
+    same in every try, so a repeated try writes no second copy.
 
     Args:
-        outputs: a ``To`` for each; one without a payload takes the message's.
+        outputs: a ``To`` for each. One without a payload takes the payload of the message.
+
+    Raises:
+        ConfigurationError: An output is not a ``To``.
     """
 
     __slots__ = ("outputs",)
@@ -78,60 +82,65 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raise it to have the message again after some seconds. The try counts.
+    """Raise it to have the message tried again after some time. The try counts.
 
     Args:
         delay: seconds or a timedelta.
         reason: kept in ``Message.error``.
     """
 
-    def __init__(self, delay: float | timedelta, reason: str | None = None) -> None:
+    def __init__(self, delay: Duration, reason: str | None = None) -> None:
         super().__init__(reason or f"again after {delay} s")
         self.delay = arguments.duration("delay", delay)
         self.reason = reason
 
 
 class Delivery(Generic[T]):
-    """What a handler that asks for it gets beside the payload.
+    """The second argument of a handler: the message, and what can be done with it meanwhile.
 
-    Its two methods are awaited in async handlers and called plainly in others. Both raise ``LeaseLost`` once the message is not this
-    handler's any more.
+    An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost`` once
+    the handler does not hold the message any more.
     """
 
     __slots__ = ("_loop", "_queue", "lost", "message")
 
     def __init__(
-        self, message: Reservation[T], queue: Any, loop: asyncio.AbstractEventLoop | None
+        self,
+        message: Reservation[T],
+        queue: Queue[Any] | AsyncQueue[Any],
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        #: The message: its id, tries, headers, error and checkpoint of the last try, and so on.
+        #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
         self.message = message
-        #: Whether the message is not this handler's any more: its lease was lost, its time is up or the worker was stopped.
-        #: An async handler is cancelled then; one in a thread should look here now and then, and return.
+        #: Whether the handler does not hold the message any more, because its lease was lost, its time
+        #: is up or the worker was stopped. An async handler is then cancelled. A handler in a thread
+        #: should look here now and then, and return.
         self.lost = False
         self._queue = queue
-        self._loop = loop  # None: called in the loop itself
+        self._loop = loop  # None for an async handler, which runs in the loop itself
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
-        """Say how far the work is, for others to read in ``Message.progress``.
+        """Store how far the work is. ``Message.progress`` shows it to any reader.
 
         Args:
             fraction: from 0 to 1.
             note: a few words.
         """
-        return self._carry(self._queue.progress, fraction, note)
+        return self._run(self._queue.progress, fraction, note)
 
     def checkpoint(self, state: Any) -> Any:
-        """Keep a state of the work, for the next try to find in ``message.checkpoint``.
+        """Store a state of the work. The next try finds it in ``message.checkpoint``.
 
         Args:
             state: any BSON value.
         """
-        return self._carry(self._queue.checkpoint, state)
+        return self._run(self._queue.checkpoint, state)
 
-    def _carry(self, operation: Any, *args: Any) -> Any:
+    def _run(self, operation: Callable[..., Any], *args: Any) -> Any:
         if self.lost:
             raise LeaseLost(
-                f"message {self.message.id} is not this handler's any more", lost=[self.message]
+                f"message {self.message.id} is not held by this handler any more",
+                lost=[self.message],
             )
         if self._loop is None:
             return operation(self.message, *args)

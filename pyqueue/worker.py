@@ -1,11 +1,11 @@
-"""Worker: functions that consume queues. It is a pipeline whose stages are all sinks; how they run is said there."""
+"""Worker: functions that consume queues. It is a pipeline in which every stage is a sink."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
-from pyqueue.pipeline import Runner
+from pyqueue.pipeline import Runner, StageOptions
 
 __all__ = ["Worker"]
 
@@ -13,10 +13,12 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Worker(Runner):
-    """Consumes queues: each message is committed when its handler ends, and tried again later when it raises.
+    """Consumes queues with functions.
+
+    A message is committed when its handler ends, and tried again later when the handler raises.
 
     Args:
-        client: a Client or an AsyncClient; handlers may be ``def`` or ``async def`` on either.
+        client: a Client or an AsyncClient. On either, handlers may be ``def`` or ``async def``.
         concurrency: how many handlers run at once, over all queues.
         name: a label for reports.
     """
@@ -25,19 +27,33 @@ class Worker(Runner):
         super().__init__(client, name, concurrency=concurrency)
 
     @overload
-    def on(self, queue: str, *, to: Iterable[str] = (), **options: Any) -> Callable[[H], H]: ...
+    def on(
+        self, queue: str, *, to: Iterable[str] = (), **options: Unpack[StageOptions]
+    ) -> Callable[[H], H]: ...
     @overload
     def on(
-        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any
+        self,
+        queue: str,
+        handler: Callable[..., Any],
+        *,
+        to: Iterable[str] = (),
+        **options: Unpack[StageOptions],
     ) -> Self: ...
-    def on(self, queue: str, handler: Any = None, *, to: Iterable[str] = (), **options: Any) -> Any:
-        """Have a queue consumed by the decorated function.
+    def on(
+        self,
+        queue: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        to: Iterable[str] = (),
+        **options: Unpack[StageOptions],
+    ) -> Self | Callable[[H], H]:
+        """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
             queue: the queue.
-            handler: takes (payload) or (payload, delivery); without it this is a decorator.
-            to: queues to which it may send messages on, by To or Many.
-            options: model, concurrency (of this queue), time_limit (of the handler, in seconds), lease, max_tries, backoff, history and
-                the other options of ``Client.queue``.
+            handler: takes (payload) or (payload, delivery).
+            to: queues to which the handler may send messages, by To or Many.
+            options: model, concurrency (of this queue), time_limit (of the handler, in seconds), lease,
+                max_tries, backoff, history and the other options of ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import anyio
 import typer
 
-from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
+from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Pipeline
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -31,6 +31,7 @@ from pyqueue.cli.common import (
     target_of,
 )
 from pyqueue.pipeline import Report, Runner
+from pyqueue.retrying import RetryDelays
 
 __all__ = ["app"]
 
@@ -40,8 +41,9 @@ pipelines = typer.Typer(
 )
 app.add_typer(pipelines, name="pipeline")
 
-#: Seconds until a worker process that died is started again: at first, and at most; and after how many it counts as healthy.
-PAUSES = (1.0, 60.0)
+#: Seconds until a worker process that died is started again.
+RESTARTS = Backoff(base=1, maximum=60, jitter=0)
+#: Seconds after which a worker process counts as healthy.
 HEALTHY = 60.0
 LOOKS = 0.05
 
@@ -153,7 +155,7 @@ class Child:
         self._place = place
         self._command = command
         self._lifeline = lifeline
-        self._pause = PAUSES[0]
+        self._delays = RetryDelays(RESTARTS)
         self._start()
 
     def _start(self) -> None:
@@ -190,13 +192,13 @@ class Child:
                 else 1
             )
         if time.monotonic() - self._begun >= HEALTHY:
-            self._pause = PAUSES[0]
+            self._delays.reset()
+        delay = next(self._delays)
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         note(
-            f"worker process {self._place} ({self._process.pid}) ended {how}; starting it again in {self._pause:g} s"
+            f"worker process {self._place} ({self._process.pid}) ended {how}; starting it again in {delay:g} s"
         )
-        self._due = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, PAUSES[1])
+        self._due = time.monotonic() + delay
         return None
 
     def kill(self) -> None:

@@ -13,9 +13,9 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pyqueue import Client, Delivery, LeaseLost, Pipeline, Reservation, To
+from pyqueue import Client, Delivery, LeaseLost, Pipeline, Queue, Reservation, To
 from pyqueue.demo.flights import Flight, pipeline, results, store, upsert
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def in_batches(flights: Pipeline) -> None:
     def work(stage: Stage) -> None:
         try:
             while not failed:
-                batch = stage.queue.reserve_many(BATCH, timeout=0.25)
+                batch = queue_of(stage).reserve_many(BATCH, timeout=0.25)
                 if batch:
                     with suppress(
                         LeaseLost
@@ -73,7 +73,7 @@ def handle(stages: dict[str, Stage], stage: Stage, batch: list[Reservation[Any]]
     """Do what is to be done with a batch of a stage, and settle it."""
     if stage.kind == "sink":
         results().bulk_write([upsert(each.payload, each) for each in batch], ordered=False)
-        stage.queue.commit(*batch)
+        queue_of(stage).commit(*batch)
         return
     decided: dict[str, list[tuple[Reservation[Any], Any]]] = defaultdict(list)
     for each in batch:
@@ -81,7 +81,12 @@ def handle(stages: dict[str, Stage], stage: Stage, batch: list[Reservation[Any]]
         to = To(stage.to[0], answer) if stage.kind == "link" else answer
         decided[to.queue].append((each, to.payload))
     for target, pairs in decided.items():
-        stage.queue.move_many(pairs, to=stages[target].queue)
+        queue_of(stage).move_many(pairs, to=queue_of(stages[target]))
+
+
+def queue_of(stage: Stage) -> Queue[Any]:
+    """Return the queue of a stage; the demo's client is a blocking one."""
+    return cast("Queue[Any]", stage.queue)
 
 
 # ---- the process

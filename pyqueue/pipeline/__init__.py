@@ -1,34 +1,54 @@
-"""Pipelines: stages chained by queues, through which each message passes by atomic moves.
+"""Pipelines: stages chained by queues, through which messages pass by atomic moves.
 
-A stage reads one queue and says what becomes of each message; where it goes is one update of one document, so it is never lost between
-two stages and never in both. ``graph`` knows the stages, ``engine`` runs them, ``recipes`` reads them from a file, ``show`` draws them.
+A stage reads one queue, and its handler decides where each message goes. The step to the next queue is
+one update of one document: a message is never lost between two stages, and never in both.
+
+``graph`` holds the stages, ``engine`` runs them, ``recipes`` reads them from a file, and ``show`` draws
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import anyio
 
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Counts, Duration, QueueOptions
 from pyqueue.pipeline.engine import COUNTERS, Report, Run
-from pyqueue.pipeline.graph import Graph, Kind, spark_stage, stage
-from pyqueue.pipeline.recipes import Recipe, read
+from pyqueue.pipeline.graph import Graph, Kind, make_spark_stage, make_stage
+from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
 
-__all__ = ["Pipeline", "Report", "Runner"]
+__all__ = ["Pipeline", "Report", "Runner", "StageOptions"]
 
 H = TypeVar("H", bound=Callable[..., Any])
 
 
+class BatchQueueOptions(QueueOptions, total=False):
+    """The options of the queue that a Spark stage reads."""
+
+    #: The model of the payloads: what pydantic's TypeAdapter takes.
+    model: Any
+
+
+class StageOptions(BatchQueueOptions, total=False):
+    """The options of a stage: those of the queue that it reads, and these."""
+
+    #: How many messages of the stage may be in flight at once.
+    concurrency: int | None
+    #: The time that a handler may take.
+    time_limit: Duration | None
+
+
 class Runner:
-    """What pipelines and workers share: stages, and how they run.
+    """The base of pipelines and workers: stages, and how they run.
 
     Args:
-        client: a Client or an AsyncClient; handlers may be ``def`` or ``async def`` on either.
+        client: a Client or an AsyncClient. On either, handlers may be ``def`` or ``async def``.
         name: a label for reports.
         concurrency: how many handlers run at once, over all stages.
     """
@@ -49,17 +69,26 @@ class Runner:
         *,
         model: Any = None,
         concurrency: int | None = None,
-        time_limit: Any = None,
-        **options: Any,
-    ) -> Any:
-        """Add a stage and answer the runner; or, without a handler, answer the decorator that does so."""
+        time_limit: Duration | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> Self | Callable[[H], H]:
+        """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
         source = self._client.queue(queue, model, **options)
+
+        def add(function: Callable[..., Any]) -> None:
+            self.graph.add(make_stage(kind, source, function, to, concurrency, time_limit))
+
+        return self._add_or_decorate(handler, add)
+
+    def _add_or_decorate(
+        self, handler: Callable[..., Any] | None, add: Callable[[Callable[..., Any]], None]
+    ) -> Self | Callable[[H], H]:
         if handler is not None:
-            self.graph.add(stage(kind, source, handler, to, concurrency, time_limit))
+            add(handler)
             return self
 
         def decorate(function: H) -> H:
-            self.graph.add(stage(kind, source, function, to, concurrency, time_limit))
+            add(function)
             return function
 
         return decorate
@@ -71,31 +100,34 @@ class Runner:
         concurrency: int | None = None,
         grace: float = 30,
         allow_cycles: bool = False,
-        signals: bool = True,
+        handle_signals: bool = True,
     ) -> Any:
-        """Run until it is stopped: by ``stop()``, SIGTERM or SIGINT. On an AsyncClient it is awaited.
+        """Run until ``stop()``, SIGTERM or SIGINT. On an AsyncClient this is awaited.
 
-        Stopped, it takes nothing more and lets the handlers end. Those that have not after ``grace`` seconds, or at a second signal,
-        are cancelled: their messages are rolled back and can be received at once. Messages that no handler had begun are released.
+        A run that is stopped fetches no more messages and lets its handlers end. Handlers that have not
+        ended after ``grace`` seconds, or at a second signal, are cancelled: their messages are rolled
+        back and can be received at once. Messages whose handler had not started are released.
 
         Args:
             until_empty: end when no stage has a message left, be it ready, reserved or scheduled.
-            concurrency: how many handlers run at once; None: as the constructor was told.
+            concurrency: how many handlers run at once. None means the value that the constructor got.
             grace: seconds.
             allow_cycles: let messages go in circles.
-            signals: take SIGTERM and SIGINT while it runs; only the main thread can.
+            handle_signals: stop at SIGTERM and SIGINT. Only a run in the main thread can.
 
         Returns:
-            A Report: the counters of each stage, and the seconds it took.
+            A Report: the counters of each stage, and the seconds that the run took.
 
         Raises:
-            ConfigurationError: the graph is wrong; nothing has run.
+            ConfigurationError: The graph is wrong, so nothing has run.
         """
 
         async def work() -> Report:
             self.graph.check(allow_cycles=allow_cycles)
             if self._run is not None:
-                raise ConfigurationError(f"{self.name!r} is running already")
+                raise ConfigurationError(
+                    f"{self.name!r} is running already; wait for its end, or stop it"
+                )
             self._run = Run(
                 self._client,
                 self.graph,
@@ -104,7 +136,7 @@ class Runner:
                 else arguments.count("concurrency", concurrency),
                 until_empty=until_empty,
                 grace=arguments.duration("grace", grace),
-                signals=signals,
+                handle_signals=handle_signals,
             )
             try:
                 return await self._run.run()
@@ -114,34 +146,38 @@ class Runner:
         return work() if hasattr(self._client, "__aenter__") else anyio.run(work)
 
     def stop(self) -> None:
-        """Stop the run there is, if any; the second time without waiting for the handlers. From any thread."""
+        """Stop the current run, if there is one. Any thread may call it.
+
+        The second call does not wait for the handlers.
+        """
         run = self._run
         if run is not None:
             run.stop()
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
-        """What each stage has counted in the run there is."""
+        """The counters of each stage in the current run."""
         run = self._run
-        return (
-            {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages}
-            if run is None
-            else run.counters
-        )
+        if run is None:
+            return {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages}
+        return run.counters
 
     def show(
         self,
         format: Literal["text", "mermaid", "svg"] = "text",
-        counts: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Counts] | None = None,
     ) -> str:
         """Draw the graph.
 
         Args:
             format: "text", "mermaid" or "svg".
-            counts: the Counts of queues by name, to be shown with them.
+            counts: the Counts of queues by name, which are drawn with them.
 
         Returns:
             The drawing.
+
+        Raises:
+            ConfigurationError: The format is not one of the three.
         """
         return draw(self.graph, self.name, format, counts or {})
 
@@ -149,12 +185,17 @@ class Runner:
 class Pipeline(Runner):
     """Stages chained by queues.
 
-    Each stage reads a queue: a ``link`` answers the next payload, a ``choice`` answers ``To(queue, payload)``, a ``sink`` finishes the
-    message. Any of them may answer ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``; any other exception
-    is another try later. Without a handler each is a decorator; with one it answers the pipeline, so that they can be chained.
+    Each stage reads a queue. The handler of a ``link`` returns the next payload. The handler of a
+    ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may return
+    ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``. After any other
+    exception the message is tried again later.
 
-    All take, beside the options of ``Client.queue`` (model, lease, max_tries, backoff, history and so on), ``concurrency``: how many
-    messages of the stage may be in progress at once; and ``time_limit``: seconds that a handler may take.
+    Without a handler each method is a decorator. With one it returns the pipeline, so that calls can be
+    chained.
+
+    All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
+    ``model``; ``concurrency``, how many messages of the stage may be in flight at once; and
+    ``time_limit``, the seconds that a handler may take.
 
     Args:
         client: a Client or an AsyncClient.
@@ -166,17 +207,27 @@ class Pipeline(Runner):
         super().__init__(client, name, concurrency=concurrency)
 
     @overload
-    def link(self, queue: str, *, to: str, **options: Any) -> Callable[[H], H]: ...
+    def link(self, queue: str, *, to: str, **options: Unpack[StageOptions]) -> Callable[[H], H]: ...
     @overload
-    def link(self, queue: str, handler: Callable[..., Any], *, to: str, **options: Any) -> Self: ...
-    def link(self, queue: str, handler: Any = None, *, to: str, **options: Any) -> Any:
-        """What the handler answers is the payload with which the message goes on.
+    def link(
+        self, queue: str, handler: Callable[..., Any], *, to: str, **options: Unpack[StageOptions]
+    ) -> Self: ...
+    def link(
+        self,
+        queue: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        to: str,
+        **options: Unpack[StageOptions],
+    ) -> Self | Callable[[H], H]:
+        """Add a stage whose handler returns the payload with which the message moves on.
 
         Args:
-            queue: the queue it reads.
+            queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery).
-            to: the queue that follows.
-            options: model, concurrency, time_limit, lease, max_tries, backoff, history and the other options of a queue.
+            to: the next queue.
+            options: model, concurrency, time_limit, lease, max_tries, backoff, history and the other
+                options of a queue.
         """
         if not isinstance(to, str):
             raise ConfigurationError(
@@ -185,16 +236,32 @@ class Pipeline(Runner):
         return self._add("link", queue, handler, (to,), **options)
 
     @overload
-    def choice(self, queue: str, *, to: Iterable[str], **options: Any) -> Callable[[H], H]: ...
+    def choice(
+        self, queue: str, *, to: Iterable[str], **options: Unpack[StageOptions]
+    ) -> Callable[[H], H]: ...
     @overload
     def choice(
-        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str], **options: Any
+        self,
+        queue: str,
+        handler: Callable[..., Any],
+        *,
+        to: Iterable[str],
+        **options: Unpack[StageOptions],
     ) -> Self: ...
-    def choice(self, queue: str, handler: Any = None, *, to: Iterable[str], **options: Any) -> Any:
-        """The handler answers where the message goes: ``To("late", payload)``, or ``To("late")`` with the payload it has.
+    def choice(
+        self,
+        queue: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        to: Iterable[str],
+        **options: Unpack[StageOptions],
+    ) -> Self | Callable[[H], H]:
+        """Add a stage whose handler returns where the message goes.
+
+        The handler returns ``To("late", payload)``, or ``To("late")`` to keep the payload.
 
         Args:
-            queue: the queue it reads.
+            queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery).
             to: the queues to choose from.
             options: as of ``link``.
@@ -202,71 +269,100 @@ class Pipeline(Runner):
         return self._add("choice", queue, handler, to, **options)
 
     @overload
-    def sink(self, queue: str, *, to: Iterable[str] = (), **options: Any) -> Callable[[H], H]: ...
+    def sink(
+        self, queue: str, *, to: Iterable[str] = (), **options: Unpack[StageOptions]
+    ) -> Callable[[H], H]: ...
     @overload
     def sink(
-        self, queue: str, handler: Callable[..., Any], *, to: Iterable[str] = (), **options: Any
+        self,
+        queue: str,
+        handler: Callable[..., Any],
+        *,
+        to: Iterable[str] = (),
+        **options: Unpack[StageOptions],
     ) -> Self: ...
     def sink(
-        self, queue: str, handler: Any = None, *, to: Iterable[str] = (), **options: Any
-    ) -> Any:
-        """The message leaves the pipeline when the handler ends, whatever it answers.
+        self,
+        queue: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        to: Iterable[str] = (),
+        **options: Unpack[StageOptions],
+    ) -> Self | Callable[[H], H]:
+        """Add a stage that finishes the message when its handler ends.
 
         Args:
-            queue: the queue it reads.
-            handler: takes (payload) or (payload, delivery).
-            to: queues to which it may send messages on all the same, by To or Many.
+            queue: the queue that it reads.
+            handler: takes (payload) or (payload, delivery). A value that it returns is ignored.
+            to: queues to which the handler may send messages nevertheless, by To or Many.
             options: as of ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
 
     @overload
-    def spark(self, queue: str, *, to: str, **options: Any) -> Callable[[H], H]: ...
-    @overload
-    def spark(
-        self, queue: str, transform: Callable[..., Any], *, to: str, **options: Any
-    ) -> Self: ...
     def spark(
         self,
         queue: str,
-        transform: Any = None,
         *,
         to: str,
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
-        **options: Any,
-    ) -> Any:
-        """Messages go on in batches, as Spark transforms them: the work of a ``SparkStage`` as a stage of this pipeline.
+        **options: Unpack[BatchQueueOptions],
+    ) -> Callable[[H], H]: ...
+    @overload
+    def spark(
+        self,
+        queue: str,
+        transform: Callable[..., Any],
+        *,
+        to: str,
+        group: str | None = None,
+        output: Literal["move", "transaction"] = "move",
+        max_messages: int = 5000,
+        **options: Unpack[BatchQueueOptions],
+    ) -> Self: ...
+    def spark(
+        self,
+        queue: str,
+        transform: Callable[..., Any] | None = None,
+        *,
+        to: str,
+        group: str | None = None,
+        output: Literal["move", "transaction"] = "move",
+        max_messages: int = 5000,
+        **options: Unpack[BatchQueueOptions],
+    ) -> Self | Callable[[H], H]:
+        """Add a stage in which Spark transforms batches of messages, as a ``SparkStage`` does.
 
-        The Spark session is the one there is, or one is started with the first batch. One process at a time runs such a stage: another
-        that starts takes it over. Stopped, it ends the batch that is under way. Needs ``pip install "pyqueue-mongo[spark]"``.
+        The stage uses the active Spark session, or starts one with its first batch. One process at a
+        time runs such a stage; another process that starts it takes it over. A stage that is stopped
+        finishes its current batch. It needs ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
-            queue: the queue it reads.
-            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when, pushed and tries, and answers one
-                with id and payload.
-            to: the queue that follows.
-            group: the durable name of this consumer; None: "QUEUE>TO".
+            queue: the queue that it reads.
+            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when, pushed
+                and tries, and returns one with id and payload.
+            to: the next queue.
+            group: the durable name of this consumer. None means "QUEUE>TO".
             output: "move", or "transaction", whose rows are new messages.
-            max_messages: how many messages one batch takes at most.
+            max_messages: the most messages in one batch.
             options: model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)
-        batches = {"group": group, "output": output, "max_messages": max_messages}
-        if transform is not None:
-            self.graph.add(spark_stage(source, transform, to, batches))
-            return self
 
-        def decorate(function: H) -> H:
-            self.graph.add(spark_stage(source, function, to, batches))
-            return function
+        def add(function: Callable[..., Any]) -> None:
+            self.graph.add(
+                make_spark_stage(
+                    source, function, to, group=group, output=output, max_messages=max_messages
+                )
+            )
 
-        return decorate
+        return self._add_or_decorate(transform, add)
 
     @classmethod
     def from_recipe(cls, client: Any, path: str | Path) -> Self:
-        """The pipeline that a TOML or YAML file describes.
+        """Return the pipeline that a TOML or YAML file describes.
 
         Args:
             client: a Client or an AsyncClient.
@@ -276,10 +372,17 @@ class Pipeline(Runner):
             The pipeline.
 
         Raises:
-            ConfigurationError: the file, or something in it, is wrong; the text names the place.
+            ConfigurationError: The file, or something in it, is wrong. The text names the place.
         """
-        recipe: Recipe = read(Path(path))
+        recipe = read(Path(path))
         pipeline = cls(client, recipe.name, concurrency=recipe.concurrency)
-        for each in recipe.stages:
-            each.add_to(pipeline)
+        for part in recipe.stages:
+            if isinstance(part, SparkPart):
+                pipeline.spark(part.queue, imported(part.spark), to=part.to, **part.options())
+            elif not part.to:
+                pipeline.sink(part.queue, imported(part.handler), **part.options())
+            elif isinstance(part.to, str):
+                pipeline.link(part.queue, imported(part.handler), to=part.to, **part.options())
+            else:
+                pipeline.choice(part.queue, imported(part.handler), to=part.to, **part.options())
         return pipeline

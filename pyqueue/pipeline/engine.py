@@ -1,14 +1,15 @@
-"""One run of a pipeline or worker: takes messages, has them handled, and settles each as its handler's answer says.
+"""One run of a pipeline or a worker: fetch messages, have them handled, stop and drain.
 
-For each stage one *fetcher* reserves messages and gives each a handler's place; each message at work is a task of its own. What is in
-progress is bounded twice: ``concurrency`` handlers run at once over all stages, and each stage has so many messages of its own between
-reserving and settling. It is written once, on AsyncQueue; for a blocking client a ThreadDriver carries that.
+Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each message
+in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over all stages,
+and each stage has a limit for its messages between reserving and settling.
+
+``verdicts`` decides what a handler's answer means for its message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
 import math
@@ -16,129 +17,85 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
-from bson import ObjectId
-from pydantic import BaseModel
-from pymongo.errors import PyMongoError
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.connecting import runner_of
-from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
-from pyqueue.drivers import AsyncDriver, BlockingAdapter, Driver, translated
-from pyqueue.errors import (
-    ConfigurationError,
-    Fenced,
-    InvalidMessage,
-    LeaseLost,
-    QueueClosed,
-    QueueError,
-    Unavailable,
-)
-from pyqueue.messages import UNCHANGED, Reservation
-from pyqueue.payloads import Codec
+from pyqueue.delivery import Delivery
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError
+from pyqueue.messages import Backoff, Reservation
+from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Graph, Stage
-from pyqueue.queues import backend_of
-from pyqueue.renewal import LeaseRenewer
-from pyqueue.requests import Plan
+from pyqueue.pipeline.spark_stage import run_batches
+from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts
+from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
-from pyqueue.waiters import Waiters
 
 __all__ = ["COUNTERS", "Report", "Run"]
 
 log = logging.getLogger("pyqueue")
 
-#: What a stage counts. What came in went out, was dropped, retried, dead (buried) or lost; released is what was given back unworked.
+#: What a stage counts. A message that came in went out, or was dropped, retried, dead (buried) or
+#: lost. A released message was given back before its handler started.
 COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
-#: What one look takes at most.
-CLAIM: Final = 100
-#: Transactions at once: each takes several round trips, and more at once only wait for each other.
-TRANSACTIONS: Final = 8
-#: Seconds for which a message is held while a transaction settles it. Should the process die in it, the server keeps the transaction
-#: open for 60 s, and a message whose lease ran out meanwhile would block all claims of its queue.
-ORPHAN = 75.0
-#: Seconds for which a full stage waits for more places than one.
-TOGETHER: Final = 0.003
-#: Seconds between looks whether all is empty, and between tries at a server that does not answer: the first and the longest.
-LOOKS: Final = (0.02, 0.5)
-TRIES: Final = (0.1, 5.0)
-#: Whatever a payload holds of pydantic's, dumped by its own type.
-ANYTHING: Final = Codec[Any](Any)
-
-#: How a message is settled: what it counts as, and what does it.
-Verdict = tuple[str, Callable[[], Awaitable[Any]]]
+#: The most messages that one fetch reserves.
+_MAX_FETCH: Final = 100
+#: The seconds for which the fetcher of a full stage waits, so that it fetches several messages at once.
+_GATHER_S: Final = 0.003
+#: The seconds between two checks whether all queues are empty.
+_EMPTY_CHECKS: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did."""
+    """The result of a run."""
 
-    #: The counters of each stage, by its queue: in, out, dropped, retried, dead, lost, released.
+    #: The counters of each stage, by the name of its queue: in, out, dropped, retried, dead, lost,
+    #: released.
     stages: Mapping[str, Mapping[str, int]]
     seconds: float
 
 
-class PlanRunner:
-    """What an AsyncQueue needs of a client, for either kind of client."""
+class RunningStage:
+    """A stage in a run.
+
+    Args:
+        stage: the stage.
+        queue: its queue, in the async form.
+        queues: the queues of all stages of the run, by name.
+        runner: runs the plans.
+        concurrency: how many handlers the run has at once.
+    """
 
     def __init__(
-        self, client: Any, driver: Driver | AsyncDriver, threads: DaemonThreadPool
+        self,
+        stage: Stage,
+        queue: AsyncQueue[Any],
+        queues: Mapping[str, AsyncQueue[Any]],
+        runner: ClientRunner,
+        concurrency: int,
     ) -> None:
-        self._client = client
-        self._threads = threads
-        self.blocking = isinstance(driver, Driver)
-        self.driver = BlockingAdapter(driver, threads) if isinstance(driver, Driver) else driver
-        runner = runner_of(client)
-        self.namespace: str = runner.namespace
-        self.url: str | None = runner.url
-        self.renewer: LeaseRenewer = runner.renewer
-
-    async def run(self, plan: Plan[Any]) -> Any:
-        """Carry a plan out."""
-        return await self.driver.run(plan)
-
-    def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client."""
-        return self.driver.waiters(queue)
-
-    async def run_transaction(self, fn: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Await ``fn(session)`` in a transaction."""
-        if not self.blocking:
-            return await self._client.run_transaction(fn)
-        loop = asyncio.get_running_loop()
-
-        def attempt(session: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(fn(session), loop).result()  # type: ignore[arg-type]  # it is a coroutine
-
-        return await self._threads.run(self._client.run_transaction, attempt)
-
-    async def close(self) -> None:
-        """Give up what is not the client's."""
-        if self.blocking:
-            await self.driver.settled()
-            self.driver.close_waiters()
-
-
-class Active:
-    """A stage in a run."""
-
-    def __init__(self, stage: Stage, face: PlanRunner, concurrency: int) -> None:
         self.stage = stage
-        self.queue: AsyncQueue[Any] = AsyncQueue(face, backend_of(stage.queue))
-        self.options = backend_of(stage.queue).options
-        # Without a bound of its own: as many as are worked on at once, and as many again that are being settled.
-        self.places = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
+        self.queue = queue
+        self.verdicts = Verdicts(stage, queue, queues, runner)
+        #: One slot for each message between reserving and settling. By default there are as many as
+        #: handlers run at once, and as many again for messages that are being settled.
+        self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
         self.counters = dict.fromkeys(COUNTERS, 0)
 
+    def count(self, counter: str, number: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[counter] += number
 
-class Work:
-    """A message that a handler works on."""
+
+class InFlight:
+    """A message whose handler has started."""
 
     __slots__ = ("cancelled", "delivery", "message", "scope")
 
@@ -149,23 +106,23 @@ class Work:
         #: Why the handler was cancelled: "lost" (its lease), "late" (its time limit) or "stopped".
         self.cancelled: str | None = None
 
-    def cancel(self, why: str) -> None:
-        """Stop the handler: one that is awaited is cancelled, one in a thread is abandoned."""
-        self.cancelled = self.cancelled or why
+    def cancel(self, reason: str) -> None:
+        """Cancel the handler. A handler in a thread is abandoned instead: its thread goes on."""
+        self.cancelled = self.cancelled or reason
         self.delivery.lost = True
         self.scope.cancel()
 
 
 class Run:
-    """One run, from the first message taken to the last one settled.
+    """One run, from the first message fetched to the last one settled.
 
     Args:
         client: a Client or an AsyncClient.
         graph: the stages.
         concurrency: how many handlers run at once.
-        until_empty: end when no stage has anything left.
-        grace: seconds that handlers are given when it is stopped.
-        signals: stop at SIGTERM and SIGINT.
+        until_empty: end when no stage has a message left.
+        grace: the seconds that handlers get to finish when the run is stopped.
+        handle_signals: stop at SIGTERM and SIGINT. Only a run in the main thread can.
     """
 
     def __init__(
@@ -176,83 +133,99 @@ class Run:
         concurrency: int,
         until_empty: bool,
         grace: float,
-        signals: bool,
+        handle_signals: bool,
     ) -> None:
         self._client = client
         self._graph = graph
         self._concurrency = concurrency
         self._until_empty = until_empty
         self._grace = grace
-        self._signals = signals and threading.current_thread() is threading.main_thread()
+        self._handle_signals = (
+            handle_signals and threading.current_thread() is threading.main_thread()
+        )
         self._threads = DaemonThreadPool()
         self._loop = asyncio.get_running_loop()
-        self._taking, self._calm = anyio.CancelScope(), anyio.Event()
-        self._places = anyio.Semaphore(concurrency, fast_acquire=True)
-        self._transactions = anyio.Semaphore(TRANSACTIONS)
-        self._works: set[Work] = set()
+        self._fetching, self._drained = anyio.CancelScope(), anyio.Event()
+        self._handler_slots = anyio.Semaphore(concurrency, fast_acquire=True)
+        self._in_flight: set[InFlight] = set()
         self._error: BaseException | None = None
-        self._stages: dict[str, Active] = {}
+        self._stages: dict[str, RunningStage] = {}
         self._stopping = self._forced = False
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
-        """The counters of each stage by now."""
-        return {name: dict(active.counters) for name, active in self._stages.items()}
+        """The counters of each stage so far."""
+        return {name: dict(running.counters) for name, running in self._stages.items()}
 
     def stop(self) -> None:
-        """Take nothing more, and end when the handlers have ended; the second time: at once. From any thread."""
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        """Fetch no more, and end when the handlers have ended. Any thread may call it.
+
+        The second call does not wait for the handlers.
+        """
+        with suppress(RuntimeError):  # the run has ended, and its event loop is closed
             self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         if self._stopping:
             self._forced = True
-            self._calm.set()
+            self._drained.set()
         self._stopping = True
-        self._taking.cancel()
+        self._fetching.cancel()
+
+    def _fail(self, error: QueueError) -> None:
+        """Stop the run, which then raises ``error``."""
+        self._error = error
+        self._stop()
 
     async def run(self) -> Report:
-        """Run."""
+        """Run until the end, and return the report.
+
+        Raises:
+            QueueError: A stage cannot go on, for instance because the client was closed.
+        """
         began = time.monotonic()
-        runner: Any = runner_of(self._client)
-        opened = await runner.opened() if hasattr(runner, "opened") else runner.open()
-        self._face = face = PlanRunner(self._client, opened, self._threads)
-        for stage in self._graph.stages.values():
-            self._stages[stage.name] = Active(stage, face, self._concurrency)
+        self._runner = runner = await ClientRunner.open(self._client, self._threads)
+        stages = self._graph.stages
+        queues = {name: runner.adapt(stage.queue) for name, stage in stages.items()}
+        for name, stage in stages.items():
+            self._stages[name] = RunningStage(
+                stage, queues[name], queues, runner, self._concurrency
+            )
         try:
             async with anyio.create_task_group() as watching:
-                if self._signals:
+                if self._handle_signals:
                     watching.start_soon(self._watch_signals)
                 await self._serve()
                 watching.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await face.close()
+                await runner.close()
             self._threads.close()
         if self._error is not None:
             raise self._error
         return Report(self.counters, time.monotonic() - began)
 
     async def _serve(self) -> None:
-        async with anyio.create_task_group() as works:
-            with self._taking:
+        """Fetch and handle messages until the run is stopped, then drain."""
+        async with anyio.create_task_group() as handling:
+            with self._fetching:
                 async with anyio.create_task_group() as fetchers:
-                    for active in self._stages.values():
-                        if active.stage.batches is None:
-                            fetchers.start_soon(self._fetch, active, works)
+                    for running in self._stages.values():
+                        if running.stage.batches is None:
+                            fetchers.start_soon(self._fetch, running, handling)
                         else:
-                            fetchers.start_soon(self._fetch_batches, active)
+                            fetchers.start_soon(self._run_spark_stage, running)
                     if self._until_empty:
-                        fetchers.start_soon(self._watch_for_the_end)
-            if self._works:
+                        fetchers.start_soon(self._stop_when_empty)
+            if self._in_flight:
                 with anyio.move_on_after(self._grace):
-                    await self._calm.wait()
-            for work in self._works:
+                    await self._drained.wait()
+            for work in self._in_flight:
                 work.cancel("stopped")
 
     async def _watch_signals(self) -> None:
         with (
-            _handlers_kept(),
+            _signal_handlers_restored(),
             anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received,
         ):
             async for number in received:
@@ -263,21 +236,24 @@ class Run:
                 )
                 self._stop()
 
-    async def _watch_for_the_end(self) -> None:
-        """End when a pass over all queues, in the order of the flow, finds none with anything left.
+    async def _stop_when_empty(self) -> None:
+        """Stop when a pass over all queues, in the order of the flow, finds every one empty.
 
-        What moves on meanwhile is met further down; around a cycle it might slip by, so there it takes two passes.
+        A message that moves on during the pass is found in a later queue. In a graph with a cycle it
+        may move to a queue that was checked already, so there it takes two passes.
         """
         order = [name for name in self._graph.depths() if name in self._stages]
         passes = 1 if self._graph.cycle() is None else 2
-        pause, seen = LOOKS[0], -1
+        delays, seen = RetryDelays(_EMPTY_CHECKS), -1
         while True:
-            if not self._works and await self._all_empty(order * passes):
+            if not self._in_flight and await self._all_empty(order * passes):
                 self._stop()
                 return
-            came = sum(active.counters["in"] for active in self._stages.values())
-            pause, seen = (LOOKS[0] if came != seen else min(pause * 2, LOOKS[1])), came
-            await anyio.sleep(pause)
+            arrived = sum(running.counters["in"] for running in self._stages.values())
+            if arrived != seen:
+                delays.reset()
+            seen = arrived
+            await anyio.sleep(next(delays))
 
     async def _all_empty(self, names: list[str]) -> bool:
         try:
@@ -285,176 +261,115 @@ class Run:
                 if await self._stages[name].queue.next_when() is not None:
                     return False
         except QueueError:
-            return False  # nobody knows
-        return not self._works
+            return False  # the server did not say, so check again later
+        return not self._in_flight
 
-    # ---- taking
+    # ---- fetching
 
-    async def _fetch(self, active: Active, works: TaskGroup) -> None:
-        pause = TRIES[0]
+    async def _fetch(self, running: RunningStage, handling: TaskGroup) -> None:
+        """Reserve messages of a stage and have them handled, until cancelled."""
+        delays = RetryDelays(UNAVAILABLE)
         while True:
-            full = not active.places.value
-            await active.places.acquire()
-            if full and active.stage.concurrency is None:
-                await anyio.sleep(
-                    TOGETHER
-                )  # it waits for settling, not for handlers: more places come with this one
-            async with self._places:
+            full = not running.slots.value
+            await running.slots.acquire()
+            if full and running.stage.concurrency is None:
+                # The slots wait for settling, not for handlers: more of them come free with this one.
+                await anyio.sleep(_GATHER_S)
+            async with self._handler_slots:
                 pass
-            # No more than can begin now: what others could work on does not wait here.
-            wanted = max(1, min(self._places.value, active.places.value + 1, CLAIM))
+            # Reserve no more than can start now. Another process could start the rest.
+            wanted = max(1, min(self._handler_slots.value, running.slots.value + 1, _MAX_FETCH))
             for _ in range(wanted - 1):
-                active.places.acquire_nowait()
-            taken: deque[Reservation[Any]] = deque()
+                running.slots.acquire_nowait()
+            fetched: deque[Reservation[Any]] = deque()
             try:
-                taken.extend(await active.queue.reserve_many(wanted))
-                pause = TRIES[0]
+                fetched.extend(await running.queue.reserve_many(wanted))
+                delays.reset()
             except (ConfigurationError, QueueClosed) as error:
-                self._error = error
-                self._stop()
+                self._fail(error)
                 return
             except QueueError as error:
+                delay = next(delays)
                 log.warning(
                     "queue %r: could not receive, trying again in %g s: %s",
-                    active.stage.name,
-                    pause,
+                    running.stage.name,
+                    delay,
                     error,
                 )
-                await anyio.sleep(pause)
-                pause = min(pause * 2, TRIES[1])
+                await anyio.sleep(delay)
             finally:
-                for _ in range(wanted - len(taken)):
-                    active.places.release()
-            await self._begin(active, taken, works)
+                for _ in range(wanted - len(fetched)):
+                    running.slots.release()
+            await self._start_handlers(running, fetched, handling)
 
-    async def _fetch_batches(self, active: Active) -> None:
-        """Work on the batches of a stage of Spark's, one after the other, in a thread."""
-        pause = LOOKS[0]
-        try:
-            with self._blocking() as client:
-                batches = _batches(client, active.stage)
-                while True:
-                    try:
-                        with anyio.CancelScope(
-                            shield=True
-                        ):  # what is under way is brought to its end
-                            report = await self._threads.run(batches.run_once, _session)
-                        _count(active.counters, report)
-                        pause = LOOKS[0] if report.claimed else min(pause * 2, LOOKS[1])
-                    except (ConfigurationError, QueueClosed, Fenced):
-                        raise
-                    except Exception as error:
-                        log.warning(
-                            "queue %r: a batch failed, trying again in %g s: %s",
-                            active.stage.name,
-                            TRIES[1],
-                            error,
-                        )
-                        pause = TRIES[1]
-                    await anyio.sleep(pause)
-        except QueueError as error:
-            self._error = error
-            self._stop()
-
-    @contextmanager
-    def _blocking(self) -> Iterator[Any]:
-        """A blocking client: the one there is, or one beside the async one."""
-        if self._face.blocking:
-            yield self._client
-        elif self._face.url is None:
-            raise ConfigurationError(
-                "spark: a stage of Spark's needs a client that was given a URL, or a blocking one"
-            )
-        else:
-            with type(self._client)._twin(self._face.url, namespace=self._face.namespace) as client:
-                yield client
-
-    async def _begin(
-        self, active: Active, taken: deque[Reservation[Any]], works: TaskGroup
+    async def _start_handlers(
+        self, running: RunningStage, fetched: deque[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Give each message a handler's place. Those that would begin with less than half of their lease left are given back."""
+        """Start a handler for each message as slots come free.
+
+        A message that would start with less than half of its lease left is given back.
+        """
         try:
-            while taken:
+            while fetched:
                 try:
-                    self._places.acquire_nowait()
+                    self._handler_slots.acquire_nowait()
                 except anyio.WouldBlock:
-                    with anyio.move_on_after(self._left(taken[0]) - taken[0].lease / 2):
-                        await self._places.acquire()
-                        works.start_soon(self._work, active, taken.popleft())
+                    with anyio.move_on_after(self._wait_left(fetched[0])):
+                        await self._handler_slots.acquire()
+                        handling.start_soon(self._handle, running, fetched.popleft())
                         continue
                     return
-                if self._left(taken[0]) < taken[0].lease / 2:
-                    self._places.release()
+                if self._wait_left(fetched[0]) < 0:
+                    self._handler_slots.release()
                     return
-                works.start_soon(self._work, active, taken.popleft())
+                handling.start_soon(self._handle, running, fetched.popleft())
         finally:
-            if taken:
+            if fetched:
                 with anyio.CancelScope(shield=True):
                     try:
-                        await active.queue.release(*taken)
-                    except QueueError as error:
-                        log.info(
-                            "queue %r: %s", active.stage.name, error
-                        )  # then the lease gives them back
-                active.counters["released"] += len(taken)
-                for _ in taken:
-                    active.places.release()
+                        await running.queue.release(*fetched)
+                    except QueueError as error:  # they come back when their leases end
+                        log.info("queue %r: %s", running.stage.name, error)
+                running.count("released", len(fetched))
+                for _ in fetched:
+                    running.slots.release()
 
-    def _left(self, message: Reservation[Any]) -> float:
-        """Seconds until its lease ends."""
-        return (message.until - self._face.driver.clock.now()).total_seconds()
+    def _wait_left(self, message: Reservation[Any]) -> float:
+        """Return the seconds until half of a message's lease is over."""
+        return self._runner.seconds_left(message) - message.lease / 2
 
-    # ---- working
-
-    async def _work(self, active: Active, message: Reservation[Any]) -> None:
-        stage = active.stage
-        delivery: Delivery[Any] = Delivery(
-            message, active.queue, None if stage.awaited else self._loop
-        )
-        work = Work(message, delivery)
-        limit = (
-            None
-            if stage.time_limit is None
-            else self._loop.call_later(stage.time_limit, work.cancel, "late")
-        )
-        self._works.add(work)
-        active.counters["in"] += 1
-        result: Any = None
-        failure: BaseException | None = None
-        self._face.renewer.add(message, stage.queue.extend, partial(self._lost, stage, work))
+    async def _run_spark_stage(self, running: RunningStage) -> None:
         try:
-            with work.scope:
-                given = (message.payload, delivery) if stage.delivery else (message.payload,)
-                if stage.awaited:
-                    result = await stage.handler(*given)
-                else:
-                    result = await self._threads.run(stage.handler, *given)
-                    if inspect.isawaitable(result):
-                        result = await result
-        except asyncio.CancelledError as error:
-            failure = error
-            if (
-                anyio.current_effective_deadline() == -math.inf
-            ):  # else it is one of the handler's own
-                work.cancel("stopped")
-        except BaseException as error:
-            failure = error
-        finally:
-            self._places.release()
-            if limit is not None:
-                limit.cancel()
-        held = self._face.renewer.discard(message)
+            with self._runner.blocking_client() as client:
+                await run_batches(running.stage, client, self._threads, running.count)
+        except QueueError as error:
+            self._fail(error)
+
+    # ---- handling
+
+    async def _handle(self, running: RunningStage, message: Reservation[Any]) -> None:
+        """Call the handler for a message and settle the message. A handler slot is already taken."""
+        stage = running.stage
+        delivery: Delivery[Any] = Delivery(
+            message, running.queue, None if stage.awaited else self._loop
+        )
+        work = InFlight(message, delivery)
+        self._in_flight.add(work)
+        running.count("in")
+        renewer = self._runner.renewer
+        renewer.add(message, stage.queue.extend, partial(self._on_lost_lease, stage, work))
+        answer, failure = await self._call_handler(stage, work)
+        lease = renewer.discard(message)
         try:
             with anyio.CancelScope(shield=True):
-                if work.cancelled == "lost" or held == "lost":
+                if work.cancelled == "lost" or lease == "lost":
                     counter = "lost"
-                elif held is None or (held == "suspended" and failure is None):
-                    counter = _settled_by_the_handler(failure)
+                elif lease is None or (lease == "suspended" and failure is None):
+                    counter = _settled_by_handler(failure)
                 else:
-                    counter = await self._settle(
-                        active, work, self._verdict(active, work, result, failure)
-                    )
-            active.counters[counter] += 1
+                    verdict = _verdict(running, work, answer, failure)
+                    counter = await running.verdicts.settle(message, verdict, lambda: self._forced)
+            running.count(counter)
             if counter == "lost":
                 log.warning(
                     "message %s of queue %r: its lease was lost, its result was not applied",
@@ -463,235 +378,72 @@ class Run:
                 )
         finally:
             delivery.lost = True
-            active.places.release()
-            self._works.discard(work)
-            if self._stopping and not self._works:
-                self._calm.set()
+            running.slots.release()
+            self._in_flight.discard(work)
+            if self._stopping and not self._in_flight:
+                self._drained.set()
 
-    def _lost(self, stage: Stage, work: Work) -> None:
-        """A lease was lost; the renewer says so, of a blocking client in its own thread."""
+    async def _call_handler(self, stage: Stage, work: InFlight) -> tuple[Any, BaseException | None]:
+        """Call the handler. Return its answer, and the exception if it raised one."""
+        answer: Any = None
+        failure: BaseException | None = None
+        limit = (
+            None
+            if stage.time_limit is None
+            else self._loop.call_later(stage.time_limit, work.cancel, "late")
+        )
+        payload = work.message.payload
+        arguments = (payload, work.delivery) if stage.delivery else (payload,)
+        try:
+            with work.scope:
+                if stage.awaited:
+                    answer = await stage.handler(*arguments)
+                else:
+                    answer = await self._threads.run(stage.handler, *arguments)
+                    if inspect.isawaitable(answer):
+                        answer = await answer
+        except asyncio.CancelledError as error:
+            failure = error
+            # A handler may raise CancelledError itself. Only a cancelled scope means a stop.
+            if anyio.current_effective_deadline() == -math.inf:
+                work.cancel("stopped")
+        except BaseException as error:
+            failure = error
+        finally:
+            self._handler_slots.release()
+            if limit is not None:
+                limit.cancel()
+        return answer, failure
+
+    def _on_lost_lease(self, stage: Stage, work: InFlight) -> None:
+        """Note that the lease was lost. The renewer of a blocking client calls it in a thread."""
         work.delivery.lost = True
         if stage.awaited:
             self._loop.call_soon_threadsafe(work.cancel, "lost")
         else:
             work.cancelled = "lost"
 
-    def _verdict(
-        self, active: Active, work: Work, result: Any, failure: BaseException | None
-    ) -> Verdict:
-        """What is to be done with a message whose handler ended."""
-        queue, message, stage = active.queue, work.message, active.stage
-        if work.cancelled is not None and (failure is not None or work.scope.cancelled_caught):
-            if work.cancelled == "stopped":
-                return self._again(
-                    active, message, error="the worker was stopped while it was worked on", delay=0
-                )
-            return self._again(
-                active,
-                message,
-                error=f"the handler took longer than its time limit of {stage.time_limit:g} s",
-            )
-        if isinstance(failure, RetryLater):
-            return self._again(active, message, error=failure.reason, delay=failure.delay)
-        try:
-            if isinstance(failure, Reject):
-                raise failure
-            if failure is not None:
-                log.warning(
-                    "message %s of queue %r failed, try %d",
-                    message.id,
-                    stage.name,
-                    message.tries,
-                    exc_info=failure,
-                )
-                return self._again(active, message, error=failure)
-            if isinstance(result, Drop):
-                return "dropped", partial(queue.commit, message)
-            if isinstance(result, Many):
-                return "out", self._fan_out(
-                    active, message, [self._target(stage, each) for each in result.outputs]
-                )
-            if isinstance(result, To):
-                to, payload = self._target(stage, result)
-            elif stage.kind == "choice":
-                raise Reject(
-                    f"{stage.label} answered {_short(result)}; a choice answers To, Drop or Many"
-                )
-            elif stage.kind == "link":
-                to, payload = self._target(stage, To(stage.to[0], result))
-            else:
-                return "out", partial(queue.commit, message)
-            return "out", partial(queue.move, message, to=to, payload=payload)
-        except (Reject, InvalidMessage) as error:
-            return self._bury(active, message, error)
-        except Exception as error:  # of the answer's own making, such as a repr that fails
-            return self._again(active, message, error=error)
 
-    def _again(self, active: Active, message: Reservation[Any], **options: Any) -> Verdict:
-        last = (
-            message.dead is None
-            and active.options.max_tries is not None
-            and message.tries >= active.options.max_tries
+def _verdict(
+    running: RunningStage, work: InFlight, answer: Any, failure: BaseException | None
+) -> Verdict:
+    """Return how to settle a message whose handler ended."""
+    verdicts, message = running.verdicts, work.message
+    # A handler may end well although it was cancelled. Then its answer counts.
+    if work.cancelled is not None and (failure is not None or work.scope.cancelled_caught):
+        if work.cancelled == "stopped":
+            return verdicts.retry(message, "the worker was stopped while the handler ran", delay=0)
+        return verdicts.retry(
+            message,
+            f"the handler took longer than its time limit of {running.stage.time_limit:g} s",
         )
-        return "dead" if last else "retried", partial(active.queue.rollback, message, **options)
-
-    def _bury(self, active: Active, message: Reservation[Any], error: BaseException) -> Verdict:
-        log.warning(
-            "message %s of queue %r: to the dead-letter queue: %s",
-            message.id,
-            active.stage.name,
-            error,
-        )
-        if message.dead is not None:  # it is in one
-            return self._again(active, message, error=error)
-        return "dead", partial(active.queue.bury, message, error=error)
-
-    def _target(self, stage: Stage, answer: To[Any]) -> tuple[Any, Any]:
-        """Where an answer goes, and the payload as it is given to the queue."""
-        if answer.queue not in stage.to:
-            raise Reject(
-                f"{stage.label} answered {_short(answer)}; its stage leads to {', '.join(stage.to) or 'no other queue'}"
-            )
-        following = self._stages.get(answer.queue)
-        if following is not None:
-            return following.queue, answer.payload
-        return answer.queue, plain(answer.payload)
-
-    # ---- settling
-
-    async def _settle(self, active: Active, work: Work, verdict: Verdict) -> str:
-        """Carry a verdict out, again while the server cannot be reached and the lease lasts. Answers what it came to."""
-        message, pause = work.message, TRIES[0]
-        counter, settle = verdict
-        mended = False
-        while True:
-            try:
-                await settle()
-                return counter
-            except LeaseLost:
-                return "lost"
-            except Unavailable as error:
-                if self._forced or self._left(message) < pause:
-                    log.warning(
-                        "message %s of queue %r is left to its lease: %s",
-                        message.id,
-                        active.stage.name,
-                        error,
-                    )
-                    return "lost"
-                await anyio.sleep(pause)
-                pause = min(pause * 2, TRIES[1])
-            except Exception as error:
-                if mended:
-                    log.exception(
-                        "message %s of queue %r is left to its lease", message.id, active.stage.name
-                    )
-                    return "lost"
-                mended = True
-                fault = isinstance(error, (InvalidMessage, TypeError))
-                counter, settle = (
-                    self._bury(active, message, error)
-                    if fault
-                    else self._again(active, message, error=error)
-                )
-
-    def _fan_out(
-        self, active: Active, message: Reservation[Any], outputs: list[tuple[Any, Any]]
-    ) -> Callable[[], Awaitable[None]]:
-        """Push the outputs and commit the input."""
-        batches: dict[str, tuple[AsyncQueue[Any], list[Any], list[ObjectId]]] = {}
-        for index, (to, payload) in enumerate(outputs):
-            queue = (
-                to
-                if isinstance(to, AsyncQueue)
-                else AsyncQueue(self._face, backend_of(self._client.queue(to)))
-            )
-            if payload is UNCHANGED:
-                payload = backend_of(active.queue).codec.dump(message.payload)
-            _, payloads, ids = batches.setdefault(queue.name, (queue, [], []))
-            payloads.append(payload)
-            ids.append(_derived_id(message, queue.name, index))
-
-        async def push(session: Any) -> None:
-            for queue, payloads, ids in batches.values():
-                await queue.push_many(
-                    payloads,
-                    headers=message.headers,
-                    ids=None if session is not None else ids,
-                    session=session,
-                )
-            await active.queue.commit(message, session=session)
-
-        async def settle() -> None:
-            if not batches or not self._face.driver.replicated:
-                return await push(None)
-            if self._left(message) < ORPHAN:
-                await active.queue.extend(message, lease=ORPHAN)
-            try:
-                async with self._transactions:
-                    await self._face.run_transaction(push)
-            except PyMongoError as error:
-                raise translated(error) from error
-
-        return settle
+    if failure is not None:
+        return verdicts.of_failure(message, failure)
+    return verdicts.of_answer(message, answer)
 
 
-def plain(payload: Any) -> Any:
-    """A payload for a queue whose model is not known: what is pydantic's or a dataclass's is dumped by its own type."""
-    return (
-        ANYTHING.dump(payload)
-        if isinstance(payload, BaseModel) or is_dataclass(payload)
-        else payload
-    )
-
-
-def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
-    """The id of an output where there are no transactions: the same over all tries, another when the message comes anew.
-
-    It comes anew by a move or a replay, each of which leaves a mark in the trail; a burial and the redrive after it leave two, which
-    do not count.
-    """
-    trail = [(mark["q"], str(mark["at"])) for mark in message.trail]
-    while len(trail) > 1 and trail[-2][0] == message.queue and trail[-1][0] != message.queue:
-        del trail[-2:]
-    arrival = trail[-1:]
-    told = repr((str(message.id), type(message.id).__name__, message.queue, arrival, target))
-    return ObjectId(
-        hashlib.blake2b(told.encode(), digest_size=9).digest() + index.to_bytes(3, "big")
-    )
-
-
-def _batches(client: Any, stage: Stage) -> Any:
-    try:
-        from pyqueue.spark.batches import Batches
-    except ImportError as error:
-        raise ConfigurationError(
-            f'spark: the stage of queue {stage.name!r} needs PySpark: pip install "pyqueue-mongo[spark]"'
-        ) from error
-    return Batches(
-        client,
-        backend_of(stage.queue),
-        stage.to[0],
-        transform=stage.handler,
-        **(stage.batches or {}),
-    )
-
-
-def _session() -> Any:
-    from pyqueue.spark.session import session
-
-    return session("pyqueue")
-
-
-def _count(counters: dict[str, int], report: Any) -> None:
-    counters["in"] += report.claimed
-    counters["dropped"] += report.dropped
-    counters["retried"] += report.failed
-    counters["lost"] += report.lost
-    counters["out"] += report.claimed - report.dropped - report.failed - report.lost
-
-
-def _settled_by_the_handler(failure: BaseException | None) -> str:
+def _settled_by_handler(failure: BaseException | None) -> str:
+    """Return the counter of a message that its handler settled."""
     if isinstance(failure, LeaseLost):
         return "lost"
     if failure is not None:
@@ -699,14 +451,9 @@ def _settled_by_the_handler(failure: BaseException | None) -> str:
     return "out"
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Put back the signal handlers of before."""
+def _signal_handlers_restored() -> Iterator[None]:
+    """Restore the signal handlers at the end of the block."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

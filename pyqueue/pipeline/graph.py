@@ -1,62 +1,81 @@
-"""The graph of a pipeline: its stages, and what is wrong with it before anything runs. It does no I/O."""
+"""The graph of a pipeline: its stages, and the checks that need no I/O."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from pyqueue import arguments
+from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import To
 from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Duration
+from pyqueue.queues import Queue
 
-__all__ = ["Graph", "Kind", "Stage", "spark_stage", "stage"]
+__all__ = ["BatchOptions", "Graph", "Kind", "Stage", "make_spark_stage", "make_stage"]
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
 
+class BatchOptions(TypedDict):
+    """How a Spark stage makes its batches."""
+
+    #: The durable name of this consumer.
+    group: str
+    output: Literal["move", "transaction"]
+    #: The most messages in one batch.
+    max_messages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A queue, and what is done with its messages."""
+    """A queue and the handler of its messages."""
 
     kind: Kind
-    #: The Queue or AsyncQueue that is read, with the stage's options.
-    queue: Any
+    #: The queue that the stage reads, with the stage's options.
+    queue: Queue[Any] | AsyncQueue[Any]
     handler: Callable[..., Any]
-    #: Where its messages may go.
+    #: The queues that its messages may go to.
     to: tuple[str, ...]
-    #: How many messages of it may be in progress at once; None: as many as the whole run.
+    #: How many of its messages may be in flight at once. None means the limit of the run.
     concurrency: int | None
-    #: Seconds that a handler may take; None: as long as it likes.
+    #: The seconds that a handler may take. None means no limit.
     time_limit: float | None
-    #: Whether the handler wants a Delivery too, and whether it is awaited.
+    #: Whether the handler takes a Delivery as well.
     delivery: bool
+    #: Whether the handler is an async function.
     awaited: bool
-    #: Of a stage whose batches Spark transforms: its group, its output, and how many messages a batch takes.
-    batches: Mapping[str, Any] | None = None
+    #: Set for a Spark stage only.
+    batches: BatchOptions | None = None
 
     @property
     def name(self) -> str:
-        """The name of its queue."""
-        return str(self.queue.name)
+        """The name of the queue."""
+        return self.queue.name
 
     @property
     def label(self) -> str:
-        """The name of its handler."""
+        """The name of the handler."""
         name = getattr(self.handler, "__name__", None) or type(self.handler).__name__
         return "handler" if name == "<lambda>" else str(name)
 
 
-def stage(
+def make_stage(
     kind: Kind,
-    queue: Any,
+    queue: Queue[Any] | AsyncQueue[Any],
     handler: Callable[..., Any],
     to: Iterable[str],
     concurrency: int | None,
-    time_limit: Any,
+    time_limit: Duration | None,
 ) -> Stage:
-    """A stage, if all that can be known of it alone is right."""
+    """Check what can be known of a stage alone, and return it.
+
+    Raises:
+        ConfigurationError: An argument is not allowed, or the handler does not fit the stage.
+        InvalidName: A target is not a queue name.
+    """
     name = queue.name
     if not callable(handler):
         raise ConfigurationError(
@@ -67,13 +86,17 @@ def stage(
     targets = tuple(map(arguments.queue_name, to))
     if kind != "sink" and not targets:
         raise ConfigurationError(
-            f"to: the {kind} of queue {name!r} leads nowhere: name the next queue (or make it a sink)"
+            f"to: the {kind} of queue {name!r} leads nowhere: "
+            "name the next queue, or make the stage a sink"
         )
     if twice := sorted({each for each in targets if targets.count(each) > 1}):
-        raise ConfigurationError(f"to: of queue {name!r}: {twice[0]!r} is listed twice")
-    if unlisted := [each for each in _shown(handler) if each not in targets]:
         raise ConfigurationError(
-            f"to: the handler of queue {name!r} is annotated to answer To({unlisted[0]!r}), which is not in its to={list(targets)}"
+            f"to: of queue {name!r}: {twice[0]!r} is listed twice; list each target once"
+        )
+    if unlisted := [each for each in _annotated_targets(handler) if each not in targets]:
+        raise ConfigurationError(
+            f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
+            f"which is not in its to={list(targets)}"
         )
     return Stage(
         kind,
@@ -88,90 +111,108 @@ def stage(
     )
 
 
-def spark_stage(
-    queue: Any, transform: Callable[..., Any], to: str, batches: Mapping[str, Any]
+def make_spark_stage(
+    queue: Queue[Any] | AsyncQueue[Any],
+    transform: Callable[..., Any],
+    to: str,
+    *,
+    group: str | None,
+    output: Literal["move", "transaction"],
+    max_messages: int,
 ) -> Stage:
-    """A stage whose batches Spark transforms."""
+    """Check what can be known of a Spark stage alone, and return it.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
+        InvalidName: The target is not a queue name.
+    """
     if not callable(transform):
         raise ConfigurationError(
-            f"transform: of queue {queue.name!r}: give a function from DataFrame to DataFrame, not {type(transform).__name__}"
+            f"transform: of queue {queue.name!r}: give a function from DataFrame to DataFrame, "
+            f"not {type(transform).__name__}"
         )
-    group = arguments.group(batches["group"] or f"{queue.name}>{to}")
+    batches: BatchOptions = {
+        "group": arguments.group(group or f"{queue.name}>{to}"),
+        "output": output,
+        "max_messages": max_messages,
+    }
     return Stage(
         "spark",
         queue,
         transform,
         (arguments.queue_name(to),),
-        None,
-        None,
-        False,
-        False,
-        {**batches, "group": group},
+        concurrency=None,
+        time_limit=None,
+        delivery=False,
+        awaited=False,
+        batches=batches,
     )
 
 
 def _takes_delivery(queue: str, handler: Callable[..., Any]) -> bool:
-    """Whether the handler takes (payload, delivery) rather than (payload)."""
+    """Return whether the handler takes (payload, delivery) rather than (payload)."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
-        return False  # of a builtin, which says nothing of its parameters
-    given = [
+        return False  # a builtin without a signature
+    positional = [
         each
         for each in parameters
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    needed = [each for each in given if each.default is each.empty]
-    named = [
+    required = [each for each in positional if each.default is each.empty]
+    required_by_name = [
         each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
     ]
-    anything = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    if len(needed) > 2 or named or not (given or anything):
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if len(required) > 2 or required_by_name or not (positional or takes_any):
         raise ConfigurationError(
-            f"handler: of queue {queue!r}: it takes (payload) or (payload, delivery)"
+            f"handler: of queue {queue!r}: it must take (payload) or (payload, delivery)"
         )
-    return len(needed) == 2 or (len(given) > 1 and given[1].name == "delivery")
+    return len(required) == 2 or (len(positional) > 1 and positional[1].name == "delivery")
 
 
-def _shown(handler: Callable[..., Any]) -> Iterator[str]:
-    """The queues that the return annotation of a handler names: ``To[Literal["late", "on-time"]]``, alone or in a union."""
+def _annotated_targets(handler: Callable[..., Any]) -> Iterator[str]:
+    """Yield the queues that the return annotation of a handler names.
+
+    The annotation is ``To[Literal["late", "on-time"]]``, alone or in a union.
+    """
     try:
-        answer = get_type_hints(handler).get("return")
-    except Exception:  # names that only a type checker knows
+        annotation = get_type_hints(handler).get("return")
+    except Exception:  # a name that exists for type checkers only
         return
-    for each in (answer, *get_args(answer)):
+    for each in (annotation, *get_args(annotation)):
         if get_origin(each) is To:
             yield from (name for name in get_args(get_args(each)[0]) if isinstance(name, str))
 
 
 class Graph:
-    """The stages by the queues they read, in the order they were added."""
+    """The stages by the queues they read, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
 
     def add(self, stage: Stage) -> None:
-        """Add a stage."""
+        """Add a stage.
+
+        Raises:
+            ConfigurationError: The graph has a stage that reads the same queue.
+        """
         if stage.name in self.stages:
             raise ConfigurationError(
-                f"queue: {stage.name!r} has two stages, {self.stages[stage.name].label!r} and {stage.label!r}: one stage reads a queue"
+                f"queue: {stage.name!r} has two stages, {self.stages[stage.name].label!r} and "
+                f"{stage.label!r}: add one stage for each queue"
             )
         self.stages[stage.name] = stage
 
     @property
     def outputs(self) -> list[str]:
-        """Targets that no stage reads, in order."""
-        return list(
-            dict.fromkeys(
-                name
-                for stage in self.stages.values()
-                for name in stage.to
-                if name not in self.stages
-            )
-        )
+        """The targets that no stage reads, in order."""
+        targets = (name for stage in self.stages.values() for name in stage.to)
+        return list(dict.fromkeys(name for name in targets if name not in self.stages))
 
     def cycle(self) -> list[str] | None:
-        """The queues of a cycle, the first one again at the end; None if there is none."""
+        """Return the queues of a cycle, the first one again at the end, or None if there is none."""
         done: set[str] = set()
 
         def visit(name: str, path: list[str]) -> list[str] | None:
@@ -188,7 +229,10 @@ class Graph:
         return next((found for name in self.stages if (found := visit(name, []))), None)
 
     def depths(self) -> Mapping[str, int]:
-        """How far each queue lies from where messages come in: the length of the longest way there that is no cycle; sorted by it."""
+        """Return how far each queue lies from where messages enter, nearest first.
+
+        The depth of a queue is the length of the longest path to it that visits no queue twice.
+        """
         depths: dict[str, int] = {}
 
         def visit(name: str, depth: int, path: tuple[str, ...]) -> None:
@@ -205,10 +249,17 @@ class Graph:
         return dict(sorted(depths.items(), key=lambda item: item[1]))
 
     def check(self, *, allow_cycles: bool) -> None:
-        """Refuse what should not run."""
+        """Check the graph as a whole, before it runs.
+
+        Raises:
+            ConfigurationError: There are no stages, or there is a cycle that is not allowed.
+        """
         if not self.stages:
-            raise ConfigurationError("pipeline: it has no stages")
+            raise ConfigurationError(
+                "pipeline: it has no stages; add one with link, choice or sink"
+            )
         if not allow_cycles and (cycle := self.cycle()):
             raise ConfigurationError(
-                f"pipeline: {' -> '.join(cycle)} is a cycle; if that is meant, and ends, run it with allow_cycles=True"
+                f"pipeline: {' -> '.join(cycle)} is a cycle; "
+                "if the messages leave it at some point, run with allow_cycles=True"
             )

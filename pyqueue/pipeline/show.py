@@ -1,34 +1,47 @@
-"""Drawings of a graph: text, Mermaid, SVG. Pure: it is given the counts it shows."""
+"""Draw a graph as text, Mermaid or SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Final
 
 from pyqueue import arguments
-from pyqueue.pipeline.graph import Graph
+from pyqueue.messages import Counts
+from pyqueue.pipeline.graph import Graph, Stage
 
 __all__ = ["draw"]
 
+#: The places of queues in an SVG drawing: the upper left corner of each box, in pixels.
+_Places = Mapping[str, tuple[int, int]]
 
-def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Any]) -> str:
-    """The graph in a format, with the counts of its queues where they are given."""
+#: The size of a box in an SVG drawing, in pixels.
+_WIDTH: Final = 150
+_HEIGHT: Final = 44
+#: The distance between the left edges of two columns, and the upper edges of two rows.
+_ACROSS: Final = 270
+_DOWN: Final = 84
+#: The margin around the drawing, and the height of its title.
+_MARGIN: Final = 20
+_TITLE: Final = 24
+
+
+def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Counts]) -> str:
+    """Return the drawing of a graph, with the counts of those queues that have an entry."""
     arguments.one_of("format", format, ("text", "mermaid", "svg"))
     return {"text": _text, "mermaid": _mermaid, "svg": _svg}[format](graph, name, counts)
 
 
-def _status(counts: Mapping[str, Any], queue: str) -> str:
-    """What is in a queue, in words; what there is none of is left out."""
+def _status(counts: Mapping[str, Counts], queue: str) -> str:
+    """Return the counts of a queue in words. Counts of 0 are left out."""
     if queue not in counts:
         return ""
-    parts = [
-        f"{getattr(counts[queue], state)} {state}" for state in ("ready", "reserved", "scheduled")
-    ]
-    return ", ".join(part for part in parts if not part.startswith("0 ")) or "empty"
+    states = ("ready", "reserved", "scheduled")
+    numbers = [(getattr(counts[queue], state), state) for state in states]
+    return ", ".join(f"{number} {state}" for number, state in numbers if number) or "empty"
 
 
-def _text(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
+def _text(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
     lines = [name]
     for queue in graph.depths():
         stage = graph.stages.get(queue)
@@ -41,28 +54,19 @@ def _text(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
         if not stage.to or stage.kind == "sink":
             lines.append(f"{arrow}──■")
         for index, target in enumerate(stage.to):
-            first = index == 0 and stage.kind != "sink"
-            corner = (
-                "──>"
-                if first and len(stage.to) == 1
-                else "┬─>"
-                if first
-                else "└─>"
-                if index + 1 == len(stage.to)
-                else "├─>"
-            )
-            lines.append((arrow if first else " " * len(arrow)) + f"{corner} {target}")
+            corner = "└─>" if index + 1 == len(stage.to) else "├─>"
+            if index > 0 or stage.kind == "sink":
+                lines.append(f"{' ' * len(arrow)}{corner} {target}")
+            else:
+                lines.append(f"{arrow}{'──>' if len(stage.to) == 1 else '┬─>'} {target}")
     return "\n".join(lines) + "\n"
 
 
-def _mermaid(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
+def _mermaid(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
     def safe(text: str) -> str:
-        return (
-            text.replace("&", "#amp;")
-            .replace('"', "#quot;")
-            .replace("<", "#lt;")
-            .replace(">", "#gt;")
-        )
+        for character, entity in (("&", "amp"), ('"', "quot"), ("<", "lt"), (">", "gt")):
+            text = text.replace(character, f"#{entity};")
+        return text
 
     ids = {queue: f"q{index}" for index, queue in enumerate(graph.depths())}
     lines = ["---", f"title: {safe(name)}", "---", "flowchart LR"]
@@ -77,60 +81,71 @@ def _mermaid(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Of the SVG, in pixels: a box, and from one box to the next.
-WIDTH, HEIGHT, ACROSS, DOWN, EDGE = 150, 44, 270, 84, 20
-
-
-def _svg(graph: Graph, name: str, counts: Mapping[str, Any]) -> str:
-    depths = graph.depths()
+def _svg(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
     columns: dict[int, list[str]] = {}
-    for queue, depth in depths.items():
+    for queue, depth in graph.depths().items():
         columns.setdefault(depth, []).append(queue)
     places = {
-        queue: (EDGE + depth * ACROSS, EDGE + 24 + row * DOWN)
+        queue: (_MARGIN + depth * _ACROSS, _MARGIN + _TITLE + row * _DOWN)
         for depth, queues in columns.items()
         for row, queue in enumerate(queues)
     }
-    shapes = []
-    for stage in graph.stages.values():
-        x, y = places[stage.name]
-        start, middle = x + WIDTH, y + HEIGHT // 2
-        for target in stage.to:
-            end, level = places[target][0], places[target][1] + HEIGHT // 2
-            bend = max(40, abs(end - start) // 2)
-            shapes.append(
-                f'<path d="M{start},{middle} C{start + bend},{middle} {end - bend},{level} {end},{level}" '
-                'fill="none" stroke="#666" marker-end="url(#to)"/>'
-            )
-        if stage.kind == "sink":
-            shapes.append(f'<path d="M{start},{middle} h30" fill="none" stroke="#666"/>')
-            shapes.append(f'<circle cx="{start + 36}" cy="{middle}" r="6" fill="#666"/>')
-        shapes.append(
-            f'<text x="{start + 6}" y="{middle - 8}" class="small">{escape(stage.label)}</text>'
-        )
-    for queue, (x, y) in places.items():
-        status = _status(counts, queue)
-        style = "" if queue in graph.stages else ' stroke-dasharray="4"'
-        shapes.append(
-            f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#fff" stroke="#333"{style}/>'
-        )
-        center = x + WIDTH // 2
-        shapes.append(
-            f'<text x="{center}" y="{y + (19 if status else 27)}" text-anchor="middle">{escape(queue)}</text>'
-        )
-        if status:
-            shapes.append(
-                f'<text x="{center}" y="{y + 35}" text-anchor="middle" class="small">{escape(status)}</text>'
-            )
-    width = EDGE * 2 + max(columns) * ACROSS + WIDTH + 60
-    height = EDGE * 2 + 24 + (max(map(len, columns.values())) - 1) * DOWN + HEIGHT
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
-        f"<title>{escape(name)}</title>\n"
-        "<style>text {font: 13px sans-serif} .small {font-size: 10px; fill: #555}</style>\n"
-        '<defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>\n'
-        f'<rect width="100%" height="100%" fill="#fafafa"/>\n<text x="{EDGE}" y="24">{escape(name)}</text>\n'
-        + "\n".join(shapes)
-        + "\n</svg>\n"
+    shapes = [shape for stage in graph.stages.values() for shape in _svg_stage(stage, places)]
+    for queue, place in places.items():
+        shapes += _svg_box(queue, place, _status(counts, queue), queue in graph.stages)
+    rows = max(map(len, columns.values()))
+    width = 2 * _MARGIN + max(columns) * _ACROSS + _WIDTH + 60
+    height = 2 * _MARGIN + _TITLE + (rows - 1) * _DOWN + _HEIGHT
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}">',
+            f"<title>{escape(name)}</title>",
+            "<style>text {font: 13px sans-serif} .small {font-size: 10px; fill: #555}</style>",
+            '<defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
+            'markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>',
+            '<rect width="100%" height="100%" fill="#fafafa"/>',
+            f'<text x="{_MARGIN}" y="{_TITLE}">{escape(name)}</text>',
+            *shapes,
+            "</svg>\n",
+        ]
     )
+
+
+def _svg_stage(stage: Stage, places: _Places) -> list[str]:
+    """Return the arrows of a stage, and its label."""
+    x, y = places[stage.name]
+    start, middle = x + _WIDTH, y + _HEIGHT // 2
+    shapes = []
+    for target in stage.to:
+        end, level = places[target][0], places[target][1] + _HEIGHT // 2
+        bend = max(40, abs(end - start) // 2)
+        curve = f"{start + bend},{middle} {end - bend},{level} {end},{level}"
+        shapes.append(
+            f'<path d="M{start},{middle} C{curve}" fill="none" stroke="#666" '
+            'marker-end="url(#to)"/>'
+        )
+    if stage.kind == "sink":
+        shapes.append(f'<path d="M{start},{middle} h30" fill="none" stroke="#666"/>')
+        shapes.append(f'<circle cx="{start + 36}" cy="{middle}" r="6" fill="#666"/>')
+    label = escape(stage.label)
+    shapes.append(f'<text x="{start + 6}" y="{middle - 8}" class="small">{label}</text>')
+    return shapes
+
+
+def _svg_box(queue: str, place: tuple[int, int], status: str, read: bool) -> list[str]:
+    """Return the box of a queue. The box of an output, which no stage reads, is dashed."""
+    x, y = place
+    center = f'x="{x + _WIDTH // 2}"'
+    dashes = "" if read else ' stroke-dasharray="4"'
+    shapes = [
+        f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#fff" '
+        f'stroke="#333"{dashes}/>',
+        f'<text {center} y="{y + (19 if status else 27)}" text-anchor="middle">'
+        f"{escape(queue)}</text>",
+    ]
+    if status:
+        shapes.append(
+            f'<text {center} y="{y + 35}" text-anchor="middle" class="small">{escape(status)}</text>'
+        )
+    return shapes

@@ -776,12 +776,11 @@ def test_a_process_that_waits_to_be_started_again_is_not_when_all_are_stopped() 
     child = work.Child(1, [sys.executable, "-c", "raise SystemExit(3)"], ours)
     try:
         child._process.wait(SECONDS)
-        child._pause, child._begun = (
-            8.0,
-            time.monotonic() - work.HEALTHY,
-        )  # it had died often, and then ran well
+        for _ in range(3):  # it had died often, and then ran well
+            next(child._delays)
+        child._begun = time.monotonic() - work.HEALTHY
         assert child.look(False) is None
-        assert child._pause == 2 * work.PAUSES[0]  # so it begins with the short pause again
+        assert next(child._delays) == 2  # so it began with the shortest delay again
         assert child.look(False) is None  # not yet
         child.stop()  # nobody
         assert child.look(True) == 0

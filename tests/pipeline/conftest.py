@@ -86,7 +86,7 @@ class Place:
 
     def run(self, build: Build, **options: Any) -> Report:
         """Build a pipeline or worker on a client of this kind, and run it."""
-        options.setdefault("signals", False)
+        options.setdefault("handle_signals", False)
         if self.blocking:
             with Client(self.target, namespace=self.namespace) as client:
                 report: Report = build(client).run(**options)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pyqueue import AsyncClient, Client, Delivery, Many, To, Worker
-from pyqueue.pipeline import engine
+from pyqueue.pipeline import verdicts
 
 NO_FUNCTION = 5
 
@@ -92,7 +92,7 @@ def run_pipeline(url: str, blocking: bool) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "pipeline":
-        engine.ORPHAN = float(sys.argv[4])
+        verdicts.TRANSACTION_LEASE_S = float(sys.argv[4])
         run_pipeline(sys.argv[2], sys.argv[3] == "blocking")
     else:
         work(sys.argv[2], sys.argv[1])

@@ -59,9 +59,9 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "three arguments": (
         lambda p: p.sink("a", lambda x, y, z: x),
-        "takes .payload. or .payload, delivery.",
+        "must take .payload. or .payload, delivery.",
     ),
-    "no argument": (lambda p: p.sink("a", lambda: 1), "takes .payload. or .payload, delivery."),
+    "no argument": (lambda p: p.sink("a", lambda: 1), "must take .payload. or .payload, delivery."),
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
     "lease": (lambda p: p.sink("a", same, lease=-1), "lease: -1 is not allowed"),
@@ -127,7 +127,7 @@ def test_an_annotation_is_held_against_to(client: Client) -> None:
     )
     with pytest.raises(
         ConfigurationError,
-        match=r"annotated to answer To\('cancelled'\), which is not in its to=\['late'\]",
+        match=r"annotated to return To\('cancelled'\), which is not in its to=\['late'\]",
     ):
         client.pipeline().choice("a", bad, to=["late"])
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pymongo.errors import AutoReconnect
 
 from pyqueue import AsyncClient, AsyncQueue, Backoff, Client, Delivery, LeaseLost, Many, To, Worker
+from pyqueue.requests import Plan
 from tests.pipeline.conftest import Place, adds_up
 
 NOW = Backoff(base=0)
@@ -101,7 +102,7 @@ def test_an_aborted_transaction_leaves_nothing(
 
     async def fail(self: Any, *reservations: Any, session: Any = None, **options: Any) -> None:
         assert session is not None
-        inside = await self._runner.driver._ask(_counting(session))
+        inside = await self._runner.run(_counting(session))
         seen.append(inside)
         if len(seen) == 1:
             assert ids(server, "a", "b") == []  # nobody sees them
@@ -119,11 +120,13 @@ def test_an_aborted_transaction_leaves_nothing(
     assert len(ids(server, "a")) == len(ids(server, "b")) == 1
 
 
-def _counting(session: Any) -> Any:
+def _counting(session: Any) -> Plan[int]:
     from pyqueue.backends.namespace import HOT
     from pyqueue.requests import Count
 
-    return Count({"q": {"$in": ["a", "b"]}, "record": {"$exists": False}}, HOT, session=session)
+    written = {"q": {"$in": ["a", "b"]}, "record": {"$exists": False}}
+    found: int = yield Count(written, HOT, session=session)
+    return found
 
 
 def test_a_lost_lease_undoes_the_outputs(server: Place) -> None:

@@ -86,7 +86,7 @@ def test_the_name_is_the_files_unless_it_is_given(client: Client, tmp_path: Path
 
 STAGE = '[[stages]]\nqueue = "raw"\nhandler = "tests.pipeline.stages:store"\n'
 WRONG = {
-    "no TOML": ("x = \ny = 1", r"recipe .*x\.toml: no valid TOML: .*line 1"),
+    "no TOML": ("x = \ny = 1", r"recipe .*x\.toml: invalid TOML: .*line 1"),
     "no stages": ('name = "x"', "stages: Field required"),
     "empty": ("stages = []", "stages: List should have at least 1 item"),
     "unknown key": (STAGE + "leese = 5", r"stages\[0\]\.leese: Extra inputs are not permitted"),
@@ -180,5 +180,5 @@ def test_yaml_with_it(client: Client, tmp_path: Path, monkeypatch: pytest.Monkey
     text = '{"stages": [{"queue": "raw", "handler": "tests.pipeline.stages:store"}]}'
     pipeline = Pipeline.from_recipe(client, write(tmp_path / "x.yaml", text))
     assert list(pipeline.graph.stages) == ["raw"]
-    with pytest.raises(ConfigurationError, match="no valid YAML"):
+    with pytest.raises(ConfigurationError, match="invalid YAML"):
         Pipeline.from_recipe(client, write(tmp_path / "y.yml", "{"))

@@ -200,8 +200,8 @@ class Flight(BaseModel):
 
 WRONG = {
     "unlisted": ("choice", To("c"), "To('c'); its stage leads to a, b"),
-    "no target": ("choice", 5, "answered 5; a choice answers To, Drop or Many"),
-    "nothing": ("choice", None, "answered None; a choice answers To, Drop or Many"),
+    "no target": ("choice", 5, "returned 5; a choice returns To, Drop or Many"),
+    "nothing": ("choice", None, "returned None; a choice returns To, Drop or Many"),
     "not BSON": ("choice", To("a", object()), "not storable as BSON"),
     "not of the model": ("link", {"number": "many"}, "not a valid Flight"),
     "too large": ("choice", To("a", "x" * (16 * 1024 * 1024)), "bytes; at most"),
@@ -429,7 +429,7 @@ def test_what_is_called_with_what(memory: Place) -> None:
             seen.append(("callable", payload, delivery.message.payload))
 
     def coroutine(payload: Any) -> Any:
-        return Callable_()(payload, Delivery(message, None, None))
+        return Callable_()(payload, Delivery(message, memory.queue("z"), None))
 
     memory.queue("z").push(0)
     (message,) = memory.queue("z").reserve_many(1)

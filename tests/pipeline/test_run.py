@@ -522,7 +522,7 @@ def test_cancelling_an_awaited_run_gives_everything_back(url: str) -> None:
                 await asyncio.sleep(LONG)
 
             run = asyncio.create_task(
-                Worker(client, concurrency=1).on("in", work).run(signals=False)
+                Worker(client, concurrency=1).on("in", work).run(handle_signals=False)
             )
             await begun.wait()
             run.cancel()
@@ -558,17 +558,17 @@ def test_one_run_at_a_time_and_another_after_it(server: Place) -> None:
     running = server.start(lambda client: Worker(client).on("in", lambda payload: None))
 
     async def again() -> None:
-        await running.runner.run(signals=False)
+        await running.runner.run(handle_signals=False)
 
     with pytest.raises(ConfigurationError, match="is running already"):
-        running.runner.run(signals=False) if server.blocking else asyncio.run(again())
+        running.runner.run(handle_signals=False) if server.blocking else asyncio.run(again())
     running.stop()
     running.join()
 
     def build(client: Any) -> Any:
         worker = Worker(client).on("in", lambda payload: None)
         if server.blocking:
-            worker.run(until_empty=True, signals=False)
+            worker.run(until_empty=True, handle_signals=False)
         server.queue("in").push("x")
         return worker
 

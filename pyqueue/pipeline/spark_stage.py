@@ -1,0 +1,101 @@
+"""Run a Spark stage: one batch after the other, each in a thread.
+
+``pyqueue.spark.batches`` does the work. It is imported when the stage starts, because a pipeline
+without a Spark stage must run without PySpark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from pyqueue.errors import ConfigurationError, Fenced, QueueClosed
+from pyqueue.messages import Backoff
+from pyqueue.pipeline.graph import Stage
+from pyqueue.queues import backend_of
+from pyqueue.retrying import RetryDelays
+from pyqueue.thread_pool import DaemonThreadPool
+
+if TYPE_CHECKING:
+    from pyqueue.spark.batches import Batches, Report
+
+__all__ = ["run_batches"]
+
+log = logging.getLogger("pyqueue")
+
+#: The seconds between two looks at an empty queue.
+_IDLE: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
+#: The seconds to wait after a batch failed.
+_FAILED_BATCH_DELAY_S: Final = 5.0
+
+
+async def run_batches(
+    stage: Stage, client: Any, threads: DaemonThreadPool, count: Callable[[str, int], None]
+) -> None:
+    """Transform batch after batch until the caller is cancelled.
+
+    A batch that was begun is finished even if the caller is cancelled.
+
+    Args:
+        stage: a Spark stage.
+        client: a blocking client.
+        threads: run the batches.
+        count: takes the name of a counter, and what to add to it.
+
+    Raises:
+        ConfigurationError: The stage cannot run, or its transform returned something unusable.
+        Fenced: Another process took the stage over.
+        QueueClosed: The client was closed.
+    """
+    batches = _batches(stage, client)
+    idle = RetryDelays(_IDLE)
+    while True:
+        try:
+            with anyio.CancelScope(shield=True):
+                report = await threads.run(batches.run_once, _session)
+        except (ConfigurationError, QueueClosed, Fenced):
+            raise
+        except Exception as error:
+            log.warning(
+                "queue %r: a batch failed, trying again in %g s: %s",
+                stage.name,
+                _FAILED_BATCH_DELAY_S,
+                error,
+            )
+            await anyio.sleep(_FAILED_BATCH_DELAY_S)
+            continue
+        _count(report, count)
+        if report.claimed:
+            idle.reset()
+        await anyio.sleep(next(idle))
+
+
+def _batches(stage: Stage, client: Any) -> Batches:
+    try:
+        from pyqueue.spark.batches import Batches
+    except ImportError as error:
+        raise ConfigurationError(
+            f"spark: the stage of queue {stage.name!r} needs PySpark: "
+            'pip install "pyqueue-mongo[spark]"'
+        ) from error
+    assert stage.batches is not None
+    return Batches(
+        client, backend_of(stage.queue), stage.to[0], transform=stage.handler, **stage.batches
+    )
+
+
+def _session() -> Any:
+    from pyqueue.spark.session import session
+
+    return session("pyqueue")
+
+
+def _count(report: Report, count: Callable[[str, int], None]) -> None:
+    count("in", report.claimed)
+    count("dropped", report.dropped)
+    count("retried", report.failed)
+    count("lost", report.lost)
+    count("out", report.claimed - report.dropped - report.failed - report.lost)

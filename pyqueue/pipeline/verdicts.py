@@ -1,0 +1,287 @@
+"""From what a handler returned or raised to the settlement of its message.
+
+``Verdicts`` decides for the messages of one stage, and then settles them. The server can refuse a
+settlement, for instance because the payload is too large. Then a second verdict buries the message
+or has it tried again, so no answer of a handler stops the stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo.errors import PyMongoError
+
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.delivery import Drop, Many, Reject, RetryLater, To
+from pyqueue.drivers import translated
+from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
+from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
+from pyqueue.payloads import Codec
+from pyqueue.pipeline.blocking import ClientRunner
+from pyqueue.pipeline.graph import Stage
+from pyqueue.queues import backend_of
+from pyqueue.retrying import RetryDelays
+
+__all__ = ["UNAVAILABLE", "Verdict", "Verdicts"]
+
+log = logging.getLogger("pyqueue")
+
+#: The seconds between two tries while the server does not answer.
+UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
+
+#: A message is held for this many seconds while a transaction settles it. If the process dies, the
+#: server keeps its transaction open for 60 s. If the lease ended before that, the message under the
+#: open transaction would block every claim of its queue.
+TRANSACTION_LEASE_S = 75.0
+
+#: Dumps values of pydantic models and dataclasses by their own type.
+_ANY_TYPE: Final = Codec[Any](Any)
+
+#: An output of Many: a queue, the payloads for it, and their ids in case there is no transaction.
+_Output = tuple[AsyncQueue[Any], list[Any], list[ObjectId]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one message is settled."""
+
+    #: The counter that counts the message once it is settled.
+    counter: str
+    settle: Callable[[], Awaitable[object]]
+
+
+class Verdicts:
+    """Decide how the messages of one stage are settled, and settle them.
+
+    Args:
+        stage: the stage.
+        queue: the queue that the stage reads.
+        queues: the queues that any stage reads, by name. A target among them has a model and options;
+            any other target is an output.
+        runner: runs the plans.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        queue: AsyncQueue[Any],
+        queues: Mapping[str, AsyncQueue[Any]],
+        runner: ClientRunner,
+    ) -> None:
+        self._stage = stage
+        self._queue = queue
+        self._queues = queues
+        self._runner = runner
+        self._max_tries: int | None = backend_of(stage.queue).options.max_tries
+
+    # ---- deciding
+
+    def of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
+        """Return the verdict on a message whose handler returned ``answer``."""
+        try:
+            return self._of_answer(message, answer)
+        except (Reject, InvalidMessage) as error:
+            return self.bury(message, error)
+        except Exception as error:  # raised by the answer itself, for instance by its __repr__
+            return self.retry(message, error)
+
+    def _of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
+        stage = self._stage
+        if isinstance(answer, Drop):
+            return Verdict("dropped", partial(self._queue.commit, message))
+        if isinstance(answer, Many):
+            outputs = [self._target(each) for each in answer.outputs]
+            return Verdict("out", partial(self._fan_out, message, self._by_queue(message, outputs)))
+        if stage.kind == "link" and not isinstance(answer, To):
+            answer = To(stage.to[0], answer)
+        if isinstance(answer, To):
+            to, payload = self._target(answer)
+            return Verdict("out", partial(self._queue.move, message, to=to, payload=payload))
+        if stage.kind == "choice":
+            raise Reject(
+                f"{stage.label} returned {_short(answer)}; a choice returns To, Drop or Many"
+            )
+        return Verdict("out", partial(self._queue.commit, message))
+
+    def of_failure(self, message: Reservation[Any], failure: BaseException) -> Verdict:
+        """Return the verdict on a message whose handler raised ``failure``."""
+        if isinstance(failure, RetryLater):
+            return self.retry(message, failure.reason, failure.delay)
+        if isinstance(failure, Reject):
+            return self.bury(message, failure)
+        log.warning(
+            "message %s of queue %r failed, try %d",
+            message.id,
+            self._stage.name,
+            message.tries,
+            exc_info=failure,
+        )
+        return self.retry(message, failure)
+
+    def retry(
+        self,
+        message: Reservation[Any],
+        error: BaseException | str | None,
+        delay: Duration | None = None,
+    ) -> Verdict:
+        """Return the verdict to have a message tried again. The last try buries it.
+
+        Args:
+            message: the message.
+            error: why.
+            delay: seconds until the next try; None means the stage's backoff.
+        """
+        last = (
+            message.dead is None
+            and self._max_tries is not None
+            and message.tries >= self._max_tries
+        )
+        return Verdict(
+            "dead" if last else "retried",
+            partial(self._queue.rollback, message, error=error, delay=delay),
+        )
+
+    def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
+        """Return the verdict to send a message to the dead-letter queue.
+
+        A message that was buried before is tried again instead.
+        """
+        log.warning(
+            "message %s of queue %r: to the dead-letter queue: %s",
+            message.id,
+            self._stage.name,
+            error,
+        )
+        if message.dead is not None:
+            return self.retry(message, error)
+        return Verdict("dead", partial(self._queue.bury, message, error=error))
+
+    def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
+        """Return the queue that an answer names, and the payload in the form that it takes."""
+        if answer.queue not in self._stage.to:
+            raise Reject(
+                f"{self._stage.label} returned {_short(answer)}; "
+                f"its stage leads to {', '.join(self._stage.to) or 'no other queue'}"
+            )
+        following = self._queues.get(answer.queue)
+        if following is None:
+            return answer.queue, _dumped(answer.payload)
+        return following, answer.payload
+
+    # ---- settling
+
+    async def settle(
+        self, message: Reservation[Any], verdict: Verdict, hurried: Callable[[], bool]
+    ) -> str:
+        """Carry a verdict out, again while the server does not answer and the lease lasts.
+
+        Args:
+            message: the message.
+            verdict: how it is settled.
+            hurried: whether to give up instead of waiting for the server.
+
+        Returns:
+            The counter that counts the message.
+        """
+        delays = RetryDelays(UNAVAILABLE)
+        second = False
+        while True:
+            try:
+                await verdict.settle()
+                return verdict.counter
+            except LeaseLost:
+                return "lost"
+            except Unavailable as error:
+                delay = next(delays)
+                if hurried() or self._runner.seconds_left(message) < delay:
+                    log.warning(
+                        "message %s of queue %r is left to its lease: %s",
+                        message.id,
+                        self._stage.name,
+                        error,
+                    )
+                    return "lost"
+                await anyio.sleep(delay)
+            except Exception as error:
+                if second:
+                    log.exception(
+                        "message %s of queue %r is left to its lease", message.id, self._stage.name
+                    )
+                    return "lost"
+                second = True
+                invalid = isinstance(error, (InvalidMessage, TypeError))
+                verdict = (self.bury if invalid else self.retry)(message, error)
+
+    # ---- Many
+
+    def _by_queue(
+        self, message: Reservation[Any], outputs: Sequence[tuple[AsyncQueue[Any] | str, Any]]
+    ) -> list[_Output]:
+        """Return the outputs of a message grouped by queue, each queue's in their order."""
+        groups: dict[str, _Output] = {}
+        for index, (to, payload) in enumerate(outputs):
+            queue = self._runner.queue(to) if isinstance(to, str) else to
+            if payload is UNCHANGED:
+                payload = backend_of(self._queue).codec.dump(message.payload)
+            _, payloads, ids = groups.setdefault(queue.name, (queue, [], []))
+            payloads.append(payload)
+            ids.append(_derived_id(message, queue.name, index))
+        return list(groups.values())
+
+    async def _fan_out(self, message: Reservation[Any], outputs: Sequence[_Output]) -> None:
+        """Push the outputs and commit the message: in one transaction if the server has them."""
+
+        async def push(session: Any) -> None:
+            for queue, payloads, ids in outputs:
+                await queue.push_many(
+                    payloads,
+                    headers=message.headers,
+                    ids=ids if session is None else None,
+                    session=session,
+                )
+            await self._queue.commit(message, session=session)
+
+        if not outputs or not self._runner.replicated:
+            await push(None)
+            return
+        if self._runner.seconds_left(message) < TRANSACTION_LEASE_S:
+            await self._queue.extend(message, lease=TRANSACTION_LEASE_S)
+        try:
+            await self._runner.run_transaction(push)
+        except PyMongoError as error:
+            raise translated(error) from error
+
+
+def _dumped(payload: Any) -> Any:
+    """Return the payload for a queue whose model is not known."""
+    if isinstance(payload, BaseModel) or is_dataclass(payload):
+        return _ANY_TYPE.dump(payload)
+    return payload
+
+
+def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
+    """Return the id of an output where there are no transactions.
+
+    It is the same in every try, so a repeated try writes no second copy. It is another one when the
+    message arrives again, by a move or a replay: each leaves a mark in the trail. A burial and the
+    redrive that follows leave two marks, which do not count.
+    """
+    trail = [(mark["q"], str(mark["at"])) for mark in message.trail]
+    while len(trail) > 1 and trail[-2][0] == message.queue and trail[-1][0] != message.queue:
+        del trail[-2:]
+    source = repr((str(message.id), type(message.id).__name__, message.queue, trail[-1:], target))
+    digest = hashlib.blake2b(source.encode(), digest_size=9).digest()
+    return ObjectId(digest + index.to_bytes(3, "big"))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
