@@ -220,19 +220,21 @@ def bystander(place: Place) -> Place:
 @example("peek limit", Given(10**30))
 @example("history since", Given(datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))))
 @example("history since", Given(datetime(3500, 1, 1, tzinfo=UTC)))
-def test_anything_as_any_argument(bystander: Place, argument: str, given: Given) -> None:
+def test_any_argument_works_or_is_refused(bystander: Place, argument: str, given: Given) -> None:
     pass_it(bystander, argument, given.value)
 
 
 @pytest.mark.slow
 @long
 @given(st.sampled_from(sorted(ARGUMENTS)), anything())
-def test_anything_as_any_argument_at_length(bystander: Place, argument: str, given: Given) -> None:
+def test_any_argument_works_or_is_refused_at_length(
+    bystander: Place, argument: str, given: Given
+) -> None:
     pass_it(bystander, argument, given.value)
 
 
 @pytest.mark.parametrize("value", INJECTED[:3], ids=repr)
-def test_operators_are_values_everywhere(bystander: Place, value: Any) -> None:
+def test_operators_are_values_in_every_argument(bystander: Place, value: Any) -> None:
     """An operator where a value belongs is refused, or is stored as the value that it is."""
     for argument in ARGUMENTS:
         pass_it(bystander, argument, value)
@@ -280,16 +282,14 @@ def push_it(place: Place, value: Any) -> None:
 
 @bounded
 @given(st.one_of(anything(), bson_values().map(Given)))
-def test_a_payload_comes_out_as_it_went_in_or_is_refused(place: Place, given: Given) -> None:
+def test_payload_round_trips_or_is_refused(place: Place, given: Given) -> None:
     push_it(place, given.value)
 
 
 @pytest.mark.slow
 @long
 @given(st.one_of(anything(), bson_values().map(Given)))
-def test_a_payload_comes_out_as_it_went_in_or_is_refused_at_length(
-    place: Place, given: Given
-) -> None:
+def test_payload_round_trips_or_is_refused_at_length(place: Place, given: Given) -> None:
     push_it(place, given.value)
 
 
@@ -301,7 +301,7 @@ OPTIONS_OF_A_QUEUE = ("lease", "max_tries", "dead_letter", "history", "backoff",
 
 @settings(bounded, max_examples=40)
 @given(st.sampled_from(OPTIONS_OF_A_QUEUE), anything())
-def test_options_of_queues(place: Place, option: str, given: Given) -> None:
+def test_any_queue_option_works_or_is_refused(place: Place, option: str, given: Given) -> None:
     value = given.value
     before = place.bytes()
     name = place.name()
@@ -323,7 +323,7 @@ def test_options_of_queues(place: Place, option: str, given: Given) -> None:
     st.one_of(anything(), st.floats(0, 10).map(Given), st.floats(min_value=0).map(Given)),
     st.integers(1, 10_000),
 )
-def test_every_backoff_is_refused_or_waits(field: str, given: Given, tries: int) -> None:
+def test_any_backoff_waits_or_is_refused(field: str, given: Given, tries: int) -> None:
     client = Client("memory:")
     backoff = Backoff(**{field: given.value})
     error = refusal(lambda: client.queue("a", backoff=backoff))
@@ -335,7 +335,7 @@ def test_every_backoff_is_refused_or_waits(field: str, given: Given, tries: int)
 
 @settings(bounded, max_examples=30)
 @given(anything())
-def test_names_of_queues(place: Place, given: Given) -> None:
+def test_any_queue_name_works_or_is_refused(place: Place, given: Given) -> None:
     value = given.value
     before = place.bytes()
     error = refusal(lambda: place.client.queue(value))
@@ -361,7 +361,7 @@ def test_names_of_queues(place: Place, given: Given) -> None:
 @example(Given("a..b"))
 @example(Given("system.a"))
 @example(Given("a\n"))
-def test_namespaces(place: Place, given: Given) -> None:
+def test_any_namespace_works_or_is_refused(place: Place, given: Given) -> None:
     value = given.value
     database = place.raw.database
     before = place.bytes()
@@ -381,7 +381,7 @@ def test_namespaces(place: Place, given: Given) -> None:
 
 @bounded
 @given(st.sampled_from(["durability", "command_timeout"]), anything())
-def test_options_of_clients(option: str, given: Given) -> None:
+def test_any_client_option_works_or_is_refused(option: str, given: Given) -> None:
     for kind in (Client, AsyncClient):
         options: dict[str, Any] = {option: given.value}
         error = refusal(partial(kind, "memory:", **options))
@@ -424,7 +424,7 @@ EDITS = st.lists(
 
 @settings(bounded, max_examples=25)
 @given(EDITS)
-def test_an_update_reaches_the_payload_and_nothing_else(
+def test_update_changes_only_the_payload(
     bystander: Place, edits: list[tuple[str, str, Any]]
 ) -> None:
     update: dict[str, Any] = {}

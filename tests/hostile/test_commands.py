@@ -146,7 +146,9 @@ def waits(words: list[str]) -> bool:
 @example(["peek", "a", "--limit", "9" * 30], "")
 @example(["ls", "--namespace", "a..b"], "")
 @example(["ls", "--namespace", "a."], "")
-def test_any_arguments(shell: tuple[str, Client], words: list[str], given: str) -> None:
+def test_commands_survive_any_arguments(
+    shell: tuple[str, Client], words: list[str], given: str
+) -> None:
     if not waits(words) or words[-1] in ("1e400", "nan"):
         call(shell, words, given)
 
@@ -154,7 +156,9 @@ def test_any_arguments(shell: tuple[str, Client], words: list[str], given: str) 
 @pytest.mark.slow
 @long
 @given(arguments(), WORDS)
-def test_any_arguments_at_length(shell: tuple[str, Client], words: list[str], given: str) -> None:
+def test_commands_survive_any_arguments_at_length(
+    shell: tuple[str, Client], words: list[str], given: str
+) -> None:
     if not waits(words):
         call(shell, words, given)
 
@@ -164,7 +168,7 @@ def test_any_arguments_at_length(shell: tuple[str, Client], words: list[str], gi
     st.lists(WORDS, max_size=5).map("\n".join),
     st.sampled_from([["--ndjson"], ["--ndjson", "--text"], [], ["--text"]]),
 )
-def test_any_input(shell: tuple[str, Client], given: str, options: list[str]) -> None:
+def test_push_survives_any_input(shell: tuple[str, Client], given: str, options: list[str]) -> None:
     call(shell, ["push", "a", *options], given)
 
 
@@ -187,7 +191,7 @@ def test_any_input(shell: tuple[str, Client], given: str, options: list[str]) ->
         "1:2",
     ],
 )
-def test_apps_that_are_none(name: str) -> None:
+def test_worker_refuses_an_invalid_app(name: str) -> None:
     result = CliRunner().invoke(app, ["worker", name])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("pyqueue: APP: ")
@@ -197,7 +201,7 @@ def test_apps_that_are_none(name: str) -> None:
     "data", [b"", b"\xff\xfe", b"[" * 3000, b"x = " + b"9" * 5000, b"stages = 5"]
 )
 @pytest.mark.parametrize("command", ["run", "show"])
-def test_recipes_that_are_none(
+def test_pipeline_command_survives_any_recipe(
     shell: tuple[str, Client], tmp_path: Path, data: bytes, command: str
 ) -> None:
     (tmp_path / "x.toml").write_bytes(data)

@@ -151,7 +151,7 @@ def use(client: Client) -> list[str]:
 
 @pytest.mark.usefixtures("logged")
 @pytest.mark.parametrize("bus", ["capped:", "redis"])
-def test_what_works(url: str, redis_port: int, bus: str) -> None:
+def test_credentials_are_hidden_while_it_works(url: str, redis_port: int, bus: str) -> None:
     options: dict[str, Any] = {
         "signals": f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0"
         if bus == "redis"
@@ -198,7 +198,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_fails(
+def test_credentials_are_hidden_when_it_fails(
     url: str,
     redis_port: int,
     secured: Secure,
@@ -233,9 +233,7 @@ async def opened_bus(place: str) -> AsyncIterator[Any]:
         await bus.close()
 
 
-def test_a_bus_that_breaks_logs_no_password(
-    redis_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
     """The buses by themselves: nobody checks them, and they complain to the log."""
     caplog.set_level(logging.DEBUG)
     bus: Any
@@ -280,7 +278,7 @@ def test_a_bus_that_breaks_logs_no_password(
         ["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]
     ),
 )
-def test_a_url_that_nobody_understands_is_not_shown(
+def test_invalid_url_is_not_shown(
     scheme: str, before: str, after: str, host: str, rest: str
 ) -> None:
     """Forgotten quoting may put any part of a password where a host, a port or an option belongs."""
@@ -328,7 +326,7 @@ def output(arguments: list[str], **env: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command))
-def test_commands(
+def test_commands_print_no_password(
     url: str,
     secured: Secure,
     database: str,
@@ -356,7 +354,9 @@ def test_commands(
     clean(output([*command, "--help"], PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port))[1])
 
 
-def test_commands_that_run_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_commands_print_no_password(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYQUEUE_URL", "")  # what the command sets goes with the test
     monkeypatch.setenv("PYQUEUE_NAMESPACE", "pyqueue")
@@ -395,7 +395,7 @@ def test_commands_that_run_code(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=lambda arguments: " ".join(arguments).replace(NOBODY, "URL"),
 )
-def test_a_url_in_the_wrong_place_of_a_command(arguments: list[str]) -> None:
+def test_misplaced_url_is_not_printed(arguments: list[str]) -> None:
     status, text = output(arguments, COLUMNS="2000")
     assert status == 2
     clean(text)
@@ -404,7 +404,7 @@ def test_a_url_in_the_wrong_place_of_a_command(arguments: list[str]) -> None:
 # ---- what the server shows
 
 
-def test_the_server_shows_who_but_no_password(secured: Secure, url: str, database: str) -> None:
+def test_server_shows_the_user_but_no_password(secured: Secure, url: str, database: str) -> None:
     """Other users see each client by its application's name; operations, plans and the profile have no credentials."""
     admin = secured.admin
     admin[database].command("profile", 2)

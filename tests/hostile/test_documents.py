@@ -224,7 +224,7 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop"])
-def test_the_neighbours_are_there_at_once(place: Place, odd: dict[str, Any], verb: str) -> None:
+def test_invalid_document_hides_no_neighbour(place: Place, odd: dict[str, Any], verb: str) -> None:
     """What is learnt of a queue's head from an odd document hides nothing of the same instant, not even until the next sweep."""
     name = place.name()
     past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
@@ -334,7 +334,7 @@ def unreadable(queue: str) -> list[RawBSONDocument]:
 
 
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop_many"])
-def test_what_cannot_be_read_is_buried(place: Place, verb: str) -> None:
+def test_unreadable_message_is_buried(place: Place, verb: str) -> None:
     name = place.name()
     queue = place.client.queue(name)
     queue.push("first")
@@ -348,7 +348,7 @@ def test_what_cannot_be_read_is_buried(place: Place, verb: str) -> None:
         assert "decode" in each["error"]["message"]
 
 
-def test_a_pop_of_what_cannot_be_read_says_so_and_the_next_goes_on(place: Place) -> None:
+def test_pop_of_an_unreadable_message_raises_once(place: Place) -> None:
     name = place.name()
     queue = place.client.queue(name)
     place.raw.insert_many(unreadable(name)[:1])
@@ -360,7 +360,7 @@ def test_a_pop_of_what_cannot_be_read_says_so_and_the_next_goes_on(place: Place)
     assert popped.payload == "next"
 
 
-def test_what_is_too_large_to_be_claimed_is_put_out_of_the_way(
+def test_message_too_large_to_claim_is_hidden(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes neither a lease nor a burial; and then doctor tells of it."""
@@ -384,7 +384,7 @@ def test_what_is_too_large_to_be_claimed_is_put_out_of_the_way(
     place.raw.delete_many({})
 
 
-def test_what_was_claimed_before_the_server_refused_is_not_held_in_vain(place: Place) -> None:
+def test_batch_refused_half_way_is_delivered(place: Place) -> None:
     """A batch that is refused half way: what comes before and after is delivered, with one try counted."""
     name = place.name()
     queue = place.client.queue(name)
@@ -404,9 +404,7 @@ def test_what_was_claimed_before_the_server_refused_is_not_held_in_vain(place: P
 
 
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop_many"])
-def test_what_the_server_refuses_for_a_reason_of_its_own_buries_nothing(
-    place: Place, verb: str
-) -> None:
+def test_schema_validation_buries_nothing(place: Place, verb: str) -> None:
     """Here the collection has a rule that no message with a lease fits."""
     name = place.name()
     queue = place.client.queue(name)
@@ -424,7 +422,7 @@ def test_what_the_server_refuses_for_a_reason_of_its_own_buries_nothing(
 
 
 @pytest.mark.parametrize("error", [KeyError("b"), ZeroDivisionError(), RecursionError("deep")])
-def test_a_model_that_raises_what_it_likes(place: Place, error: Exception) -> None:
+def test_any_exception_of_a_model_buries_the_message(place: Place, error: Exception) -> None:
     class Raising(BaseModel):
         a: int
 
@@ -462,7 +460,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("field", RECORDS)
-def test_records_whatever_is_in_them(place: Place, field: str) -> None:
+def test_odd_records_work_or_are_refused(place: Place, field: str) -> None:
     """A record that is none of ours is a ConfigurationError, and stays as it is; else all works."""
     for kind in RECORDS[field]:
         name = place.name()
@@ -518,7 +516,7 @@ def poison(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_a_worker_outlives_all_of_it(url: str, kind: str) -> None:
+def test_worker_outlives_invalid_messages(url: str, kind: str) -> None:
     """It hands the good ones to their handler, buries the others, and ends when nothing is left."""
     seen: list[Any] = []
 
@@ -550,7 +548,7 @@ def test_a_worker_outlives_all_of_it(url: str, kind: str) -> None:
 # ---- the command line
 
 
-def test_trace_shows_whatever_there_is(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_shows_any_document(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime.now(UTC)
     fields = [field for field in FIELDS if field != "_id"]  # by which it was found
     for field in fields:
@@ -569,7 +567,7 @@ def test_trace_shows_whatever_there_is(client: Client, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count("message    ") == len(fields) * (len(ODD) + 1)
 
 
-def test_trace_names_the_field(url: str) -> None:
+def test_trace_names_the_invalid_field(url: str) -> None:
     with Client(url) as client:
         client.queue("a").push(1)
         client.database["pyqueue"].insert_one(message("a", _id="bad", trail="x", when="tomorrow"))
@@ -578,7 +576,7 @@ def test_trace_names_the_field(url: str) -> None:
     assert 'wrong      when is "tomorrow"' in result.stdout
 
 
-def test_doctor_tells_of_what_no_receive_finds(url: str) -> None:
+def test_doctor_names_messages_no_receive_finds(url: str) -> None:
     with Client(url) as client:
         assert doctor._documents(client).level == "ok"
         client.queue("a").push_many(range(5))
@@ -625,7 +623,7 @@ def test_doctor_tells_of_what_no_receive_finds(url: str) -> None:
         client.queue("a").commit(held)
 
 
-def test_options_in_a_record_that_are_none_are_passed_over(url: str) -> None:
+def test_invalid_options_in_a_record_are_skipped(url: str) -> None:
     with Client(url) as client:
         client.queue("a").push(1)
         for options in (

@@ -31,13 +31,13 @@ def test_messages_of_a_later_version_are_left_alone(place: Place, name: str) -> 
     leaves_alone(place, LATER["a newer version"], {name: UNLOOKED[name]})
 
 
-def test_a_record_of_another_kind_is_left_alone(place: Place) -> None:
+def test_record_of_another_kind_is_left_alone(place: Place) -> None:
     """Its options are written before its kind is looked at."""
     leaves_alone(place, LATER["another kind"], ENTERING)
 
 
 @pytest.mark.parametrize("options", [True, "text", ["a"]], ids=repr)
-def test_options_of_a_record_that_are_none(place: Place, options: Any) -> None:
+def test_record_without_valid_options_works(place: Place, options: Any) -> None:
     name = place.name()
     record = {
         "_id": f"~queue:{name}",
@@ -62,7 +62,7 @@ def test_options_of_a_record_that_are_none(place: Place, options: Any) -> None:
     ],
     ids=repr,
 )
-def test_redrive_goes_past_what_has_no_way_home(place: Place, fields: dict[str, Any]) -> None:
+def test_redrive_skips_messages_without_a_source(place: Place, fields: dict[str, Any]) -> None:
     name = place.name()
     queue = place.client.queue(name)
     place.raw.insert_one(message(f"{name}.dead", **fields))
@@ -75,7 +75,7 @@ def test_redrive_goes_past_what_has_no_way_home(place: Place, fields: dict[str, 
     place.raw.delete_many({})
 
 
-def test_a_push_with_the_id_of_a_message_that_others_wrote(place: Place) -> None:
+def test_push_with_the_id_of_a_foreign_message(place: Place) -> None:
     name = place.name()
     place.raw.insert_one(message(name, _id=f"id of {name}", trail="x"))
     assert place.client.queue(name).push(1, id=f"id of {name}") == f"id of {name}"
@@ -85,7 +85,7 @@ def test_a_push_with_the_id_of_a_message_that_others_wrote(place: Place) -> None
 
 
 @pytest.mark.parametrize("to", [5, None, {"$x": 1}, ""], ids=repr)
-def test_a_rename_to_what_is_no_name(place: Place, to: Any) -> None:
+def test_rename_to_an_invalid_name_is_refused(place: Place, to: Any) -> None:
     queue = place.client.queue(place.name())
     queue.push({"a": 1})
     held = queue.reserve(0)
@@ -94,13 +94,13 @@ def test_a_rename_to_what_is_no_name(place: Place, to: Any) -> None:
         queue.move(held, to="x", update={"$rename": {"a": to}})
 
 
-def test_next_when_is_an_instant(place: Place) -> None:
+def test_next_when_skips_a_when_that_is_not_a_date(place: Place) -> None:
     name = place.name()
     place.raw.insert_one(message(name, when=[datetime(2500, 1, 1, tzinfo=UTC)]))
     assert place.client.queue(name).next_when() is None
 
 
-def test_history_is_of_what_was_finished(place: Place) -> None:
+def test_history_lists_finished_messages_only(place: Place) -> None:
     name = place.name()
     queue = place.client.queue(name, history=60)
     queue.push(1)
@@ -112,14 +112,14 @@ def test_history_is_of_what_was_finished(place: Place) -> None:
     assert [each.outcome for each in queue.history()] == ["popped"]
 
 
-def test_history_since_a_day_to_come(place: Place) -> None:
+def test_history_since_a_future_day_is_empty(place: Place) -> None:
     assert (
         place.client.queue(place.name(), history=60).history(since=datetime(3500, 1, 1, tzinfo=UTC))
         == []
     )
 
 
-def test_a_note_that_is_no_unicode(place: Place) -> None:
+def test_note_with_a_lone_surrogate_is_refused(place: Place) -> None:
     queue = place.client.queue(place.name())
     queue.push(1)
     held = queue.reserve(0)
@@ -128,7 +128,7 @@ def test_a_note_that_is_no_unicode(place: Place) -> None:
         queue.progress(held, 0.5, "\ud800")
 
 
-def test_a_refused_move_makes_no_record(place: Place) -> None:
+def test_refused_move_makes_no_record(place: Place) -> None:
     queue = place.client.queue(place.name())
     queue.push(1)
     held = queue.reserve(0)
@@ -139,7 +139,7 @@ def test_a_refused_move_makes_no_record(place: Place) -> None:
     assert place.raw.find_one({"q": target}) is None
 
 
-def test_lists_that_are_none(place: Place) -> None:
+def test_arguments_that_are_not_lists_are_refused(place: Place) -> None:
     queue: Any = place.client.queue(place.name())
     with pytest.raises(ConfigurationError, match="payloads"):
         queue.push_many(None)
@@ -149,7 +149,7 @@ def test_lists_that_are_none(place: Place) -> None:
 
 
 @pytest.mark.parametrize("look", ["get", "peek"])
-def test_a_look_at_what_cannot_be_read(place: Place, look: str) -> None:
+def test_reading_an_unreadable_message_raises(place: Place, look: str) -> None:
     name = place.name()
     place.raw.insert_many(unreadable(name))
     try:
@@ -160,7 +160,7 @@ def test_a_look_at_what_cannot_be_read(place: Place, look: str) -> None:
         place.raw.delete_many({"q": name})
 
 
-def test_a_model_that_raises_what_it_likes_at_the_push(place: Place) -> None:
+def test_any_exception_of_a_model_refuses_the_push(place: Place) -> None:
     class Raising(BaseModel):
         @model_validator(mode="before")
         @classmethod
@@ -172,25 +172,25 @@ def test_a_model_that_raises_what_it_likes_at_the_push(place: Place) -> None:
         queue.push({"b": 1})
 
 
-def test_a_model_that_is_not_there() -> None:
+def test_unknown_model_name_is_refused() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ConfigurationError, match="model"):
             kind("memory:").queue("a", "NoSuchModel")
 
 
-def test_a_bus_that_is_none() -> None:
+def test_invalid_bus_is_refused() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ConfigurationError, match="signals"):
             kind("memory:", signals=5)
 
 
-def test_an_owner_that_is_no_unicode() -> None:
+def test_owner_with_a_lone_surrogate_is_refused() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ConfigurationError, match="owner"):
             kind("memory:", owner="\ud800")
 
 
-def test_secrets_elsewhere_in_a_url_are_not_shown() -> None:
+def test_secrets_elsewhere_in_a_url_are_hidden() -> None:
     """Among the options, and before what it takes for a scheme."""
     texts = [
         repr(Client(f"mongodb://127.0.0.1:1/shop?{option}=s3cret"))
@@ -201,7 +201,7 @@ def test_secrets_elsewhere_in_a_url_are_not_shown() -> None:
     assert [text for text in [*texts, str(caught.value)] if "s3cret" in text] == []
 
 
-def test_a_file_of_certificates_that_is_not_there(secured: Secure) -> None:
+def test_missing_certificate_file_is_reported(secured: Secure) -> None:
     for kind in (Client, AsyncClient):
         client: Any = kind(secured.url("user", "s3cret", "x", tlsCAFile="/nowhere/ca.pem"))
         with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem|No such file") as caught:

@@ -114,25 +114,25 @@ def refused(error: QueueError) -> None:
 @example("x = " + "[" * 3000)
 @example("x = " + "9" * 5000)
 @example(GOOD + "lease = " + "9" * 400)
-def test_any_text(tmp_path: Path, text: str) -> None:
+def test_recipe_of_any_text(tmp_path: Path, text: str) -> None:
     take(tmp_path / "x.toml", text.encode("utf-8", "surrogatepass"))
 
 
 @pytest.mark.slow
 @long
 @given(FILES)
-def test_any_text_at_length(tmp_path: Path, text: str) -> None:
+def test_recipe_of_any_text_at_length(tmp_path: Path, text: str) -> None:
     take(tmp_path / "x.toml", text.encode("utf-8", "surrogatepass"))
 
 
 @settings(bounded, max_examples=30)
 @given(st.binary(max_size=40))
-def test_any_bytes(tmp_path: Path, data: bytes) -> None:
+def test_recipe_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     take(tmp_path / "x.toml", data)
 
 
 @pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, *NESTED], ids=lambda value: value[:12])
-def test_any_value_of_any_option(tmp_path: Path, value: str) -> None:
+def test_recipe_with_any_value_of_any_option(tmp_path: Path, value: str) -> None:
     for key in (
         "queue",
         "to",
@@ -153,7 +153,7 @@ def test_any_value_of_any_option(tmp_path: Path, value: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a\0b.toml", ".", "x" * 5000 + ".toml", "missing.toml", "x.json", "x"]
 )
-def test_any_path(tmp_path: Path, name: str) -> None:
+def test_recipe_of_any_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="recipe"):
         Pipeline.from_recipe(Client("memory:"), tmp_path / name)
 
@@ -193,7 +193,7 @@ class Parsed:
 @example(ValueError("month must be in 1..12"))
 @example(RecursionError("too deep"))
 @example(Parsed.YAMLError("no YAML"))
-def test_any_structure(tmp_path: Path, value: Any) -> None:
+def test_recipe_of_any_structure(tmp_path: Path, value: Any) -> None:
     """YAML can have null, keys that are no names, and documents that are no mappings."""
     path = tmp_path / "x.yaml"
     path.write_text("")

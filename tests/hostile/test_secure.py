@@ -84,7 +84,7 @@ def wakes(client: Client) -> None:
 
 
 @both
-def test_tls(secured: Secure, database: str, kind: str) -> None:
+def test_client_works_over_tls(secured: Secure, database: str, kind: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     with connected(kind, secured.url("shop", PASSWORD, database)) as client:
         queue = client.queue("a")
@@ -95,7 +95,7 @@ def test_tls(secured: Secure, database: str, kind: str) -> None:
 
 
 @both
-def test_what_is_wrong_with_tls_is_said_in_time(secured: Secure, database: str, kind: str) -> None:
+def test_tls_failures_are_reported_in_time(secured: Secure, database: str, kind: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     url = secured.url("shop", PASSWORD, database)
     error = refused(
@@ -114,7 +114,7 @@ def test_what_is_wrong_with_tls_is_said_in_time(secured: Secure, database: str, 
     assert "password" in str(error)
 
 
-def test_the_command_line_over_tls(secured: Secure, database: str) -> None:
+def test_command_line_works_over_tls(secured: Secure, database: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     runner = CliRunner(env={"PYQUEUE_URL": secured.url("shop", PASSWORD, database)})
     assert runner.invoke(app, ["push", "a", "1"]).exit_code == 0
@@ -143,7 +143,7 @@ def rediss(port: int, ca: Path, password: str = PASSWORD, host: str = "127.0.0.1
 
 
 @both
-def test_the_redis_bus_over_tls(secured: Secure, redis: int, database: str, kind: str) -> None:
+def test_redis_bus_works_over_tls(secured: Secure, redis: int, database: str, kind: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     url = secured.url("shop", PASSWORD, database)
     with connected(kind, url, signals=rediss(redis, secured.trusted.ca)) as client:
@@ -263,7 +263,7 @@ def administer(secured: Secure, database: str) -> None:
 
 @both
 @pytest.mark.parametrize("role", ["queues", "queues_only"])
-def test_a_role_of_the_page_is_enough_for_everything(
+def test_documented_role_allows_every_operation(
     secured: Secure, database: str, kind: str, role: str
 ) -> None:
     url = granted(secured, database, role, roles()[role])
@@ -297,9 +297,7 @@ NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @both
 @pytest.mark.parametrize("action", NEEDS)
-def test_with_less_it_says_what_is_missing(
-    secured: Secure, database: str, kind: str, action: str
-) -> None:
+def test_missing_privilege_is_named(secured: Secure, database: str, kind: str, action: str) -> None:
     with Client(secured.admin[database], signals="none:") as client:
         client.queue("a").push_many([1, 2])
     [first, *_] = roles()["queues"]
@@ -319,7 +317,7 @@ def test_with_less_it_says_what_is_missing(
     assert "Traceback" not in result.stdout + result.stderr
 
 
-def test_the_url_of_the_page_works(secured: Secure, database: str) -> None:
+def test_documented_url_works(secured: Secure, database: str) -> None:
     """With this server's place in it."""
     text = (Path(__file__).parents[2] / "docs/how-to/least-privileges.md").read_text()
     [url] = re.findall(r"^mongodb://.*tlsCAFile=.*$", text, re.MULTILINE)
@@ -330,7 +328,7 @@ def test_the_url_of_the_page_works(secured: Secure, database: str) -> None:
         client.queue("a").push(1)
 
 
-def test_certificates_are_of_this_run(secured: Secure) -> None:
+def test_authorities_sign_different_certificates(secured: Secure) -> None:
     """So that no test passes because nothing is verified: the stranger's authority signs another certificate."""
     for mine, other in ((secured.trusted, secured.stranger), (secured.stranger, secured.trusted)):
         ssl.create_default_context(cafile=str(mine.ca)).load_cert_chain(mine.server)

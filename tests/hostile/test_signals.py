@@ -31,7 +31,7 @@ on_redis = pytest.mark.parametrize("kind", ["redis-blocking", "redis-async"], in
 
 
 @capped
-def test_documents_in_the_ring_that_are_no_signals(kind: Kind, mongo: Any) -> None:
+def test_capped_bus_ignores_foreign_documents(kind: Kind, mongo: Any) -> None:
     bus = kind.make()
     ring = mongo[kind.place]["pyqueue.signals"].with_options(codec_options=OPTIONS)
     with bus.listen("topic") as listener:
@@ -67,7 +67,7 @@ def test_documents_in_the_ring_that_are_no_signals(kind: Kind, mongo: Any) -> No
 
 
 @on_redis
-def test_payloads_on_a_channel_that_are_no_signals(kind: Kind, redis_server: RedisServer) -> None:
+def test_redis_bus_ignores_foreign_payloads(kind: Kind, redis_server: RedisServer) -> None:
     bus = kind.make()
     with Redis.from_url(redis_server.url) as raw, bus.listen("topic") as listener:
         bus.emit("topic", NOW)
@@ -97,7 +97,7 @@ def test_payloads_on_a_channel_that_are_no_signals(kind: Kind, redis_server: Red
 
 @given(anything(), anything())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_argument_of_a_bus(topic: Given, when: Given) -> None:
+def test_bus_survives_any_argument(topic: Given, when: Given) -> None:
     with MemoryBus("hostile") as bus:
         for call in (
             lambda: bus.emit(topic.value, NOW),
@@ -111,7 +111,7 @@ def test_any_argument_of_a_bus(topic: Given, when: Given) -> None:
 @pytest.mark.parametrize(
     "kind", ["redis-blocking", "redis-async", "capped-blocking", "capped-async"], indirect=True
 )
-def test_what_cannot_be_sent_is_refused_and_holds_nothing_up(kind: Kind) -> None:
+def test_unsendable_signal_is_refused_at_once(kind: Kind) -> None:
     bus = kind.make()
     early = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
     late = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))

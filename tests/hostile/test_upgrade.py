@@ -157,12 +157,12 @@ def old(place: Place, path: Path) -> Iterator[Place]:
     runner_of(place.client).open()._kinds.clear()  # as after a while
 
 
-def test_there_is_a_file_of_this_version() -> None:
+def test_stored_file_exists_for_this_version() -> None:
     assert (STORED / f"v{namespace.VERSION}.json") in FILES
 
 
 @each_file
-def test_the_file_has_all_that_is_written_today(path: Path, client: Client) -> None:
+def test_stored_file_has_every_field_of_today(path: Path, client: Client) -> None:
     """Field by field and type by type: a release that stores anything in another way needs another file."""
     write(client)
     today = {
@@ -177,7 +177,7 @@ def test_the_file_has_all_that_is_written_today(path: Path, client: Client) -> N
 
 
 @each_file
-def test_all_is_read(old: Place, path: Path) -> None:
+def test_stored_messages_are_read(old: Place, path: Path) -> None:
     client = old.client
     infos = {each.name: each for each in client.queues()}
     assert infos["q-paused"].paused
@@ -235,7 +235,7 @@ def test_all_is_read(old: Place, path: Path) -> None:
 
 
 @each_file
-def test_all_is_received_and_settled(old: Place, path: Path) -> None:
+def test_stored_messages_are_received_and_settled(old: Place, path: Path) -> None:
     client = old.client
     plain = client.queue("plain", history=AGE, max_tries=3)
     taken = plain.reserve_many(10, timeout=0)
@@ -269,7 +269,7 @@ def test_all_is_received_and_settled(old: Place, path: Path) -> None:
 
 
 @each_file
-def test_a_reservation_of_an_earlier_release_is_settled(old: Place, path: Path) -> None:
+def test_stored_reservation_is_settled(old: Place, path: Path) -> None:
     """Its holder was pickled, say, and outlived the upgrade."""
     document = next(each for each in load(path) if each["_id"] == "reserved")
     held: Any = message_of(document, document["payload"], datetime.now(UTC), lease=AGE)
@@ -282,7 +282,7 @@ def test_a_reservation_of_an_earlier_release_is_settled(old: Place, path: Path) 
 
 
 @each_file
-def test_dead_and_finished_messages_come_back(old: Place, path: Path) -> None:
+def test_stored_dead_and_finished_messages_return(old: Place, path: Path) -> None:
     client = old.client
     for name in ("dead", "worn"):
         assert client.queue(f"q-{name}.dead").redrive() == 1
@@ -368,7 +368,7 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
 
 
 @pytest.mark.parametrize("change", [change for change in LATER.values() if "v" in change], ids=repr)
-def test_a_record_of_a_later_version_is_left_alone(place: Place, change: dict[str, Any]) -> None:
+def test_record_of_a_later_version_is_left_alone(place: Place, change: dict[str, Any]) -> None:
     leaves_alone(place, change, ENTERING)
 
 

@@ -194,7 +194,7 @@ def test_cancelled_receives_lose_nothing(url: str, driver: str, kind: str) -> No
 @pytest.mark.parametrize("cancel", CANCELS, ids=lambda cancel: cancel.__name__)
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_cancelled_receives_lose_nothing(
+def test_cancelled_receives_lose_nothing_at_length(
     url: str, driver: str, kind: str, cancel: Cancel
 ) -> None:
     assert asyncio.run(exercise(driver, KINDS[kind], cancel, url, 1000)) > 0
@@ -202,7 +202,7 @@ def test_a_thousand_cancelled_receives_lose_nothing(
 
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
 @pytest.mark.parametrize("kind", ["pop", "reserve"])
-def test_cancelled_while_a_push_wakes_it(url: str, driver: str, kind: str) -> None:
+def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind: str) -> None:
     rounds = 100
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_cancelled_while_a_push_wakes_it(url: str, driver: str, kind: str) -> No
     "ignore::ResourceWarning"
 )  # the raw driver drops the connection of a command that is cancelled
 @pytest.mark.parametrize("cancel", CANCELS, ids=lambda cancel: cancel.__name__)
-def test_the_raw_driver_loses_messages(url: str, cancel: Cancel) -> None:
+def test_raw_driver_loses_messages(url: str, cancel: Cancel) -> None:
     async def main() -> None:
         async with AsyncMongoClient[dict[str, Any]](url) as mongo:
             collection = mongo.get_default_database()["raw"]

@@ -122,7 +122,7 @@ def reported(path: Path) -> dict[str, Any]:
 # What it is
 
 
-def test_takes_writes_and_transactions(server: EmbeddedServer) -> None:
+def test_server_takes_writes_and_transactions(server: EmbeddedServer) -> None:
     with client(server.url) as mongo:
         things = mongo.test.transactions
         things.insert_one({"_id": 1})
@@ -137,7 +137,7 @@ def test_takes_writes_and_transactions(server: EmbeddedServer) -> None:
         assert not mongo.admin.command("getParameter", enableTestCommands=1)["enableTestCommands"]
 
 
-def test_listens_on_the_loopback_only_and_out_of_the_terminals_reach(
+def test_server_listens_on_loopback_in_its_own_session(
     server: EmbeddedServer,
 ) -> None:
     process = psutil.Process(server.pid)
@@ -147,13 +147,13 @@ def test_listens_on_the_loopback_only_and_out_of_the_terminals_reach(
     assert os.getsid(server.pid) != os.getsid(0)
 
 
-def test_the_directory_stays_small(server: EmbeddedServer) -> None:
+def test_directory_stays_small(server: EmbeddedServer) -> None:
     used = sum(file.stat().st_blocks * 512 for file in server.path.rglob("*"))
     assert used < 40 * 2**20
 
 
 @pytest.mark.parametrize("name", ["with a space", "x/" * 40 + "deep"])
-def test_any_path_will_do_and_close_leaves_nothing(
+def test_server_in_any_path_leaves_no_process(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_any_path_will_do_and_close_leaves_nothing(
     assert not psutil.pid_exists(server.pid)
 
 
-def test_data_survive_and_so_does_the_port_if_it_is_free(mongod: str, tmp_path: Path) -> None:
+def test_restart_keeps_data_and_free_port(mongod: str, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path) as first, client(first.url, patience=500) as mongo:
         mongo.test.things.insert_one({})  # and stays connected: the server closes first
         first.close()
@@ -197,7 +197,7 @@ def test_data_survive_and_so_does_the_port_if_it_is_free(mongod: str, tmp_path: 
             other.shutdown()
 
 
-def test_port_taken_at_the_last_moment(
+def test_port_taken_at_the_last_moment_is_replaced(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -208,7 +208,7 @@ def test_port_taken_at_the_last_moment(
             write(server.url)
 
 
-def test_another_server_on_the_port_is_not_taken_for_ours(
+def test_foreign_server_on_the_port_is_refused(
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded, "_free_port", lambda _: server.port)
@@ -221,7 +221,7 @@ def test_another_server_on_the_port_is_not_taken_for_ours(
 # Whose it is
 
 
-def test_owner_killed_with_a_forked_child_alive(mongod: str, tmp_path: Path) -> None:
+def test_killed_owner_with_a_forked_child_stops_the_server(mongod: str, tmp_path: Path) -> None:
     path = tmp_path / "data"
     code = """
 server = EmbeddedServer(path)
@@ -250,7 +250,7 @@ signal.pause()
             child.kill()
 
 
-def test_a_forked_child_does_not_stop_it(mongod: str, tmp_path: Path) -> None:
+def test_forked_child_does_not_stop_the_server(mongod: str, tmp_path: Path) -> None:
     path = tmp_path / "data"
     code = """
 with EmbeddedServer(path) as server:
@@ -270,7 +270,7 @@ with EmbeddedServer(path) as server:
     assert not psutil.pid_exists(reported(path)["pid"])
 
 
-def test_owner_without_standard_streams_that_just_ends(mongod: str, tmp_path: Path) -> None:
+def test_owner_without_standard_streams_stops_the_server(mongod: str, tmp_path: Path) -> None:
     path = tmp_path / "data"
     closed = ("/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
     code = "server = EmbeddedServer(path); report(server); sys.stdin is None and time.sleep(1); os._exit(3)"
@@ -281,7 +281,7 @@ def test_owner_without_standard_streams_that_just_ends(mongod: str, tmp_path: Pa
     assert eventually(lambda: all(map(gone, left)))
 
 
-def test_it_stays_when_the_thread_that_started_it_ends(mongod: str, tmp_path: Path) -> None:
+def test_server_outlives_the_thread_that_started_it(mongod: str, tmp_path: Path) -> None:
     servers: list[EmbeddedServer] = []
 
     def start() -> None:
@@ -302,7 +302,7 @@ def test_it_stays_when_the_thread_that_started_it_ends(mongod: str, tmp_path: Pa
     assert gone(server_process)
 
 
-def test_keeper_killed(mongod: str, tmp_path: Path) -> None:
+def test_killed_watchdog_takes_the_server_with_it(mongod: str, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path) as server:
         write(server.url)
         left = psutil.Process(server.pid)
@@ -312,7 +312,7 @@ def test_keeper_killed(mongod: str, tmp_path: Path) -> None:
             assert count(again.url) == 1
 
 
-def test_second_server_on_the_directory_is_refused(server: EmbeddedServer) -> None:
+def test_second_server_on_a_directory_is_refused(server: EmbeddedServer) -> None:
     before = children()
     with pytest.raises(ConfigurationError) as refusal:
         EmbeddedServer(server.path)
@@ -325,7 +325,7 @@ def test_second_server_on_the_directory_is_refused(server: EmbeddedServer) -> No
 # What goes wrong
 
 
-def test_a_path_that_cannot_hold_data(mongod: str, tmp_path: Path) -> None:
+def test_path_that_cannot_hold_data_is_refused(mongod: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below", Path("/proc/nothing/here")):
@@ -333,7 +333,7 @@ def test_a_path_that_cannot_hold_data(mongod: str, tmp_path: Path) -> None:
             EmbeddedServer(path)
 
 
-def test_failing_start_shows_the_end_of_the_log(mongod: str, tmp_path: Path) -> None:
+def test_failed_start_shows_the_end_of_the_log(mongod: str, tmp_path: Path) -> None:
     before = children()
     with pytest.raises(ConfigurationError, match="noSuchThing"):
         EmbeddedServer(tmp_path, parameters={"noSuchThing": True})
@@ -346,7 +346,7 @@ def test_failing_start_shows_the_end_of_the_log(mongod: str, tmp_path: Path) -> 
     assert children() == before
 
 
-def test_what_goes_wrong_while_it_starts_leaves_nothing_running(
+def test_failed_start_leaves_no_process(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
@@ -365,7 +365,7 @@ def test_what_goes_wrong_while_it_starts_leaves_nothing_running(
     assert children() == before
 
 
-def test_a_server_that_refuses_at_first_is_asked_again(
+def test_start_asks_a_refusing_server_again(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, refusals = Database.command, [OperationFailure("not yet", 11600)]
@@ -381,7 +381,7 @@ def test_a_server_that_refuses_at_first_is_asked_again(
         write(server.url)
 
 
-def test_close_ends_a_server_whose_keeper_is_stopped(
+def test_close_ends_a_server_with_a_stopped_watchdog(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_watchdog, "GRACE", 0.1)
@@ -393,9 +393,7 @@ def test_close_ends_a_server_whose_keeper_is_stopped(
         assert eventually(lambda: gone(left))
 
 
-def test_a_machine_that_cannot_keep_it_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 
@@ -416,7 +414,9 @@ def fake(directory: Path, words: str = "", status: int = 0) -> Path:
     return path
 
 
-def test_which_mongod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_mongod_prefers_variable_then_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named, on_path, packaged = (fake(tmp_path / name) for name in ("named", "path", "packaged"))
     monkeypatch.setattr(embedded, "_packaged_mongod", lambda: str(packaged))
     monkeypatch.setenv("PYQUEUE_MONGOD", str(named))
@@ -429,7 +429,7 @@ def test_which_mongod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_mongod() == str(packaged)
 
 
-def test_no_mongod_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_mongod_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_EXTRA", "no-such-distribution")
     monkeypatch.delenv("PYQUEUE_MONGOD", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -452,7 +452,7 @@ def test_no_mongod_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         find_mongod()
 
 
-def test_a_packaged_mongod_that_lost_its_permission_gets_it_back(
+def test_find_mongod_restores_the_execute_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged = fake(tmp_path / "packaged")
@@ -485,13 +485,13 @@ def keeper(
     return subprocess.Popen([sys.executable, "-c", KEEP, *arguments], cwd=ROOT)
 
 
-def test_the_keeper_ends_with_the_status_of_what_it_keeps(tmp_path: Path) -> None:
+def test_watchdog_ends_with_the_status_of_its_program(tmp_path: Path) -> None:
     assert keeper(tmp_path, "echo told; exit 7").wait(SECONDS) == 7
     assert (tmp_path / "mongod.log").read_text() == "told\n"
     assert _watchdog.read_lock(str(tmp_path)) == (1234, [])
 
 
-def test_the_keeper_asks_first_and_then_insists(tmp_path: Path) -> None:
+def test_watchdog_terminates_then_kills(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     deaf = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
     with keeper(tmp_path, deaf, grace=0.2) as process:
@@ -501,12 +501,12 @@ def test_the_keeper_asks_first_and_then_insists(tmp_path: Path) -> None:
         assert process.wait(SECONDS) == 256 - signal.SIGKILL
 
 
-def test_a_keeper_of_somebody_elses_child_keeps_nothing(tmp_path: Path) -> None:
+def test_watchdog_of_a_foreign_owner_starts_nothing(tmp_path: Path) -> None:
     assert keeper(tmp_path, "exit 7", of=os.getppid()).wait(SECONDS) == 0
     assert not (tmp_path / "mongod.log").exists()
 
 
-def test_a_directory_is_taken_as_long_as_its_holders_live(
+def test_directory_is_locked_while_its_holders_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen(["/bin/true"]) as dead:
@@ -536,12 +536,14 @@ def test_a_directory_is_taken_as_long_as_its_holders_live(
 # In the foreground
 
 
-def test_it_is_shown_with_its_place(server: EmbeddedServer) -> None:
+def test_server_repr_names_path_and_port(server: EmbeddedServer) -> None:
     assert repr(server) == f"EmbeddedServer({str(server.path)!r}, port={server.port})"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_foreground(mongod: str, tmp_path: Path, number: signal.Signals) -> None:
+def test_run_foreground_ends_on_a_signal(
+    mongod: str, tmp_path: Path, number: signal.Signals
+) -> None:
     with owner(tmp_path / "data", "run_foreground(path)") as process:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], SECONDS)[0]
@@ -560,7 +562,7 @@ def test_run_foreground(mongod: str, tmp_path: Path, number: signal.Signals) -> 
         assert count(again.url) == 1
 
 
-def test_run_foreground_tells_when_mongod_is_gone(mongod: str, tmp_path: Path) -> None:
+def test_run_foreground_reports_a_dead_mongod(mongod: str, tmp_path: Path) -> None:
     with owner(tmp_path / "data", "run_foreground(path)") as process:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], SECONDS)[0]

@@ -51,7 +51,7 @@ async def commands(client: AsyncClient, calls: list[Awaitable[Any]]) -> tuple[li
 # MongoDB refuses a document of more than 180 levels for itself, and from about 200 on the whole command that it is in.
 @drivers
 @pytest.mark.parametrize("levels", [190, 250])
-def test_a_push_that_the_server_refuses_fails_alone(driver: str, url: str, levels: int) -> None:
+def test_joined_push_refused_by_the_server_fails_alone(driver: str, url: str, levels: int) -> None:
     async def test(client: AsyncClient) -> None:
         queue = client.queue("jobs")
         await queue.push("the record is there")
@@ -69,7 +69,7 @@ def test_a_push_that_the_server_refuses_fails_alone(driver: str, url: str, level
 
 
 @drivers
-def test_a_push_whose_id_or_key_is_taken_fails_alone(driver: str, url: str) -> None:
+def test_joined_push_with_a_taken_id_or_key_fails_alone(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
         queue, other = client.queue("jobs"), client.queue("other")
         await other.push("elsewhere", id="taken")
@@ -105,7 +105,7 @@ def test_a_push_whose_id_or_key_is_taken_fails_alone(driver: str, url: str) -> N
 
 
 @drivers
-def test_rollbacks_keep_the_errors_of_their_callers(driver: str, url: str) -> None:
+def test_joined_rollbacks_keep_their_errors(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
         queue = client.queue("jobs")
         await queue.push_many(range(CALLERS))
@@ -125,7 +125,7 @@ def test_rollbacks_keep_the_errors_of_their_callers(driver: str, url: str) -> No
 
 
 @drivers
-def test_commits_keep_the_payloads_of_their_callers(driver: str, url: str) -> None:
+def test_joined_commits_keep_their_payloads(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
         queue = client.queue("jobs", history=600)
         await queue.push_many(range(CALLERS))
@@ -146,7 +146,7 @@ def test_commits_keep_the_payloads_of_their_callers(driver: str, url: str) -> No
 @drivers
 @pytest.mark.parametrize("history", [None, 600.0])
 @pytest.mark.parametrize("settle", ["commit", "rollback"])
-def test_a_settle_whose_lease_is_lost_fails_alone(
+def test_joined_settle_with_a_lost_lease_fails_alone(
     driver: str, url: str, history: float | None, settle: str
 ) -> None:
     async def test(client: AsyncClient) -> None:
@@ -242,7 +242,7 @@ async def actor(number: int, queue: AsyncQueue[Any], ledger: Ledger, turns: int)
     "ignore::ResourceWarning"
 )  # PyMongo drops the connection of a command that is cancelled
 @drivers
-def test_cancelling_any_joined_call_loses_nothing(driver: str, url: str) -> None:
+def test_cancelled_joined_calls_lose_nothing(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
         queue, ledger = client.queue("jobs", lease=600, max_tries=None), Ledger()
         await asyncio.gather(*(actor(number, queue, ledger, 15) for number in range(32)))

@@ -1,6 +1,6 @@
-"""Many processes on one queue, on a real mongod: every message is settled exactly once, and no two hold it at a time.
+"""Many processes on real queues: each message is settled once, and no two processes hold it at a time.
 
-The consumers also roll back, release and abandon (as if they had died) a share of what they hold, by a fixed seed.
+The consumers also roll back, release and abandon a share of what they hold, as if they had died.
 """
 
 from __future__ import annotations
@@ -15,48 +15,44 @@ from tests.support.ledger import Hold, Job, Page, audit, run
 THREE = ("raw", "parsed", "sink")
 
 
-def keep(
-    url: str, *, processes: int, messages: int, queues: tuple[str, ...], batches: tuple[int, ...]
+def check(
+    url: str,
+    *,
+    processes: int,
+    messages: int,
+    queues: tuple[str, ...],
+    batches: tuple[int, ...],
+    faults: float = 0.01,
 ) -> None:
-    """Run the processes, the batch sizes by turns, and audit what they did."""
+    """Run the processes, with the batch sizes in turn, and audit what they did."""
     jobs = [
-        Job(url, worker, messages, queues, batches[worker % len(batches)], seed=2)
+        Job(url, worker, messages, queues, batches[worker % len(batches)], faults, seed=2)
         for worker in range(processes)
     ]
     pages = run(jobs, timeout=600)
     assert audit(pages, queues) == []
     assert sum(len(page.pushed) for page in pages) == processes * messages
-    assert all(page.holds for page in pages)
     ends = {hold.end for page in pages for hold in page.holds}
-    assert ends >= {
-        "commit",
-        "rollback",
-        "release",
-        "abandon",
-    }  # the run exercised what it claims to
+    assert ends >= {"commit", "rollback", "release", "abandon"}  # the run was not an easy one
     with Client(url) as client:
         for name in queues:
             counts = client.queue(name).counts()
             assert (counts.total, counts.history) == (0, 0)
 
 
-def test_eight_processes_one_queue(url: str) -> None:
-    keep(url, processes=8, messages=300, queues=("jobs",), batches=(1, 40))
-
-
-def test_eight_processes_three_queues_by_moves(url: str) -> None:
-    keep(url, processes=8, messages=120, queues=THREE, batches=(20, 1))
+def test_ledger_of_four_processes(url: str) -> None:
+    check(url, processes=4, messages=60, queues=THREE, batches=(20, 1), faults=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [(1,), (100,), (1, 7, 100)], ids=["single", "batch", "mixed"])
-def test_sixteen_processes_one_queue(url: str, batches: tuple[int, ...]) -> None:
-    keep(url, processes=16, messages=5000, queues=("jobs",), batches=batches)
+def test_ledger_of_sixteen_processes_on_one_queue(url: str, batches: tuple[int, ...]) -> None:
+    check(url, processes=16, messages=5000, queues=("jobs",), batches=batches)
 
 
 @pytest.mark.slow
-def test_sixteen_processes_three_queues_by_moves(url: str) -> None:
-    keep(url, processes=16, messages=5000, queues=THREE, batches=(1, 100))
+def test_ledger_of_sixteen_processes_on_three_queues(url: str) -> None:
+    check(url, processes=16, messages=5000, queues=THREE, batches=(1, 100))
 
 
 # The audit itself
@@ -76,7 +72,7 @@ B = Hold("a", "jobs", 2.5, 3.0, "commit", 2)
         ([A, B, replace(B, id="b", tries=1)], "1 had too many"),
     ],
 )
-def test_the_audit_sees(holds: list[Hold], complaint: str | None) -> None:
+def test_audit_finds_each_fault(holds: list[Hold], complaint: str | None) -> None:
     wrong = audit([Page(["a"], holds[:1]), Page([], holds[1:])], ("jobs",))
     assert bool(wrong) == bool(complaint)
     assert complaint is None or any(complaint in each for each in wrong)

@@ -26,7 +26,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_a_client_in_memory_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mongomock", None)
     with (
         pytest.raises(ConfigurationError, match=r"^target: .*pip install mongomock"),
@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
 
 
 @pytest.mark.parametrize(("update", "error"), REFUSED, ids=[str(update) for update, _ in REFUSED])
-def test_an_update_that_is_refused_leaves_the_message_as_it_was(
+def test_refused_update_leaves_the_message_unchanged(
     client: Client, update: dict[str, Any], error: type[QueueError]
 ) -> None:
     """Not half moved; and what the server would refuse is refused as by a server."""
@@ -66,7 +66,7 @@ def test_an_update_that_is_refused_leaves_the_message_as_it_was(
     assert (message.payload, message.headers) == (payload | {"number": 2}, {"a": 1})
 
 
-def test_of_many_moves_those_are_refused_whose_keys_are_taken(client: Client) -> None:
+def test_moves_to_taken_keys_are_refused_alone(client: Client) -> None:
     """The others go on, and what was refused is held as before."""
     queue, target = client.queue("a"), client.queue("b")
     target.push("there", key="k2")
@@ -84,7 +84,7 @@ def test_of_many_moves_those_are_refused_whose_keys_are_taken(client: Client) ->
     assert queue.counts().total == 0
 
 
-def test_a_bulk_write_tells_which_operations_failed_as_a_server_does() -> None:
+def test_bulk_write_names_the_failed_operations() -> None:
     collection: Any = MemoryCollection(memory_database("t"), "c")
     collection.create_index([("key", 1)], name="key", unique=True, sparse=True)
     for number in range(4):
@@ -102,7 +102,7 @@ def test_a_bulk_write_tells_which_operations_failed_as_a_server_does() -> None:
     assert [each.get("key") for each in collection.find({})] == ["a", "b", None, "c"]
 
 
-def test_others_who_use_the_database_have_it_as_mongomock_made_it() -> None:
+def test_memory_client_leaves_mongomock_unpatched() -> None:
     """However many clients came and went."""
     with Client("memory:") as client:
         client.queue("jobs").push("text", id="m1")

@@ -55,7 +55,7 @@ def in_fork(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
-def test_a_client_is_refused_after_a_fork(url: str, client: Client) -> None:
+def test_client_is_refused_after_a_fork(url: str, client: Client) -> None:
     queue = client.queue("jobs")
     queue.push("held")
     reservation = queue.reserve(0)
@@ -76,7 +76,7 @@ def test_a_client_is_refused_after_a_fork(url: str, client: Client) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
-def test_an_async_client_is_refused_after_a_fork(url: str) -> None:
+def test_async_client_is_refused_after_a_fork(url: str) -> None:
     async def main() -> str:
         async with AsyncClient(url) as client:
             queue = client.queue("jobs")
@@ -93,7 +93,7 @@ def test_an_async_client_is_refused_after_a_fork(url: str) -> None:
     assert "fork" in told
 
 
-def test_a_client_made_after_the_fork_works_there(url: str, client: Client) -> None:
+def test_client_made_after_the_fork_works(url: str, client: Client) -> None:
     client.queue("jobs").push("before")
 
     def use() -> object:
@@ -105,7 +105,7 @@ def test_a_client_made_after_the_fork_works_there(url: str, client: Client) -> N
     assert client.queue("jobs").counts().total == 0
 
 
-def test_a_client_that_was_not_used_before_the_fork_works_there(url: str) -> None:
+def test_client_unused_before_the_fork_works(url: str) -> None:
     """It opens at first use, so there is nothing yet that could be shared."""
     unused = Client(url)
 
@@ -124,7 +124,7 @@ def test_a_client_that_was_not_used_before_the_fork_works_there(url: str) -> Non
 
 
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
-def test_a_second_event_loop_is_refused(url: str, driver: str) -> None:
+def test_second_event_loop_is_refused(url: str, driver: str) -> None:
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     motor: Any = None
     if driver == "motor":
@@ -156,7 +156,7 @@ def test_a_second_event_loop_is_refused(url: str, driver: str) -> None:
 # After close
 
 
-def test_a_closed_client_is_refused(connect: Connect) -> None:
+def test_closed_client_refuses_every_operation(connect: Connect) -> None:
     client = connect()
     queue = client.queue("jobs")
     queue.push("held")
@@ -184,7 +184,7 @@ def test_a_closed_client_is_refused(connect: Connect) -> None:
     assert repr(queue)
 
 
-def test_a_client_closed_before_its_first_use(url: str) -> None:
+def test_client_closed_before_first_use_is_refused(url: str) -> None:
     client = Client(url)
     client.close()
     with pytest.raises(QueueClosed):
@@ -239,7 +239,7 @@ def test_close_wakes_all_waiting_tasks(url: str, bus: str) -> None:
     asyncio.run(main())
 
 
-def test_close_leaves_what_was_passed_in_open(url: str) -> None:
+def test_close_leaves_a_passed_database_open(url: str) -> None:
     import pymongo
 
     with pymongo.MongoClient[dict[str, Any]](url) as mongo:
@@ -255,7 +255,7 @@ def test_close_leaves_what_was_passed_in_open(url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_a_pickled_reservation_is_settled_in_another_process(
+def test_pickled_reservation_settles_in_another_process(
     url: str, client: Client, kind: str
 ) -> None:
     client.queue("jobs").push({"n": 1}, headers={"a": 1})
@@ -309,7 +309,9 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("receive", ["pop()", "reserve_many(10)"])
 @pytest.mark.parametrize("kind", CONSUMERS)
-def test_ctrl_c_is_heard_at_once(url: str, client: Client, kind: str, receive: str) -> None:
+def test_ctrl_c_interrupts_a_waiting_receive(
+    url: str, client: Client, kind: str, receive: str
+) -> None:
     consumer = subprocess.Popen(
         [sys.executable, "-c", CONSUMERS[kind].format(receive=receive), url],
         cwd=ROOT,

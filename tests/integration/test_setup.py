@@ -29,7 +29,7 @@ SECRET = "hunter2-correct-horse"  # of a server that lives as long as this file'
 # Opening
 
 
-def test_concurrent_first_openings(url: str, client: Client) -> None:
+def test_concurrent_first_openings_by_processes(url: str, client: Client) -> None:
     with spawn_pool(8) as pool:
         got = list(pool.map(open_and_use, [url] * 8, range(8), timeout=120))
     assert sorted(got) == list(range(8))
@@ -60,7 +60,7 @@ def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) 
     assert [each["_id"] for each in collection.find({"record": True})] == ["~queue:jobs"]
 
 
-def test_a_second_process_opens_what_is_there(url: str, client: Client) -> None:
+def test_second_process_opens_an_existing_namespace(url: str, client: Client) -> None:
     queue = client.queue("jobs")
     queue.push("from the first")
     with spawn_pool(1) as pool:
@@ -73,7 +73,7 @@ def test_a_second_process_opens_what_is_there(url: str, client: Client) -> None:
 # Dropped
 
 
-def test_the_collection_dropped_under_a_client(connect: Connect, client: Client) -> None:
+def test_client_recreates_a_dropped_collection(connect: Connect, client: Client) -> None:
     consumer = connect()
     queue = consumer.queue("jobs")
     queue.push("gone", key="k")
@@ -98,7 +98,7 @@ def test_the_collection_dropped_under_a_client(connect: Connect, client: Client)
         queue.commit(reservation)
 
 
-def test_the_collection_dropped_under_a_blocked_consumer(connect: Connect, client: Client) -> None:
+def test_waiting_consumer_survives_a_dropped_collection(connect: Connect, client: Client) -> None:
     consumer = connect()
     queue = consumer.queue("jobs", poll=0.2)
     with ThreadPoolExecutor(1) as pool:
@@ -117,7 +117,7 @@ def test_the_collection_dropped_under_a_blocked_consumer(connect: Connect, clien
 @pytest.mark.parametrize(
     "operation", ["counts", "peek", "next_when", "purge", "reserve_many", "redrive", "queues"]
 )
-def test_any_operation_may_be_the_first_after_a_drop(client: Client, operation: str) -> None:
+def test_any_operation_works_first_after_a_drop(client: Client, operation: str) -> None:
     queue = client.queue("jobs")
     queue.push(1)
     client.database.drop_collection("pyqueue")
@@ -134,9 +134,7 @@ def test_any_operation_may_be_the_first_after_a_drop(client: Client, operation: 
     assert set(client.database["pyqueue"].index_information()) == INDEXES
 
 
-def test_equal_keys_that_came_in_without_the_index_are_told_of(
-    connect: Connect, client: Client
-) -> None:
+def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client: Client) -> None:
     client.queue("jobs").push(1, key="k", id="m1")
     collection = client.database["pyqueue"]
     collection.drop_index("key")
@@ -149,7 +147,7 @@ def test_equal_keys_that_came_in_without_the_index_are_told_of(
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_an_index_that_is_gone_again_at_once_is_an_error(
+def test_index_dropped_again_and_again_is_an_error(
     url: str, client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody drops it as often as it is made: that is told, and not tried for ever."""
@@ -183,7 +181,7 @@ def test_an_index_that_is_gone_again_at_once_is_an_error(
     assert made == ["pyqueue"]
 
 
-def test_a_client_that_was_never_used_closes() -> None:
+def test_unused_client_closes() -> None:
     async def work() -> None:
         client = AsyncClient("memory:")
         await client.close()
@@ -193,7 +191,7 @@ def test_a_client_that_was_never_used_closes() -> None:
     asyncio.run(work())
 
 
-def test_a_bus_that_was_given_to_a_client_stays_open() -> None:
+def test_bus_passed_to_a_client_stays_open() -> None:
     async def work() -> None:
         bus = AsyncMemoryBus()
         async with AsyncClient("memory:", signals=bus) as client:
@@ -210,7 +208,7 @@ def test_a_bus_that_was_given_to_a_client_stays_open() -> None:
 
 
 @pytest.mark.parametrize("change", [{"kind": "stream"}, {"v": 2}, {"v": None}, {"kind": 7}])
-def test_a_record_that_this_release_does_not_know(
+def test_record_of_an_unknown_kind_or_version_is_refused(
     connect: Connect, client: Client, change: dict[str, Any]
 ) -> None:
     client.queue("jobs").push(1)
@@ -233,7 +231,7 @@ def test_a_record_that_this_release_does_not_know(
     assert list(client.database["pyqueue"].find(sort=[("_id", 1)])) == before
 
 
-def test_options_that_differ_warn_once(
+def test_different_options_warn_once(
     url: str, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "pyqueue")
@@ -282,7 +280,7 @@ def as_user(port: int, name: str, database: str) -> str:
     return f"mongodb://{name}:{SECRET}@127.0.0.1:{port}/{database}?authSource=admin"
 
 
-def test_a_user_who_may_not_create_indexes_works_when_they_exist(guarded: int) -> None:
+def test_user_without_create_index_works_when_they_exist(guarded: int) -> None:
     with Client(as_user(guarded, "root", "ready")) as client:
         client.queue("jobs").push("by the administrator")
     with Client(as_user(guarded, "lister", "ready")) as client:
@@ -294,7 +292,7 @@ def test_a_user_who_may_not_create_indexes_works_when_they_exist(guarded: int) -
 
 
 @pytest.mark.parametrize("user", ["limited", "lister"])
-def test_a_user_who_may_not_create_indexes_is_told_what_to_run(guarded: int, user: str) -> None:
+def test_user_without_create_index_learns_what_to_run(guarded: int, user: str) -> None:
     database = f"missing-{user}"
     with pytest.raises(ConfigurationError) as refused, Client(as_user(guarded, user, database)):
         pass
@@ -322,7 +320,7 @@ def shell(text: str) -> dict[str, Any]:
     return value
 
 
-def test_no_password_is_ever_shown(guarded: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_passwords_are_never_shown(guarded: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     wrong = as_user(guarded, "limited", "x").replace(SECRET, SECRET + "-wrong")
@@ -350,13 +348,13 @@ def test_no_password_is_ever_shown(guarded: int, caplog: pytest.LogCaptureFixtur
     assert [text for text in shown if SECRET in text] == []
 
 
-def test_a_wrong_password_is_a_configuration_error(guarded: int) -> None:
+def test_wrong_password_is_a_configuration_error(guarded: int) -> None:
     url = as_user(guarded, "limited", "x").replace(SECRET, "wrong")
     with pytest.raises(ConfigurationError, match="password"), Client(url):
         pass
 
 
-def test_a_standalone_server_does_all_but_transactions(guarded: int) -> None:
+def test_standalone_server_does_all_but_transactions(guarded: int) -> None:
     with Client(as_user(guarded, "root", "standalone")) as client:
         queue = client.queue("jobs", history=60)
         queue.push_many([1, 2], keys=["a", "b"])

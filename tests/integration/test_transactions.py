@@ -58,7 +58,7 @@ def hold(queue: Queue[Any]) -> Reservation[Any]:
 
 
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace"])
-def test_a_key_that_is_taken_does_not_abort(client: Client, things: Any, on_duplicate: Any) -> None:
+def test_taken_key_does_not_abort(client: Client, things: Any, on_duplicate: Any) -> None:
     queue = client.queue("jobs")
     first = queue.push("old", key="k")
     with client.transaction() as session:
@@ -73,7 +73,7 @@ def test_a_key_that_is_taken_does_not_abort(client: Client, things: Any, on_dupl
     ]
 
 
-def test_of_many_keys_that_are_taken_none_is_answered(client: Client) -> None:
+def test_push_many_returns_none_for_taken_keys(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push_many(["old", "old"], keys=["k", "l"])
     with client.transaction() as session:
@@ -83,7 +83,7 @@ def test_of_many_keys_that_are_taken_none_is_answered(client: Client) -> None:
     assert answers == [None, None, "a"]
 
 
-def test_a_key_that_is_taken_and_reported_does_not_abort(client: Client, things: Any) -> None:
+def test_reported_duplicate_key_does_not_abort(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     queue.push("old", key="k")
     with client.transaction() as session:
@@ -97,7 +97,7 @@ def test_a_key_that_is_taken_and_reported_does_not_abort(client: Client, things:
     assert [each.payload for each in queue.peek()] == ["old", "another"]
 
 
-def test_an_id_that_is_taken_does_not_abort(client: Client, things: Any) -> None:
+def test_taken_id_does_not_abort(client: Client, things: Any) -> None:
     queue, other = client.queue("jobs"), client.queue("other")
     queue.push("old", id="a")
     with client.transaction() as session:
@@ -112,7 +112,7 @@ def test_an_id_that_is_taken_does_not_abort(client: Client, things: Any) -> None
     assert totals(other) == [0]
 
 
-def test_a_replace_with_and_without_keys_does_not_abort(client: Client, things: Any) -> None:
+def test_replace_with_and_without_keys_does_not_abort(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     old, known = queue.push_many(["old", "known"], keys=["k", None], ids=[None, "a"])
 
@@ -135,7 +135,7 @@ def test_a_replace_with_and_without_keys_does_not_abort(client: Client, things: 
     assert sorted(each.payload for each in queue.peek()) == ["known", "new", "one more"]
 
 
-def test_a_transaction_knows_the_ids_it_pushed(client: Client) -> None:
+def test_transaction_knows_the_ids_it_pushed(client: Client) -> None:
     queue = client.queue("jobs")
     with client.transaction() as session:
         assert [queue.push("x", id="a", session=session) for _ in range(2)] == ["a", "a"]
@@ -182,7 +182,7 @@ def test_abort_undoes_all_and_commit_does_all(client: Client, things: Any) -> No
         source.commit(*held)
 
 
-def test_in_a_transaction_of_the_users_own(client: Client, things: Any) -> None:
+def test_operations_in_a_driver_transaction(client: Client, things: Any) -> None:
     source, target = client.queue("source"), client.queue("target")
     source.push_many(["committed", "rolled back", "moved", "moved and changed"])
     held = source.reserve_many(4, timeout=0)
@@ -198,7 +198,7 @@ def test_in_a_transaction_of_the_users_own(client: Client, things: Any) -> None:
     assert (totals(source, target), ids(things)) == ([1, 6], [0, 1])
 
 
-def test_in_a_transaction_of_the_async_client(connect: Connect) -> None:
+def test_operations_in_an_async_transaction(connect: Connect) -> None:
     client = connect()
     source, target = client.queue("source"), client.queue("target")
     target.pop(0)
@@ -218,7 +218,7 @@ def test_in_a_transaction_of_the_async_client(connect: Connect) -> None:
     assert totals(source, target) == [0, 2]
 
 
-def test_a_transaction_sees_the_claim_just_before_it(mongo: Mongo, url: str) -> None:
+def test_transaction_sees_the_claim_just_before_it(mongo: Mongo, url: str) -> None:
     """A snapshot may be older than what was just acknowledged at w:1; in a fresh database one of seven was."""
     base, _, query = url.partition("?")
     for n in range(20):
@@ -231,7 +231,7 @@ def test_a_transaction_sees_the_claim_just_before_it(mongo: Mongo, url: str) -> 
             mongo.drop_database(client.database.name)
 
 
-def test_a_lost_lease_in_a_transaction_settles_nothing_of_it_if_it_raises(client: Client) -> None:
+def test_lost_lease_aborts_the_whole_transaction(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push_many(["one", "two"])
     one, two = queue.reserve_many(2, timeout=0)
@@ -250,7 +250,7 @@ def test_a_lost_lease_in_a_transaction_settles_nothing_of_it_if_it_raises(client
 # Errors pass as they are
 
 
-def test_errors_keep_their_type_and_labels(client: Client) -> None:
+def test_transaction_errors_keep_type_and_labels(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push("held")
     reservation = hold(queue)
@@ -267,7 +267,7 @@ def test_errors_keep_their_type_and_labels(client: Client) -> None:
     queue.commit(reservation)
 
 
-def test_run_transaction_repeats_what_mongodb_asks_to_repeat(client: Client, things: Any) -> None:
+def test_run_transaction_repeats_transient_errors(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     queue.push("held")
     reservation = hold(queue)
@@ -287,9 +287,7 @@ def test_run_transaction_repeats_what_mongodb_asks_to_repeat(client: Client, thi
     assert queue.counts() == Counts(ready=1)
 
 
-def test_an_exception_of_the_users_passes_and_nothing_is_written(
-    client: Client, things: Any
-) -> None:
+def test_caller_exception_passes_and_writes_nothing(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     queue.pop(0)
 
@@ -306,7 +304,7 @@ def test_an_exception_of_the_users_passes_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("operation", ["commit", "rollback", "move"])
-def test_a_settle_with_a_short_lease_left_is_refused(client: Client, operation: str) -> None:
+def test_settle_with_too_little_lease_left_is_refused(client: Client, operation: str) -> None:
     queue = client.queue("jobs")
     queue.push("held")
     reservation = queue.reserve(0, lease=60)
@@ -335,7 +333,7 @@ def test_a_settle_with_a_short_lease_left_is_refused(client: Client, operation: 
         queue.commit(reservation)
 
 
-def test_a_short_lease_needs_a_third_of_its_length(client: Client) -> None:
+def test_short_lease_needs_a_third_of_its_length(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push("held")
     reservation = queue.reserve(0, lease=6)
@@ -370,7 +368,7 @@ def test_renewal_is_suspended_by_a_settle_with_a_session(connect: Connect) -> No
     assert totals(source, target) == [0, 1]
 
 
-def test_a_renewal_that_came_first_is_repeated_over(connect: Connect) -> None:
+def test_transaction_is_repeated_after_a_renewal(connect: Connect) -> None:
     client = connect()
     source, target = client.queue("source", lease=0.9), client.queue("target")
     target.pop(0)
@@ -392,7 +390,7 @@ def test_a_renewal_that_came_first_is_repeated_over(connect: Connect) -> None:
     assert totals(source, target) == [0, 2]
 
 
-def test_renewed_reservation_whose_transaction_is_aborted_comes_back(client: Client) -> None:
+def test_renewed_message_returns_after_an_abort(client: Client) -> None:
     queue = client.queue("jobs", lease=0.9)
     queue.push("held")
     with queue.reserved(0) as reservation:
@@ -446,7 +444,7 @@ def test_waiters_wake_after_the_commit(connect: Connect, way: str) -> None:
         assert at - committing < 0.2
 
 
-def test_nothing_is_signalled_for_an_aborted_transaction(client: Client) -> None:
+def test_aborted_transaction_signals_nothing(client: Client) -> None:
     queue = client.queue("jobs")
     queue.push_many(["moved", "rolled back"])
     moved, rolled = queue.reserve_many(2, timeout=0)
@@ -460,7 +458,7 @@ def test_nothing_is_signalled_for_an_aborted_transaction(client: Client) -> None
 
 
 @pytest.mark.parametrize("age", [0, 60])
-def test_after_a_transaction_of_ones_own_notify_wakes(client: Client, age: float) -> None:
+def test_notify_wakes_after_a_driver_transaction(client: Client, age: float) -> None:
     """However long it was open: its messages are as old as that, far below where looks begin."""
     queue = client.queue("jobs")
     with listening(client, "jobs") as future:
@@ -479,7 +477,7 @@ def test_after_a_transaction_of_ones_own_notify_wakes(client: Client, age: float
         assert at - began < 0.2
 
 
-def test_the_users_own_errors_of_the_commit_pass_unwrapped(client: Client) -> None:
+def test_driver_errors_of_the_commit_pass_unwrapped(client: Client) -> None:
     queue = client.queue("jobs")
     queue.pop(0)
 

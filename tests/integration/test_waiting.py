@@ -69,13 +69,15 @@ def lag(
 
 
 @pytest.mark.parametrize("receive", ["pop", "reserve"])
-def test_a_push_wakes_at_once(connect: Connect, pool: ThreadPoolExecutor, receive: str) -> None:
+def test_push_wakes_a_waiting_receive(
+    connect: Connect, pool: ThreadPoolExecutor, receive: str
+) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     assert lag(pool, client, queue, receive, lambda: queue.push(1)) < SOON
 
 
-def test_a_push_of_another_client_of_the_process_wakes_at_once(
+def test_push_of_another_client_wakes_in_the_process(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect()
@@ -122,7 +124,7 @@ def finished(queue: Any) -> Any:
 
 
 @pytest.mark.parametrize("what", WAKES)
-def test_whatever_makes_a_message_ready_wakes_at_once(
+def test_every_way_to_become_ready_wakes(
     connect: Connect, pool: ThreadPoolExecutor, what: str
 ) -> None:
     client = connect()
@@ -141,7 +143,7 @@ def test_whatever_makes_a_message_ready_wakes_at_once(
     assert median(lags) < SOON
 
 
-def test_a_push_within_the_window_of_another(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_second_push_within_the_window_wakes(connect: Connect, pool: ThreadPoolExecutor) -> None:
     """20 ms after the first, while identical signals are merged: the second waiter hears when the window closes."""
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
@@ -157,9 +159,7 @@ def test_a_push_within_the_window_of_another(connect: Connect, pool: ThreadPoolE
     assert median(lags) < SOON + 0.05
 
 
-def test_no_wake_is_lost_between_the_look_and_the_wait(
-    connect: Connect, pool: ThreadPoolExecutor
-) -> None:
+def test_no_wake_is_lost_between_scan_and_wait(connect: Connect, pool: ThreadPoolExecutor) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     rounds = 150
@@ -178,14 +178,14 @@ def test_no_wake_is_lost_between_the_look_and_the_wait(
 # Woken by time
 
 
-def test_a_scheduled_message_wakes_at_its_time(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_scheduled_message_wakes_at_its_time(connect: Connect, pool: ThreadPoolExecutor) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     took = lag(pool, client, queue, "pop", lambda: queue.push(1, delay=0.3))
     assert 0.3 <= took < 0.3 + SOON
 
 
-def test_a_message_scheduled_before_the_wait(connect: Connect) -> None:
+def test_message_scheduled_before_the_wait_wakes(connect: Connect) -> None:
     queue = connect().queue("jobs", poll=NEVER)
     lags = []
     for _ in range(3):
@@ -196,7 +196,9 @@ def test_a_message_scheduled_before_the_wait(connect: Connect) -> None:
     assert 0.3 <= median(lags) < 0.3 + SOON
 
 
-def test_an_earlier_message_sets_the_alarm_anew(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_earlier_message_moves_the_alarm_forward(
+    connect: Connect, pool: ThreadPoolExecutor
+) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     queue.push("late", delay=600)
@@ -204,9 +206,7 @@ def test_an_earlier_message_sets_the_alarm_anew(connect: Connect, pool: ThreadPo
     assert 0.3 <= took < 0.3 + SOON
 
 
-def test_a_rolled_back_message_wakes_at_its_time(
-    connect: Connect, pool: ThreadPoolExecutor
-) -> None:
+def test_rolled_back_message_wakes_at_its_time(connect: Connect, pool: ThreadPoolExecutor) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     lags = []
@@ -219,7 +219,7 @@ def test_a_rolled_back_message_wakes_at_its_time(
     assert 0.3 <= median(lags) < 0.3 + SOON
 
 
-def test_the_end_of_a_lease_of_ones_own_wakes(connect: Connect) -> None:
+def test_end_of_an_own_lease_wakes(connect: Connect) -> None:
     queue = connect().queue("jobs", poll=NEVER)
     queue.push(1)
     began = time.monotonic()
@@ -232,7 +232,7 @@ def test_the_end_of_a_lease_of_ones_own_wakes(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("receive", ["pop", "reserve"])
-def test_the_timeout_ends_the_wait(connect: Connect, receive: str) -> None:
+def test_timeout_ends_the_wait(connect: Connect, receive: str) -> None:
     queue = connect().queue("jobs", poll=NEVER)
     getattr(queue, receive)(0)
     for timeout in (0.0, 0.2):
@@ -247,7 +247,7 @@ def test_the_timeout_ends_the_wait(connect: Connect, receive: str) -> None:
 # Woken by the poll
 
 
-def test_the_poll_finds_what_no_signal_told_of(
+def test_poll_finds_messages_without_signals(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect(signals="none:")
@@ -256,9 +256,7 @@ def test_the_poll_finds_what_no_signal_told_of(
     assert lag(pool, consumer, queue, "reserve", lambda: producer.push(1)) < 0.3 + SOON
 
 
-def test_the_poll_finds_the_expired_lease_of_another_process(
-    connect: Connect, client: Client
-) -> None:
+def test_poll_finds_a_foreign_expired_lease(connect: Connect, client: Client) -> None:
     """Its end is known to nobody here."""
     queue = connect(signals="none:").queue("jobs", poll=0.3)
     assert queue.pop(0) is None
@@ -271,7 +269,7 @@ def test_the_poll_finds_the_expired_lease_of_another_process(
     assert time.monotonic() - began < 0.6 + 0.3 + SOON
 
 
-def test_waiting_is_idle(connect: Connect, pool: ThreadPoolExecutor) -> None:
+def test_waiting_consumers_send_few_commands(connect: Connect, pool: ThreadPoolExecutor) -> None:
     client = connect()
     queue = client.queue("jobs")
     futures = [pool.submit(queue.pop) for _ in range(50)]
@@ -287,7 +285,7 @@ def test_waiting_is_idle(connect: Connect, pool: ThreadPoolExecutor) -> None:
 # Many waiters
 
 
-def test_one_push_to_fifty_waiters_is_one_delivery_and_few_commands(
+def test_push_to_fifty_waiters_costs_few_commands(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect()
@@ -315,7 +313,7 @@ def test_one_push_to_fifty_waiters_is_one_delivery_and_few_commands(
     assert queue.counts().total == 0
 
 
-def test_fifty_pushes_wake_fifty(
+def test_fifty_pushes_wake_fifty_waiters(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect()
@@ -344,7 +342,7 @@ async def stored_unheard(client: AsyncClient, payload: object) -> None:
         await silent.queue("jobs").push(payload)
 
 
-def test_a_waiter_cancelled_as_it_is_woken_passes_the_wake_on(url: str) -> None:
+def test_waiter_cancelled_when_woken_passes_the_wake_on(url: str) -> None:
     async def main() -> list[float]:
         lags: list[float] = []
         async with AsyncClient(url) as client:
@@ -372,7 +370,7 @@ def test_a_waiter_cancelled_as_it_is_woken_passes_the_wake_on(url: str) -> None:
     assert median(asyncio.run(main())) < SOON
 
 
-def test_the_next_waiter_leads_when_the_first_is_cancelled(url: str) -> None:
+def test_next_waiter_leads_after_a_cancelled_leader(url: str) -> None:
     async def main() -> list[float]:
         lags = []
         async with AsyncClient(url) as client:
@@ -392,7 +390,7 @@ def test_the_next_waiter_leads_when_the_first_is_cancelled(url: str) -> None:
     assert median(asyncio.run(main())) < SOON
 
 
-def test_the_next_waiter_leads_when_the_first_times_out(
+def test_next_waiter_leads_after_a_timed_out_leader(
     connect: Connect, pool: ThreadPoolExecutor
 ) -> None:
     client = connect()
@@ -409,7 +407,7 @@ def test_the_next_waiter_leads_when_the_first_times_out(
 # Paused
 
 
-def test_a_paused_queue_waits_and_resume_wakes_at_once(
+def test_paused_queue_waits_until_resume(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect()
@@ -433,9 +431,7 @@ def test_a_paused_queue_waits_and_resume_wakes_at_once(
 
 
 @pytest.mark.slow
-def test_a_pause_is_noticed_within_five_seconds_without_a_bus(
-    connect: Connect, client: Client
-) -> None:
+def test_pause_is_noticed_in_five_seconds_without_a_bus(connect: Connect, client: Client) -> None:
     queue, other = connect(signals="none:").queue("jobs", poll=1), client.queue("jobs")
     assert queue.pop(0) is None
     other.pause()

@@ -1,7 +1,8 @@
-"""A ledger of who held which message when, written by many processes, and its audit.
+"""A ledger of which process held which message when, and its audit.
 
-``work`` runs in each process: it pushes, receives and settles, and notes every hold. All processes of a machine share the monotonic
-clock, so the audit can say whether two holds of a message overlapped. This module imports no pytest: it is loaded by every worker.
+``work`` runs in each process: it pushes, receives and settles, and notes every hold. All processes of
+a machine share the monotonic clock, so the audit can say whether two holds of a message overlapped.
+This module does not import pytest, because each of the processes loads it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from typing import Any
 from pyqueue import Client, Queue, Reservation
 from tests.support.processes import spawn_pool
 
-LEASE = 60.0
-#: The lease of a hold that is abandoned, as if its consumer had died.
-SHORT = 1.0
+#: The lease of a hold that is settled; and of one that is abandoned, as if its consumer had died.
+LEASE, SHORT = 60.0, 0.5
 #: By how much the processes' estimates of the primary's clock may differ, in seconds.
 SLACK = 0.05
 
 
 @dataclass(slots=True, frozen=True)
 class Hold:
-    """One reservation: surely held from ``got`` (the call returned) to ``let`` (the settling call was about to begin)."""
+    """One reservation.
+
+    It was surely held from ``got``, when the call returned, to ``let``, when settling was about to begin.
+    """
 
     id: Any
     queue: str
@@ -46,15 +49,18 @@ class Page:
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """What a process is to do."""
+    """The work of one process."""
 
     url: str
     worker: int
     messages: int
-    #: A message passes through them all, and is committed in the last.
+    #: Each message passes through all of them, and is committed in the last.
     queues: tuple[str, ...]
-    #: How many are reserved at once; 1: by reserve, and settled singly.
+    #: How many messages are reserved at once. With 1, they are reserved and settled one by one.
     batch: int
+    #: The chance that a receive is abandoned. Each of its messages is rolled back with twice that
+    #: chance, and released with twice that chance.
+    faults: float
     seed: int
 
 
@@ -71,9 +77,7 @@ def work(job: Job) -> Page:
             taken = 0
             for place in rng.sample(range(len(queues)), len(queues)):
                 onward = queues[place + 1] if place + 1 < len(queues) else None
-                taken += _turn(
-                    queues[place], onward, job.batch, rng, page, wait=0 if left else 0.05
-                )
+                taken += _turn(queues[place], onward, job, rng, page, wait=0 if left else 0.05)
             # Lease ends are instants too: None says that nothing is left that could come back.
             if not taken and not left and all(queue.next_when() is None for queue in queues):
                 return page
@@ -87,20 +91,20 @@ def _push(queue: Queue[Any], count: int, job: Job) -> list[Any]:
 def _turn(
     queue: Queue[Any],
     onward: Queue[Any] | None,
-    batch: int,
+    job: Job,
     rng: random.Random,
     page: Page,
     wait: float,
 ) -> int:
     """Receive once and settle what came."""
-    abandon = rng.random() < 0.01
+    abandon = rng.random() < job.faults
     lease = SHORT if abandon else LEASE
     began = time.monotonic()
-    if batch == 1:
+    if job.batch == 1:
         one = queue.reserve(wait, lease=lease)
         held = [] if one is None else [one]
     else:
-        held = queue.reserve_many(batch, timeout=wait, lease=lease)
+        held = queue.reserve_many(job.batch, timeout=wait, lease=lease)
     got = time.monotonic()
     ends: dict[str, list[Reservation[Any]]] = defaultdict(list)
     for each in held:
@@ -110,9 +114,9 @@ def _turn(
             "abandon"
             if abandon
             else "rollback"
-            if chance < 0.02
+            if chance < 2 * job.faults
             else "release"
-            if chance < 0.04
+            if chance < 4 * job.faults
             else usual
         ].append(each)
     for end, members in ends.items():
@@ -133,14 +137,18 @@ def _turn(
 
 
 def run(jobs: list[Job], timeout: float) -> list[Page]:
-    """Have each job done by a process of its own, all at the same time."""
+    """Run all jobs at the same time, each in its own process."""
     with spawn_pool(len(jobs)) as pool:
-        # One job per process: the pool starts a process for each job as long as none is idle, and each job waits for all work.
+        # One job per process: the pool starts a process for each job as long as none is idle, and
+        # each job lasts until all work is done.
         return list(pool.map(work, jobs, timeout=timeout))
 
 
 def audit(pages: Iterable[Page], queues: tuple[str, ...]) -> list[str]:
-    """What is wrong with the ledger; nothing, if every message was settled exactly once and never held twice at a time."""
+    """Return what is wrong with the ledger.
+
+    Nothing is wrong if each message was settled exactly once and never held twice at a time.
+    """
     pages = list(pages)
     wrong = []
     pushed = Counter(id for page in pages for id in page.pushed)
