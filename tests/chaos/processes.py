@@ -110,5 +110,5 @@ class Process:
 def begin(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:
     """Be a process of the suite: take the role that the command line names."""
     spec = json.loads(sys.stdin.readline())
-    _watchdog._die_with_keeper(spec["parent"])
+    _watchdog.die_with_parent(spec["parent"])
     roles[sys.argv[1]](spec)

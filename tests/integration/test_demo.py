@@ -635,7 +635,7 @@ def test_ctrl_c_exits_130_and_leaves_neither_server_nor_consumers_nor_files(
         try:
             family: list[psutil.Process] = []
             deadline = time.monotonic() + SECONDS
-            # The server, its keeper, the consumers: all are there, and the work has begun.
+            # The server, its watchdog, the consumers: all are there, and the work has begun.
             while consumers(family) < 1 + demo.PROCESSES:
                 assert time.monotonic() < deadline
                 assert process.poll() is None

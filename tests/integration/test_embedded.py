@@ -95,7 +95,7 @@ from pymongo import MongoClient
 path = Path(sys.argv[1])
 def report(server, child=0):
     part = path.parent / "report.part"
-    part.write_text(json.dumps({"url": server.url, "pid": server.pid, "keeper": server._watchdog.pid, "child": child}))
+    part.write_text(json.dumps({"url": server.url, "pid": server.pid, "watchdog": server._watchdog.pid, "child": child}))
     part.rename(path.parent / "report")
 """
 
@@ -236,7 +236,7 @@ signal.pause()
     with owner(path, code) as process:
         told = reported(path)
         child = psutil.Process(told["child"])
-        left = [psutil.Process(told["pid"]), psutil.Process(told["keeper"])]
+        left = [psutil.Process(told["pid"]), psutil.Process(told["watchdog"])]
         try:
             process.kill()
             with EmbeddedServer(
@@ -276,7 +276,7 @@ def test_owner_without_standard_streams_stops_the_server(mongod: str, tmp_path: 
     code = "server = EmbeddedServer(path); report(server); sys.stdin is None and time.sleep(1); os._exit(3)"
     with owner(path, code, wrapper=closed) as process:
         told = reported(path)
-        left = [psutil.Process(told["pid"]), psutil.Process(told["keeper"])]
+        left = [psutil.Process(told["pid"]), psutil.Process(told["watchdog"])]
         assert process.wait(SECONDS) == 3
     assert eventually(lambda: all(map(gone, left)))
 
@@ -295,8 +295,8 @@ def test_server_outlives_the_thread_that_started_it(mongod: str, tmp_path: Path)
     thread.join()
     (server,) = servers
     with server:
-        keeper, server_process = psutil.Process(server._watchdog.pid), psutil.Process(server.pid)
-        ended, _ = psutil.wait_procs([keeper, server_process], timeout=0.5)
+        watchdog, server_process = psutil.Process(server._watchdog.pid), psutil.Process(server.pid)
+        ended, _ = psutil.wait_procs([watchdog, server_process], timeout=0.5)
         assert not ended
         write(server.url)
     assert gone(server_process)
@@ -359,7 +359,7 @@ def test_failed_start_leaves_no_process(
         EmbeddedServer(tmp_path)
     assert children() == before
     monkeypatch.setattr(EmbeddedServer, "_is_primary", lambda self, client: False)
-    monkeypatch.setattr(embedded, "_START", 0.0)
+    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.0)
     with pytest.raises(ConfigurationError, match=r"mongod was not ready within 0 s \("):
         EmbeddedServer(tmp_path)
     assert children() == before
@@ -384,7 +384,7 @@ def test_start_asks_a_refusing_server_again(
 def test_close_ends_a_server_with_a_stopped_watchdog(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_watchdog, "GRACE", 0.1)
+    monkeypatch.setattr(_watchdog, "GRACE_S", 0.1)
     with EmbeddedServer(tmp_path) as server:
         left = psutil.Process(server.pid)
         os.kill(server._watchdog.pid, signal.SIGSTOP)
@@ -468,17 +468,17 @@ def test_find_mongod_restores_the_execute_permission(
         find_mongod()
 
 
-# The keeper, by itself: a program that is watched instead of mongod
+# The watchdog, by itself: a program that is watched instead of mongod
 
 KEEP = """
 import sys
 from pyqueue import _watchdog
-_watchdog.GRACE = float(sys.argv[1])
-sys.exit(_watchdog.keep(int(sys.argv[2]), sys.argv[3], "1234", ["/bin/sh", "-c", sys.argv[4]]))
+_watchdog.GRACE_S = float(sys.argv[1])
+sys.exit(_watchdog.watch(int(sys.argv[2]), sys.argv[3], "1234", ["/bin/sh", "-c", sys.argv[4]]))
 """
 
 
-def keeper(
+def watchdog(
     path: Path, program: str, *, of: int | None = None, grace: float = 5.0
 ) -> subprocess.Popen[bytes]:
     arguments = [str(grace), str(os.getpid() if of is None else of), str(path), program]
@@ -486,7 +486,7 @@ def keeper(
 
 
 def test_watchdog_ends_with_the_status_of_its_program(tmp_path: Path) -> None:
-    assert keeper(tmp_path, "echo told; exit 7").wait(SECONDS) == 7
+    assert watchdog(tmp_path, "echo told; exit 7").wait(SECONDS) == 7
     assert (tmp_path / "mongod.log").read_text() == "told\n"
     assert _watchdog.read_lock(str(tmp_path)) == (1234, [])
 
@@ -494,7 +494,7 @@ def test_watchdog_ends_with_the_status_of_its_program(tmp_path: Path) -> None:
 def test_watchdog_terminates_then_kills(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     deaf = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
-    with keeper(tmp_path, deaf, grace=0.2) as process:
+    with watchdog(tmp_path, deaf, grace=0.2) as process:
         assert eventually(ready.exists)
         assert _watchdog.read_lock(str(tmp_path)) == (1234, [os.getpid(), process.pid])
         process.terminate()
@@ -502,7 +502,7 @@ def test_watchdog_terminates_then_kills(tmp_path: Path) -> None:
 
 
 def test_watchdog_of_a_foreign_owner_starts_nothing(tmp_path: Path) -> None:
-    assert keeper(tmp_path, "exit 7", of=os.getppid()).wait(SECONDS) == 0
+    assert watchdog(tmp_path, "exit 7", of=os.getppid()).wait(SECONDS) == 0
     assert not (tmp_path / "mongod.log").exists()
 
 
@@ -520,8 +520,8 @@ def test_directory_is_locked_while_its_holders_live(
     try:
         _watchdog._write_lock(lock, f"1234 {os.getpid()} {os.getpid()}")
         assert _watchdog._take(str(tmp_path)) is None
-        assert keeper(tmp_path, "exit 7").wait(SECONDS) == _watchdog.IN_USE
-        monkeypatch.setattr(_watchdog, "PATIENCE", 0.1)
+        assert watchdog(tmp_path, "exit 7").wait(SECONDS) == _watchdog.IN_USE
+        monkeypatch.setattr(_watchdog, "LOCK_TIMEOUT_S", 0.1)
         _watchdog._write_lock(
             lock, f"1234 {os.getpid()} {dead.pid}"
         )  # on its way out, for longer than one waits
@@ -549,14 +549,14 @@ def test_run_foreground_ends_on_a_signal(
         assert select.select([process.stdout], [], [], SECONDS)[0]
         url = process.stdout.readline().strip()
         write(url)
-        keeper = psutil.Process(process.pid).children()[0]
-        server_process = keeper.children()[0]
+        watchdog = psutil.Process(process.pid).children()[0]
+        server_process = watchdog.children()[0]
         os.killpg(process.pid, number)  # as the terminal does: to all that is in the foreground
         rest, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     assert rest == ""
     assert "stop with Ctrl-C" in errors
-    assert gone(keeper)
+    assert gone(watchdog)
     assert gone(server_process)
     with EmbeddedServer(tmp_path / "data") as again:
         assert count(again.url) == 1
