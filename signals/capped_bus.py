@@ -235,17 +235,7 @@ class CappedBus(BlockingFacade):
 
 
 class AsyncCappedBus(AsyncFacade):
-    """``CappedBus`` for asyncio.
-
-    Args:
-        database: an AsyncDatabase of PyMongo, or an AsyncIOMotorDatabase.
-        prefix: names the collection, "<prefix>.signals".
-        size: the size of the collection in bytes, if this bus creates it.
-        window: seconds in which events of one topic are merged.
-
-    Raises:
-        BusError: the database is of another kind.
-    """
+    """``CappedBus`` for asyncio: ``database`` is an AsyncDatabase or an AsyncIOMotorDatabase."""
 
     def __init__(
         self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05

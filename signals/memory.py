@@ -97,12 +97,7 @@ class MemoryBus(BlockingFacade):
 
 
 class AsyncMemoryBus(AsyncFacade):
-    """``MemoryBus`` for asyncio. Its listeners may live in several event loops.
-
-    Args:
-        prefix: buses with another prefix are not heard.
-        window: seconds in which events of one topic are merged.
-    """
+    """``MemoryBus`` for asyncio. Its listeners may live in several event loops."""
 
     def __init__(self, prefix: str = "pyqueue", *, window: float = 0.05) -> None:
         super().__init__(MemoryRunner("AsyncMemoryBus", prefix, window))

@@ -198,16 +198,7 @@ class RedisBus(BlockingFacade):
 
 
 class AsyncRedisBus(AsyncFacade):
-    """``RedisBus`` for asyncio.
-
-    Args:
-        target: a URL, or a ``redis.asyncio.Redis``, which stays open.
-        prefix: as for ``RedisBus``.
-        window: seconds in which events of one topic are merged.
-
-    Raises:
-        BusError: the target is neither, or the redis package is missing.
-    """
+    """``RedisBus`` for asyncio: ``target`` is a URL or a ``redis.asyncio.Redis``."""
 
     def __init__(self, target: Any, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
         connect = partial(RedisTransport, target, prefix, asynchronous=True)

@@ -85,19 +85,6 @@ class Transport(Protocol):
         """Describe an error in a line that contains no password."""
 
 
-class Flag(Protocol):
-    """The part of ``threading.Event`` that ``threading.Event`` and ``LoopFlag`` share."""
-
-    def set(self) -> None:
-        """Set the flag and wake its waiters."""
-
-    def clear(self) -> None:
-        """Clear the flag."""
-
-    def is_set(self) -> bool:
-        """Return whether the flag is set."""
-
-
 class LoopFlag:
     """An ``asyncio.Event`` that any thread may set. It ignores a loop that was closed meanwhile."""
 
@@ -113,6 +100,10 @@ class LoopFlag:
         else:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._event.set)
+
+
+Flag = threading.Event | LoopFlag
+"""What a listener or a procedure waits for; any thread may set it."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
