@@ -27,7 +27,7 @@ from pymongo.write_concern import WriteConcern
 
 from signals.api import BusError
 from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
-from signals.transport import Procedure, TaskRuntime, ThreadRuntime
+from signals.transport import READ_TIMEOUT_S, Procedure, TaskRuntime, ThreadRuntime
 
 COMMAND_TIMEOUT_S = 5.0
 """How long a command may take, including the search for the server."""
@@ -163,7 +163,7 @@ class CappedTransport:
             cursor = self._events.find(
                 {"at": {"$gte": since}}, cursor_type=CursorType.TAILABLE_AWAIT
             )
-            cursor = cursor.max_await_time_ms(1000)
+            cursor = cursor.max_await_time_ms(int(READ_TIMEOUT_S * 1000))
             while True:
                 event = yield from self._next(cursor)
                 if event is None or event["_id"] == marker["_id"]:
@@ -191,7 +191,7 @@ class CappedTransport:
     def read(
         self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
     ) -> Procedure[None]:
-        """Wait up to a second for one event, and pass it on."""
+        """Wait up to READ_TIMEOUT_S for one event, and pass it on."""
         event = yield from self._next(self._cursor)
         if event is not None:
             topic, when = event.get("topic"), event.get("when")

@@ -14,7 +14,7 @@ from typing import Any
 
 from signals.api import BusError
 from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
-from signals.transport import Procedure, TaskRuntime, ThreadRuntime
+from signals.transport import READ_TIMEOUT_S, Procedure, TaskRuntime, ThreadRuntime
 
 SILENCE_S = 15.0
 """After this time without a message the server is pinged; after twice this time the connection
@@ -130,8 +130,8 @@ class RedisTransport:
     def read(
         self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
     ) -> Procedure[None]:
-        """Wait up to a second for one message, and pass it on."""
-        message = yield self._pubsub.get_message(timeout=1.0)
+        """Wait up to READ_TIMEOUT_S for one message, and pass it on."""
+        message = yield self._pubsub.get_message(timeout=READ_TIMEOUT_S)
         now = monotonic()
         if message is None:
             if now - self._last > 2 * SILENCE_S:

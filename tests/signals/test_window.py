@@ -1,4 +1,4 @@
-"""The window: nothing is lost, nothing is late, nothing is sent too often."""
+"""The window loses no event, sends none too late, and sends none too often."""
 
 import itertools
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ Event = tuple[float, str, datetime | None]
 
 
 def play(events: list[tuple[int, str, datetime | None]]) -> tuple[list[Event], list[Event]]:
-    """Run a window with a faithful driver: what was offered, and what was sent, with times."""
+    """Drive a window on time. Return what was offered and what was sent, with times."""
     window = Window(LENGTH)
     offered: list[Event] = []
     sent: list[Event] = []
@@ -41,7 +41,7 @@ def play(events: list[tuple[int, str, datetime | None]]) -> tuple[list[Event], l
 
 
 @given(EVENTS)
-def test_every_event_is_followed_by_a_send_within_the_window(
+def test_window_sends_after_every_event(
     events: list[tuple[int, str, datetime | None]],
 ) -> None:
     offered, sent = play(events)
@@ -53,7 +53,7 @@ def test_every_event_is_followed_by_a_send_within_the_window(
 
 
 @given(EVENTS)
-def test_a_topic_is_sent_once_per_window_and_only_what_was_offered(
+def test_window_sends_a_topic_once_and_only_what_was_offered(
     events: list[tuple[int, str, datetime | None]],
 ) -> None:
     offered, sent = play(events)
@@ -66,7 +66,9 @@ def test_a_topic_is_sent_once_per_window_and_only_what_was_offered(
 
 
 @given(EVENTS)
-def test_flush_gives_out_all_that_is_held(events: list[tuple[int, str, datetime | None]]) -> None:
+def test_window_flush_returns_every_held_event(
+    events: list[tuple[int, str, datetime | None]],
+) -> None:
     window = Window(LENGTH)
     held = {topic for _, topic, when in events if not window.offer(topic, when, 0)}
     assert {topic for topic, _ in window.flush()} == held
@@ -74,16 +76,16 @@ def test_flush_gives_out_all_that_is_held(events: list[tuple[int, str, datetime 
     assert window.due(1000) == []
 
 
-def test_what_is_overdue_is_merged_into_rather_than_overtaken() -> None:
+def test_window_merges_into_overdue_events() -> None:
     window = Window(LENGTH)
     assert window.offer("a", NOW, 0)
     assert not window.offer("a", None, 10)
-    assert not window.offer("a", NOW, 500)  # nobody called `due` for long
+    assert not window.offer("a", NOW, 500)  # `due` was not called for a long time
     assert window.next(500) == 0
     assert window.due(500) == [("a", None)]
 
 
-def test_idle_topics_are_forgotten() -> None:
+def test_window_forgets_idle_topics() -> None:
     window = Window(LENGTH)
     for number in range(1000):
         window.offer(str(number), NOW, number)
