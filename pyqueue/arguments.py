@@ -1,4 +1,7 @@
-"""What callers may pass: every check that refuses bad input before anything is written, each naming the argument and the remedy."""
+"""The checks of arguments.
+
+Each check runs before anything is written. Its error names the argument and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -34,56 +37,56 @@ __all__ = [
 
 _QUEUE = re.compile(r"[A-Za-z0-9_\-.:>]{1,110}")
 _NAMESPACE = re.compile(r"(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_\-]*(\.[A-Za-z0-9_\-]+)*")
-_CENTURY = 100 * 365 * 86400.0
-#: The largest number that every command takes where it counts.
-_MOST = (1 << 31) - 1
+_CENTURY_S = 100 * 365 * 86400.0
+#: The largest count that every command of the server accepts.
+_MAX_COUNT = (1 << 31) - 1
 
 
 def queue_name(value: Any) -> str:
-    """A queue's name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted)."""
+    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (".dead" not counted)."""
     if not isinstance(value, str):
-        raise InvalidName(f"name: a queue's name is a str, not {type(value).__name__}")
+        raise InvalidName(f"name: give the name of a queue as a str, not {type(value).__name__}")
     stem = value.removesuffix(".dead") or value
     if not _QUEUE.fullmatch(stem):
         raise InvalidName(
-            f"name: {value[:120]!r} is no queue name: 1-110 characters of A-Z a-z 0-9 _ - . : > are allowed"
+            f"name: invalid queue name {value[:120]!r}: use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
 
 def group(value: Any, name: str = "group") -> str:
-    """A claim group's name: as a queue's."""
+    """Return a valid name of a claim group. The rules are those of a queue name."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is no name: 1-110 characters of A-Z a-z 0-9 _ - . : > are allowed"
+            f"{name}: invalid name {_shown(value)}: use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
 
 def namespace_name(value: Any) -> str:
-    """A namespace's name, which is its collection's."""
+    """Return a valid name of a namespace, which is also the name of its collection."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
-            f"namespace: {_shown(value)} is no namespace name: a letter or _, then up to 99 of A-Z a-z 0-9 _ - are allowed, "
-            "and single dots between them"
+            f"namespace: invalid namespace name {_shown(value)}: use a letter or _, "
+            "then up to 99 of A-Z a-z 0-9 _ -, with single dots between them"
         )
     return value
 
 
 def duration(name: str, value: Any, *, positive: bool = False) -> float:
-    """A duration in seconds, from seconds or a timedelta: finite, not negative, at most 100 years."""
+    """Return a duration in seconds. It is finite, not negative and at most 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
         raise ConfigurationError(
             f"{name}: give seconds (int or float) or a timedelta, not {type(value).__name__}"
         )
     try:
         length = seconds(value)
-    except OverflowError:  # an int beyond every float
+    except OverflowError:  # an int that no float can hold
         length = math.inf
     if (
         not math.isfinite(length)
         or length < 0
-        or length > _CENTURY
+        or length > _CENTURY_S
         or (positive and length < 0.001)
     ):
         bound = "more than 0" if positive else "0 or more"
@@ -94,28 +97,29 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
 
 
 def instant(name: str, value: Any) -> datetime:
-    """An aware instant before the year 8000, as UTC in whole milliseconds, the resolution of what is stored."""
+    """Return an aware instant before the year 8000, in UTC and whole milliseconds."""
     if not isinstance(value, datetime):
         raise ConfigurationError(
             f"{name}: give a timezone-aware datetime, not {type(value).__name__}"
         )
     if value.utcoffset() is None:
         raise ConfigurationError(
-            f"{name}: {value!r} has no time zone: give an aware datetime, e.g. datetime.now(timezone.utc)"
+            f"{name}: {value!r} has no time zone: "
+            "give an aware datetime, e.g. datetime.now(timezone.utc)"
         )
     try:
         moment = value.astimezone(UTC)
-    except OverflowError:  # at either end of Python's calendar
+    except OverflowError:  # at the first or last day of Python's calendar
         moment = BAND if value.year > 1 else datetime.min.replace(tzinfo=UTC)
     if moment >= BAND:
         raise ConfigurationError(
-            f"{name}: {value!r} is too far away: instants before the year 8000 are allowed"
+            f"{name}: {value!r} is too far away: give an instant before the year 8000"
         )
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def starting(now: datetime, delay: Any, at: Any) -> datetime:
-    """When a message becomes eligible: after ``delay``, or ``at`` an instant (one that has passed is now)."""
+    """Return when a message becomes eligible: after ``delay`` or ``at``, but never before now."""
     if delay is not None and at is not None:
         raise ConfigurationError("delay, at: give one of the two, not both")
     if at is not None:
@@ -126,7 +130,7 @@ def starting(now: datetime, delay: Any, at: Any) -> datetime:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a str has a form in UTF-8: one with a surrogate alone has none, and cannot be stored."""
+    """Return whether a str can be stored, which means encoded as UTF-8. A lone surrogate cannot."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -134,15 +138,15 @@ def is_unicode(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error's text."""
+    """Return a value as the text of an error shows it."""
     try:
         return repr(value)[:120]
-    except Exception:  # of anybody's making; Python itself writes no int of thousands of digits, and nothing that is nested too deeply
+    except Exception:  # a user's __repr__, an int of thousands of digits, or too deep nesting
         return f"this {type(value).__name__}"
 
 
 def key(value: Any, name: str = "key") -> str:
-    """A message key: a str of 1-512 characters without NUL."""
+    """Return a valid message key: a str of 1-512 characters without NUL."""
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= 512
@@ -150,13 +154,14 @@ def key(value: Any, name: str = "key") -> str:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give a str of 1-512 characters of Unicode without NUL"
+            f"{name}: {_shown(value)} is not allowed: "
+            "give a str of 1-512 characters of Unicode without NUL"
         )
     return value
 
 
 def identity(value: Any) -> Id:
-    """An id of the caller's: an ObjectId, or a str of 1-512 characters that does not start with "~"."""
+    """Return a valid id: an ObjectId, or a str of 1-512 characters not starting with "~"."""
     if isinstance(value, ObjectId):
         return value
     if (
@@ -167,14 +172,14 @@ def identity(value: Any) -> Id:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"id: {_shown(value)} is not allowed: give an ObjectId, or a str of 1-512 characters of Unicode without NUL "
-            'that does not start with "~"'
+            f"id: {_shown(value)} is not allowed: give an ObjectId, or a str of 1-512 characters "
+            'of Unicode without NUL that does not start with "~"'
         )
     return value
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:
-    """Headers: {str: str | int | float | bool}, names without dots, without a leading $, not empty."""
+    """Return valid headers. Names are not empty, contain no dot and do not start with "$"."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -189,7 +194,8 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
             or not is_unicode(name)
         ):
             raise ConfigurationError(
-                f"headers: the name {_shown(name)} is not allowed: a str without dots and without a leading $"
+                f"headers: the name {_shown(name)} is not allowed: "
+                "give a str without dots and without a leading $"
             )
         if (
             not isinstance(item, (str, int, float, bool))
@@ -197,18 +203,19 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
             or (isinstance(item, str) and not is_unicode(item))
         ):
             raise ConfigurationError(
-                f"headers: {name}: give a str of Unicode, int (64 bit), float or bool, not {type(item).__name__} {_shown(item)}"
+                f"headers: {name}: give a str of Unicode, an int of 64 bits, a float or a bool, "
+                f"not {type(item).__name__} {_shown(item)}"
             )
     return dict(value)
 
 
 def backoff(value: Any) -> None:
-    """A Backoff whose waits are durations: base and maximum 0 or more, factor 0 or more, jitter from 0 to 1."""
+    """Check a Backoff: base, factor and maximum are at least 0, and jitter is from 0 to 1."""
     if not isinstance(value, Backoff):
         raise ConfigurationError(f"backoff: give a Backoff, not {type(value).__name__}")
     for name, most in (
-        ("base", _CENTURY),
-        ("maximum", _CENTURY),
+        ("base", _CENTURY_S),
+        ("maximum", _CENTURY_S),
         ("factor", sys.float_info.max),
         ("jitter", 1),
     ):
@@ -224,7 +231,7 @@ def backoff(value: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """One of a few words."""
+    """Return a value that is one of a few words."""
     if value not in allowed:
         raise ConfigurationError(
             f"{name}: {_shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
@@ -233,16 +240,17 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
-    """A whole number of 31 bits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+    """Return a whole number from ``least`` to 2**31 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give a whole number from {least} to {_MOST}"
+            f"{name}: {_shown(value)} is not allowed: "
+            f"give a whole number from {least} to {_MAX_COUNT}"
         )
     return value
 
 
 def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
-    """Reservations of this queue, each once."""
+    """Return the given reservations of this queue without repetitions."""
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
@@ -251,7 +259,8 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
             )
         if each.queue != queue:
             raise ConfigurationError(
-                f"reservations: message {each.id} was reserved from queue {each.queue!r}; settle it there, not at {queue!r}"
+                f"reservations: message {each.id} was reserved from queue {each.queue!r}; "
+                f"settle it there, not at {queue!r}"
             )
         unique[hashable_id(each.id), each.token] = each
     return list(unique.values())

@@ -1,7 +1,8 @@
 """Connections: from a target to a database, a bus, a driver and, if asked for, an embedded server.
 
-A connection is the plan runner of its client. Making one does no I/O: the driver is opened by the first
-plan, or when the client is entered. A database or a bus that the user passed in is never closed here.
+A connection is the plan runner of its client. Making one does no I/O: the driver is opened by the
+first plan, or when the client is entered. A database or a bus that the user passed in is never
+closed here.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ R = TypeVar("R")
 D = TypeVar("D", bound=BaseDriver)
 
 _TARGETS: Final = (
-    'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database object '
-    "of pymongo or mongomock (Client), of PyMongo's AsyncMongoClient or of motor (AsyncClient)"
+    'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
+    "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
 )
 
 #: The options of a transaction.
@@ -114,10 +115,10 @@ class BaseConnection(Generic[D]):
         if isinstance(target, str):
             known = target == "memory:" or target.startswith(("mongodb://", "mongodb+srv://"))
             if not known and not (target.startswith("embedded:") and target != "embedded:"):
-                raise ConfigurationError(f"target: {redacted(target)!r} is no target: {_TARGETS}")
+                raise ConfigurationError(f"target: invalid target {redacted(target)!r}: {_TARGETS}")
         elif not self._accepts(target):
             raise ConfigurationError(
-                f"target: {type(target).__module__}.{type(target).__name__} is no target: {_TARGETS}"
+                f"target: {type(target).__module__}.{type(target).__name__} is invalid: {_TARGETS}"
             )
 
     def _accepts(self, database: Any) -> bool:
@@ -436,7 +437,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
 
 async def _maybe(value: Any) -> Any:
-    """Return a value that PyMongo and motor give at once or to be awaited, each in its own places."""
+    """Return a value, awaited if need be. PyMongo and motor differ in what they await."""
     if hasattr(value, "__await__"):
         return await value
     return value
@@ -458,7 +459,7 @@ class Connected(Generic[C_co]):
 
     @property
     def database(self) -> Any:
-        """The underlying database object. Reading it starts the server of an ``embedded:`` target."""
+        """The underlying database object. The first use starts an embedded server."""
         return self._connection.database
 
     @property

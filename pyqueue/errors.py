@@ -3,16 +3,16 @@
 ::
 
     QueueError
-    ├── LeaseLost            yours to handle: somebody else may hold the message now
-    ├── DuplicateKey         yours to handle: the key or id is taken
-    ├── QueueClosed          yours: the client was closed
-    ├── Unavailable          the server's: not reached in time, or the outcome is not known
-    ├── Fenced               the claim's: another runner of the group took over
-    ├── ConfigurationError   a mistake in the program or the set-up   (also a ValueError)
-    ├── InvalidName          a mistake in a queue's or namespace's name  (also a ValueError)
-    └── InvalidMessage       a payload that cannot be stored          (also a ValueError)
+    ├── LeaseLost            another consumer may hold the message now
+    ├── DuplicateKey         the key or the id is taken
+    ├── QueueClosed          the client was closed
+    ├── Unavailable          the server did not answer in time, or the outcome is unknown
+    ├── Fenced               another process took over the claim group
+    ├── ConfigurationError   an argument, an option or the set-up is wrong    (also a ValueError)
+    ├── InvalidName          the name of a queue or namespace is not allowed  (also a ValueError)
+    └── InvalidMessage       the payload cannot be stored                     (also a ValueError)
 
-This module imports nothing of pyqueue. Errors keep what a handler needs as attributes; they never carry credentials.
+Errors keep what a handler needs as attributes. They never carry credentials.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class QueueError(Exception):
 
 
 class LeaseLost(QueueError):
-    """The reservation is no longer held: its lease ran out and another took the message, or it was settled already.
+    """The reservation is no longer held: its lease ended, or it was settled already.
 
-    Nothing was changed for the members of ``lost``. ``unknown`` names those that are gone, settled by this very call or by
-    another holder: only a batch without history can leave any.
+    Nothing was changed for the members of ``lost``. The members of ``unknown`` are gone; either
+    this call or another holder settled them. Only a batch without history can leave any.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LeaseLost(QueueError):
 
 
 class DuplicateKey(QueueError):
-    """A message with this key lives in the queue already, or the id belongs to another message.
+    """A live message of the queue has this key, or another message has this id.
 
-    ``keys`` and ``ids`` name them. In a batch all other messages were written.
+    ``keys`` and ``ids`` name them. In a batch, all other messages were written.
     """
 
     def __init__(self, message: str, *, keys: Sequence[str] = (), ids: Sequence[Any] = ()) -> None:
@@ -69,10 +69,10 @@ class QueueClosed(QueueError):
 
 
 class Unavailable(QueueError):
-    """The server was not reached in time, or went away before it answered.
+    """The server did not answer in time, so the outcome is unknown.
 
-    ``ids`` names the messages whose outcome is unknown: a push with an id of your own can simply be repeated, and a settle
-    can be repeated too (it raises LeaseLost if it had worked the first time).
+    ``ids`` names the messages whose outcome is unknown. Repeat a push with the same id: it never
+    makes a second message. Repeat a settle: it raises LeaseLost if the first call had worked.
     """
 
     def __init__(self, message: str, *, ids: Sequence[Any] = ()) -> None:
@@ -81,24 +81,24 @@ class Unavailable(QueueError):
 
 
 class Fenced(QueueError):
-    """Another runner of the same claim group took over: this one must stop, and has written nothing."""
+    """Another runner of the claim group took over. This one wrote nothing and must stop."""
 
 
 class ConfigurationError(QueueError, ValueError):
-    """An argument, an option or the server's set-up is wrong. The text names it and says what is allowed."""
+    """An argument, an option or the set-up of the server is wrong. The text names the remedy."""
 
 
 class InvalidName(QueueError, ValueError):
-    """A queue's or namespace's name is not allowed. The text says which characters are."""
+    """The name of a queue or namespace is not allowed. The text says which characters are."""
 
 
 class InvalidMessage(QueueError, ValueError):
-    """The payload cannot be stored: not BSON, too large, or not of the queue's model. Nothing was written."""
+    """The payload is not BSON, is too large or does not fit the model. Nothing was written."""
 
 
 class NotPermitted(ConfigurationError):
-    """Inside only: the database user lacks a permission; what needs it decides what to say."""
+    """The database user lacks a permission. Internal: the caller decides what to tell the user."""
 
 
 class MissingIndex(QueueError):
-    """Inside only: a claim's index is gone, so the collection was dropped; the driver makes it again."""
+    """The index of claims is missing. Internal: the driver creates it again."""

@@ -1,8 +1,10 @@
-"""mongomock as a database for one process: ``memory:``, and mongomock databases that are passed in.
+"""mongomock as a database for one process: ``memory:``, or a mongomock database of the user.
 
-mongomock is not atomic across threads, keeps what is given to it instead of BSON, and knows neither hints nor sessions. This makes
-it keep to the rules of a server as far as pyqueue relies on them: one lock around each operation, documents through BSON, cursors
-read at once, updates whole or not at all. It is the stand-in for tests of what uses a queue, never a proof of concurrency.
+mongomock is not atomic across threads, stores Python values instead of BSON, and knows neither
+hints nor sessions. ``MemoryCollection`` adds the rules of a server that pyqueue relies on: one lock
+around each operation, documents passed through BSON, cursors read at once, updates applied whole or
+not at all. It is made for tests of programs that use queues. It does not prove anything about
+concurrency.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from pyqueue.payloads import OPTIONS
 
 __all__ = ["MemoryCollection", "memory_database"]
 
-#: One lock for each store, however many clients use it.
+#: One lock for each store. Several clients may share a store.
 _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
 
 
 def memory_database(name: str) -> Any:
-    """A new, empty mongomock database.
+    """Return a new, empty mongomock database.
 
     Raises:
         ConfigurationError: mongomock is not installed.
@@ -45,12 +47,13 @@ def memory_database(name: str) -> Any:
 
 
 class MemoryCollection:
-    """A mongomock collection, made safe for threads."""
+    """A mongomock collection that is safe to use from several threads."""
 
     def __init__(self, database: Any, name: str) -> None:
         self.database = database
         shared = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
-        # One of our own, over the same store: others who use this database have theirs as mongomock made it.
+        # A second collection object over the same store. The change below must not affect the
+        # program that passed in this database.
         self._collection = type(shared)(
             database,
             name,
@@ -58,19 +61,24 @@ class MemoryCollection:
             codec_options=shared.codec_options,
             read_preference=shared.read_preference,
         )
-        self._collection._apply_update_document = _whole(self._collection._apply_update_document)
+        self._collection._apply_update_document = _all_or_nothing(
+            self._collection._apply_update_document
+        )
         store = database._store
         with _guard:
             self._lock = _locks.setdefault(store, threading.RLock())
 
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
-        """As a server does: one that is there already is left alone. mongomock would check the documents again, wrongly."""
+        """Create an index unless it exists, as a server does.
+
+        mongomock would check the documents again, with a wrong result.
+        """
         with self._lock:
             if name not in self._collection.index_information():
                 self._collection.create_index(keys, name=name, **options)
 
     def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
-        """UpdateOne operations, one by one: mongomock's own refuses those of a current pymongo."""
+        """Run UpdateOne operations one by one. mongomock refuses those of a current pymongo."""
         matched, errors = 0, []
         for place, operation in enumerate(operations):
             try:
@@ -102,16 +110,16 @@ class MemoryCollection:
             if "update" in method and (
                 "$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))
             ):
-                # It says nothing that a user could make something of.
+                # mongomock's own error would not help the user.
                 raise ConfigurationError(
-                    "update: mongomock has no $mul, and no $rename of nested fields; MongoDB has both"
+                    "update: mongomock has no $mul and cannot $rename nested fields; use a server"
                 )
             with self._lock:
                 try:
                     result = call(*given, **options)
                 except (NotImplementedError, ValueError) as error:
                     raise ConfigurationError(
-                        f"mongomock does not do what MongoDB does here: {error}"
+                        f"mongomock cannot do this: use a MongoDB server ({error})"
                     ) from error
                 if method == "find":
                     return [_plain(document) for document in result]
@@ -120,8 +128,11 @@ class MemoryCollection:
         return locked
 
 
-def _whole(apply: Callable[..., None]) -> Callable[..., None]:
-    """mongomock's way to update a document in place, made to leave it as it was if it fails, and to fail as a server does."""
+def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the function of mongomock that updates a document in place.
+
+    If it fails, the document is restored, and the error is that of a server.
+    """
 
     def applied(document: dict[str, Any], *rest: Any) -> None:
         before = copy.deepcopy(document)
@@ -137,12 +148,12 @@ def _whole(apply: Callable[..., None]) -> Callable[..., None]:
     return applied
 
 
-#: mongomock keeps a Binary as it is, and refuses a UUID.
+#: mongomock stores a Binary, but refuses a UUID.
 _STORED = OPTIONS.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
 
 
 def _given(value: Any) -> Any:
-    """Documents, with all that is in them, as BSON would store them."""
+    """Return an argument with its documents passed through BSON."""
     if isinstance(value, RawBSONDocument):
         return bson.decode(value.raw, _STORED)
     if isinstance(value, dict):
@@ -153,7 +164,7 @@ def _given(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A document as BSON would give it back."""
+    """Return a result with its document passed through BSON."""
     return (
         bson.decode(bson.encode(value, codec_options=OPTIONS), OPTIONS)
         if isinstance(value, dict)

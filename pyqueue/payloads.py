@@ -1,7 +1,7 @@
-"""Payloads: from the caller's values to BSON and back, through a model where the queue has one.
+"""Payloads: from Python values to BSON and back, through the model of the queue if it has one.
 
-Values go into BSON as they are; what BSON lacks takes its pydantic JSON form (Decimal becomes Decimal128, UUID stays one), and
-loading through the model reverses that. It does no I/O.
+A model dumps a value in Python mode. A type that BSON lacks takes its pydantic JSON form; a Decimal
+becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = ["LIMIT", "OPTIONS", "Codec", "encode"]
 
 T = TypeVar("T")
 
-#: How documents are read and written: aware UTC datetimes, UUIDs as themselves, and no date that cannot be read.
+#: How documents are read and written: aware UTC datetimes, UUIDs, and DatetimeMS
+#: for a date that datetime cannot hold.
 OPTIONS: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     tz_aware=True,
     tzinfo=dt.UTC,
@@ -37,20 +38,21 @@ OPTIONS: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 
-#: The largest document, in bytes: the server's 16 MB less room for what pyqueue adds to a message on its way.
+#: The largest document in bytes: the 16 MB of the server, less room for the fields that pyqueue
+#: adds.
 LIMIT: Final = 16 * 1024 * 1024 - 64 * 1024
 
 _DECIMAL: Final[Context] = create_decimal128_context()
 
-#: What BSON stores as it is (bool is an int, ObjectId and the like are bson's own).
+#: The types that BSON stores directly. A bool is an int; ObjectId and the like are types of bson.
 _PLAIN: Final = (str, int, float, bytes, type(None), dt.datetime, UUID, re.Pattern)
 
 
 def encode(document: Mapping[str, Any]) -> RawBSONDocument:
-    """The document in BSON, encoded once: what is checked here is what is sent.
+    """Return the document in BSON. It is encoded once: the bytes that are checked here are sent.
 
     Raises:
-        InvalidMessage: it holds something that BSON lacks, or is larger than LIMIT.
+        InvalidMessage: A value has no form in BSON, or the document is larger than LIMIT.
     """
     try:
         data = bson.encode(document, codec_options=OPTIONS)
@@ -60,7 +62,8 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
         ) from error
     if len(data) > LIMIT:
         raise InvalidMessage(
-            f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed (store large data elsewhere and push a reference)"
+            f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed "
+            "(store large data elsewhere and push a reference)"
         )
     return RawBSONDocument(data, _RAW)
 
@@ -69,7 +72,7 @@ _RAW: Final = OPTIONS.with_options(document_class=RawBSONDocument)
 
 
 def _storable(value: Any) -> Any:
-    """What pydantic dumped in Python mode, with what BSON lacks replaced."""
+    """Return a dump of pydantic in Python mode, with types that BSON lacks replaced."""
     if isinstance(value, dict):
         return {_key(key): _storable(item) for key, item in value.items()}
     if isinstance(value, Enum):
@@ -104,13 +107,14 @@ def _loadable(value: Any) -> Any:
 
 
 class Codec(Generic[T]):
-    """How the payloads of a queue are written and read.
+    """Converts the payloads of a queue to BSON values and back.
 
     Args:
-        model: anything pydantic's TypeAdapter takes, or None: payloads are BSON values as they are.
+        model: anything that pydantic's TypeAdapter accepts. None means that payloads are BSON
+            values.
 
     Raises:
-        ConfigurationError: pydantic can make no schema of the model.
+        ConfigurationError: pydantic cannot make a schema of the model.
     """
 
     __slots__ = ("_adapter", "model")
@@ -125,7 +129,7 @@ class Codec(Generic[T]):
                     self._adapter.rebuild(raise_errors=True)
             except (PydanticUserError, NameError) as error:
                 raise ConfigurationError(
-                    f"model: {model!r} is nothing that pydantic can validate: {error}"
+                    f"model: pydantic cannot validate {model!r}; give a type that it knows: {error}"
                 ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,16 +137,16 @@ class Codec(Generic[T]):
 
     @property
     def name(self) -> str | None:
-        """What a message's ``type`` says; None without a model."""
+        """The value of the field ``type`` of a message; None without a model."""
         return (
             None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
         )
 
     def dump(self, payload: Any) -> Any:
-        """The BSON value of a payload.
+        """Return the BSON value of a payload.
 
         Raises:
-            InvalidMessage: it is not what the model takes.
+            InvalidMessage: The payload does not fit the model.
         """
         adapter = self._adapter
         if adapter is None:
@@ -151,20 +155,21 @@ class Codec(Generic[T]):
             return _storable(adapter.dump_python(adapter.validate_python(payload), mode="python"))
         except ValidationError as error:
             raise InvalidMessage(f"payload: not a valid {self.name}: {error}") from error
-        except Exception as error:  # a model's validators are anybody's code
+        except Exception as error:  # the validators of a model may raise anything
             raise InvalidMessage(
                 f"payload: not a valid {self.name}: {type(error).__name__}: {error}"
             ) from error
 
     def load(self, value: Any) -> T:
-        """The payload of a BSON value.
+        """Return the payload of a BSON value.
 
         Raises:
-            InvalidMessage: it does not fit the model.
+            InvalidMessage: The value does not fit the model.
         """
         if self._adapter is None:
             return value  # type: ignore[no-any-return]  # without a model T is Any
         try:
-            return self._adapter.validate_python(_loadable(value))  # type: ignore[no-any-return]  # the adapter is T's
+            loaded: T = self._adapter.validate_python(_loadable(value))
         except ValidationError as error:
             raise InvalidMessage(f"payload: does not fit {self.name}: {error}") from error
+        return loaded

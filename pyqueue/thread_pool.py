@@ -1,7 +1,7 @@
-"""Threads for calls that block, beside one event loop.
+"""Threads for blocking calls of one event loop.
 
-They are daemons, unlike those of anyio and concurrent.futures: a call that never returns must not keep the process from ending. It
-knows nothing of queues.
+Unlike those of anyio and concurrent.futures, the threads are daemons: a call that never returns
+must not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ R = TypeVar("R")
 
 
 class DaemonThreadPool:
-    """As many threads as there are calls at a time; an idle one is used again."""
+    """A pool that grows with the number of concurrent calls and uses idle threads again."""
 
     def __init__(self) -> None:
         self._idle: deque[SimpleQueue[Any]] = deque()
         self._closed = False
 
     async def run(self, call: Callable[..., R], *args: Any) -> R:
-        """Call it in a thread. If the caller is cancelled, the call goes on and nobody hears how it went."""
+        """Call a function in a thread and return its result.
+
+        If the caller is cancelled, the call goes on and its result is dropped.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[R, BaseException | None]] = loop.create_future()
         if self._idle:
@@ -39,12 +42,12 @@ class DaemonThreadPool:
             ).start()
         work.put((future, contextvars.copy_context(), call, args))
         result, error = await future
-        if error is not None:  # raised here, as a future does not take every exception
+        if error is not None:  # raised here, because a future does not accept every exception
             raise error
         return result
 
     def close(self) -> None:
-        """End the threads; those at work end after it."""
+        """End the idle threads at once, and each busy thread after its call."""
         self._closed = True
         while self._idle:
             self._idle.pop().put(None)
@@ -59,9 +62,9 @@ class DaemonThreadPool:
                 error = raised
             try:
                 loop.call_soon_threadsafe(self._done, work, future, result, error)
-            except RuntimeError:  # the loop is gone, and so is whoever waited
+            except RuntimeError:  # the loop was closed, and with it the caller
                 return
-            del item, future, context, call, args, result, error  # hold on to nothing while idle
+            del item, future, context, call, args, result, error  # keep no object alive while idle
 
     def _done(
         self,
@@ -74,5 +77,5 @@ class DaemonThreadPool:
             work.put(None)
         else:
             self._idle.append(work)
-        if not future.done():  # else whoever waited was cancelled
+        if not future.done():  # else the caller was cancelled
             future.set_result((result, error))

@@ -51,8 +51,8 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
         lambda p: p.choice("a", same, to="bc"),
         "to: of queue 'a': give a list of queue names",
     ),
-    "name": (lambda p: p.link("a b", same, to="b"), "'a b' is no queue name"),
-    "name of a target": (lambda p: p.link("a", same, to="b~"), "'b~' is no queue name"),
+    "name": (lambda p: p.link("a b", same, to="b"), "invalid queue name 'a b'"),
+    "name of a target": (lambda p: p.link("a", same, to="b~"), "invalid queue name 'b~'"),
     "no function": (
         lambda p: p.link("a", "same", to="b"),  # type: ignore[call-overload]
         "handler: of queue 'a': give a function, not str",
@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
     "lease": (lambda p: p.sink("a", same, lease=-1), "lease: -1 is not allowed"),
-    "model": (lambda p: p.sink("a", same, model=object()), "is nothing that pydantic can validate"),
+    "model": (lambda p: p.sink("a", same, model=object()), "pydantic cannot validate"),
 }
 
 

@@ -127,7 +127,7 @@ WRONG = {
     ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
     "two stages": (STAGE + STAGE, "'raw' has two stages"),
-    "name": (STAGE.replace('"raw"', '"ra w"'), "no queue name"),
+    "name": (STAGE.replace('"raw"', '"ra w"'), "invalid queue name"),
 }
 
 
