@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends import namespace as namespaces
 from pyqueue.backends.standard import Options
-from pyqueue.client import Client, make_backend, queue_infos
+from pyqueue.client import make_backend, queue_infos
 from pyqueue.connecting import AsyncConnection, Connected
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
@@ -27,9 +27,6 @@ class AsyncClient(Connected[AsyncConnection]):
     It belongs to the event loop in which it is first used. The arguments are those of ``Client``; a
     database object is an AsyncDatabase or an AsyncIOMotorDatabase. ``memory:`` runs inline.
     """
-
-    #: The blocking kind of client, for work that blocks.
-    _twin = Client
 
     def __init__(
         self,

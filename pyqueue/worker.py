@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from pyqueue.pipeline import Runner, StageOptions
+from pyqueue.pipeline import AnyClient, Runner, StageOptions
 
 __all__ = ["Worker"]
 
@@ -23,7 +23,7 @@ class Worker(Runner):
         name: a label for reports.
     """
 
-    def __init__(self, client: Any, *, concurrency: int = 16, name: str = "worker") -> None:
+    def __init__(self, client: AnyClient, *, concurrency: int = 16, name: str = "worker") -> None:
         super().__init__(client, name, concurrency=concurrency)
 
     @overload

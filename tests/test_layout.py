@@ -104,6 +104,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "waiters",
     },
     "pipeline.spark_stage": {
+        "backends",
+        "connecting",
         "errors",
         "messages",
         "pipeline.graph",
@@ -134,6 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline.graph",
         "pipeline.spark_stage",
         "pipeline.verdicts",
+        "queues",
         "retrying",
         "thread_pool",
     },
@@ -141,8 +144,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.show": {"arguments", "messages", "pipeline.graph"},
     "pipeline": {
         "arguments",
+        "connecting",
         "errors",
         "messages",
+        "pipeline.blocking",
         "pipeline.engine",
         "pipeline.graph",
         "pipeline.recipes",
@@ -205,7 +210,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.addresses",
     },
     "spark.registration": {"spark.listener", "spark.session", "spark.source"},
-    "spark.stage": {"arguments", "client", "queues", "spark.batches", "spark.addresses"},
+    "spark.stage": {
+        "arguments",
+        "client",
+        "connecting",
+        "queues",
+        "spark.batches",
+        "spark.addresses",
+    },
     "spark": {
         "errors",
         "spark.batches",

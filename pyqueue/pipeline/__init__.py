@@ -16,14 +16,16 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 import anyio
 
 from pyqueue import arguments
+from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
+from pyqueue.pipeline.blocking import AnyClient, connection_of
 from pyqueue.pipeline.engine import COUNTERS, Report, Run
 from pyqueue.pipeline.graph import Graph, Kind, make_spark_stage, make_stage
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
 
-__all__ = ["Pipeline", "Report", "Runner", "StageOptions"]
+__all__ = ["AnyClient", "Pipeline", "Report", "Runner", "StageOptions"]
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -53,7 +55,7 @@ class Runner:
         concurrency: how many handlers run at once, over all stages.
     """
 
-    def __init__(self, client: Any, name: str, *, concurrency: int = 16) -> None:
+    def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
         self.graph = Graph()
         self._client = client
@@ -143,7 +145,8 @@ class Runner:
             finally:
                 self._run = None
 
-        return work() if hasattr(self._client, "__aenter__") else anyio.run(work)
+        blocking = isinstance(connection_of(self._client), Connection)
+        return anyio.run(work) if blocking else work()
 
     def stop(self) -> None:
         """Stop the current run, if there is one. Any thread may call it.
@@ -203,7 +206,7 @@ class Pipeline(Runner):
         concurrency: how many handlers run at once, over all stages.
     """
 
-    def __init__(self, client: Any, name: str = "pipeline", *, concurrency: int = 16) -> None:
+    def __init__(self, client: AnyClient, name: str = "pipeline", *, concurrency: int = 16) -> None:
         super().__init__(client, name, concurrency=concurrency)
 
     @overload
@@ -361,7 +364,7 @@ class Pipeline(Runner):
         return self._add_or_decorate(transform, add)
 
     @classmethod
-    def from_recipe(cls, client: Any, path: str | Path) -> Self:
+    def from_recipe(cls, client: AnyClient, path: str | Path) -> Self:
         """Return the pipeline that a TOML or YAML file describes.
 
         Args:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 
 import anyio
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.connecting import AsyncConnection, Connection, runner_of
-from pyqueue.drivers import AsyncDriver, BlockingAdapter, Driver
+from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
+from pyqueue.drivers import AsyncDriver, BlockingAdapter
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import Reservation
+from pyqueue.messages import QueueOptions, Reservation
 from pyqueue.queues import Queue, backend_of
 from pyqueue.renewal import LeaseRenewer
 from pyqueue.requests import Plan
 from pyqueue.thread_pool import DaemonThreadPool
 from pyqueue.waiters import Waiters
 
-__all__ = ["ClientRunner"]
+__all__ = ["AnyClient", "ClientRunner", "connection_of"]
 
 R = TypeVar("R")
 
@@ -33,34 +33,76 @@ R = TypeVar("R")
 _MAX_TRANSACTIONS: Final = 8
 
 
+class AnyClient(Protocol):
+    """A ``Client`` or an ``AsyncClient``: the part that a pipeline uses."""
+
+    def queue(
+        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+    ) -> Queue[Any] | AsyncQueue[Any]:
+        """Return a queue."""
+
+
+def connection_of(client: AnyClient) -> Connection | AsyncConnection:
+    """Return the connection of a client.
+
+    Raises:
+        ConfigurationError: It is not a client.
+    """
+    if not isinstance(client, Connected):
+        raise ConfigurationError(
+            f"client: give a Client or an AsyncClient, not {type(client).__name__}"
+        )
+    connection: Connection | AsyncConnection = runner_of(client)
+    return connection
+
+
 class ClientRunner:
     """The plan runner of a pipeline, on either kind of client.
 
     Args:
-        client: a Client or an AsyncClient.
-        driver: the driver of that client.
-        threads: run the commands of a blocking driver.
+        client: the client.
+        connection: the connection of the client.
+        driver: the driver of the connection, adapted if it blocks.
+        threads: run what blocks.
     """
 
     def __init__(
-        self, client: Any, driver: Driver | AsyncDriver, threads: DaemonThreadPool
+        self,
+        client: AnyClient,
+        connection: Connection | AsyncConnection,
+        driver: AsyncDriver,
+        threads: DaemonThreadPool,
     ) -> None:
         self._client = client
+        self._connection = connection
+        self._driver = driver
         self._threads = threads
         self._transactions = anyio.Semaphore(_MAX_TRANSACTIONS)
-        self._blocking = isinstance(driver, Driver)
-        self._driver = BlockingAdapter(driver, threads) if isinstance(driver, Driver) else driver
-        runner = runner_of(client)
-        self.namespace: str = runner.namespace
-        self.url: str | None = runner.url
-        self.renewer: LeaseRenewer = runner.renewer
 
     @classmethod
-    async def open(cls, client: Any, threads: DaemonThreadPool) -> Self:
-        """Open the client, if it is not open yet, and return its runner."""
-        runner: Connection | AsyncConnection = runner_of(client)
-        driver = runner.open() if isinstance(runner, Connection) else await runner.opened()
-        return cls(client, driver, threads)
+    async def open(cls, client: AnyClient, threads: DaemonThreadPool) -> Self:
+        """Open the connection of the client, if it is not open yet, and return the runner."""
+        connection = connection_of(client)
+        if isinstance(connection, Connection):
+            driver: AsyncDriver = BlockingAdapter(connection.open(), threads)
+        else:
+            driver = await connection.opened()
+        return cls(client, connection, driver, threads)
+
+    @property
+    def namespace(self) -> str:
+        """The name of the collection that holds the queues."""
+        return self._connection.namespace
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, or None if there is none."""
+        return self._connection.url
+
+    @property
+    def renewer(self) -> LeaseRenewer:
+        """The renewer of the client."""
+        return self._connection.renewer
 
     @property
     def replicated(self) -> bool:
@@ -87,11 +129,12 @@ class ClientRunner:
         """Return the seconds until the lease of a message ends."""
         return (message.until - self._driver.clock.now()).total_seconds()
 
-    async def run_transaction(self, fn: Callable[[Any], Awaitable[object]]) -> None:
+    async def run_transaction(self, fn: Callable[[Any], Awaitable[None]]) -> None:
         """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        connection = self._connection
         async with self._transactions:
-            if not self._blocking:
-                await self._client.run_transaction(fn)
+            if isinstance(connection, AsyncConnection):
+                await connection.run_transaction(fn)
                 return
             loop = asyncio.get_running_loop()
 
@@ -101,23 +144,31 @@ class ClientRunner:
             def attempt_in_thread(session: Any) -> None:
                 asyncio.run_coroutine_threadsafe(attempt(session), loop).result()
 
-            await self._threads.run(self._client.run_transaction, attempt_in_thread)
+            await self._threads.run(connection.run_transaction, attempt_in_thread)
 
     @contextmanager
-    def blocking_client(self) -> Iterator[Any]:
-        """Give a blocking client: the client itself, or a second one for the time of the block."""
-        if self._blocking:
-            yield self._client
-        elif self.url is None:
+    def blocking_connection(self) -> Iterator[Connection]:
+        """Give a blocking connection: the client's own, or a second one for the time of the block.
+
+        Raises:
+            ConfigurationError: The client is async, and has no URL for a second connection.
+        """
+        if isinstance(self._connection, Connection):
+            yield self._connection
+            return
+        if self.url is None:
             raise ConfigurationError(
                 "spark: a Spark stage needs a client that was given a URL, or a blocking client"
             )
-        else:
-            with type(self._client)._twin(self.url, namespace=self.namespace) as client:
-                yield client
+        second = Connection(self.url, namespace=self.namespace)
+        second.enter()
+        try:
+            yield second
+        finally:
+            second.close()
 
     async def close(self) -> None:
         """Close what this runner added to a blocking client. The client stays open."""
-        if self._blocking:
+        if isinstance(self._driver, BlockingAdapter):
             await self._driver.settled()
             self._driver.close_waiters()

@@ -30,10 +30,11 @@ from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError
 from pyqueue.messages import Backoff, Reservation
-from pyqueue.pipeline.blocking import ClientRunner
+from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.spark_stage import run_batches
 from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts
+from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
 
@@ -117,7 +118,7 @@ class Run:
     """One run, from the first message fetched to the last one settled.
 
     Args:
-        client: a Client or an AsyncClient.
+        client: the client.
         graph: the stages.
         concurrency: how many handlers run at once.
         until_empty: end when no stage has a message left.
@@ -127,7 +128,7 @@ class Run:
 
     def __init__(
         self,
-        client: Any,
+        client: AnyClient,
         graph: Graph,
         *,
         concurrency: int,
@@ -340,8 +341,9 @@ class Run:
 
     async def _run_spark_stage(self, running: RunningStage) -> None:
         try:
-            with self._runner.blocking_client() as client:
-                await run_batches(running.stage, client, self._threads, running.count)
+            with self._runner.blocking_connection() as connection:
+                target = backend_of(self._runner.queue(running.stage.to[0]))
+                await run_batches(running.stage, target, connection, self._threads, running.count)
         except QueueError as error:
             self._fail(error)
 

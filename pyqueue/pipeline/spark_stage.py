@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from pyqueue.backends.standard import Standard
+from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, Fenced, QueueClosed
 from pyqueue.messages import Backoff
 from pyqueue.pipeline.graph import Stage
@@ -33,7 +35,11 @@ _FAILED_BATCH_DELAY_S: Final = 5.0
 
 
 async def run_batches(
-    stage: Stage, client: Any, threads: DaemonThreadPool, count: Callable[[str, int], None]
+    stage: Stage,
+    target: Standard,
+    connection: Connection,
+    threads: DaemonThreadPool,
+    count: Callable[[str, int], None],
 ) -> None:
     """Transform batch after batch until the caller is cancelled.
 
@@ -41,7 +47,8 @@ async def run_batches(
 
     Args:
         stage: a Spark stage.
-        client: a blocking client.
+        target: the queue that follows.
+        connection: runs the plans.
         threads: run the batches.
         count: takes the name of a counter, and what to add to it.
 
@@ -50,7 +57,7 @@ async def run_batches(
         Fenced: Another process took the stage over.
         QueueClosed: The client was closed.
     """
-    batches = _batches(stage, client)
+    batches = _batches(stage, target, connection)
     idle = RetryDelays(_IDLE)
     while True:
         try:
@@ -73,7 +80,7 @@ async def run_batches(
         await anyio.sleep(next(idle))
 
 
-def _batches(stage: Stage, client: Any) -> Batches:
+def _batches(stage: Stage, target: Standard, connection: Connection) -> Batches:
     try:
         from pyqueue.spark.batches import Batches
     except ImportError as error:
@@ -83,7 +90,7 @@ def _batches(stage: Stage, client: Any) -> Batches:
         ) from error
     assert stage.batches is not None
     return Batches(
-        client, backend_of(stage.queue), stage.to[0], transform=stage.handler, **stage.batches
+        connection, backend_of(stage.queue), target, transform=stage.handler, **stage.batches
     )
 
 

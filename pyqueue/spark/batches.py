@@ -19,7 +19,7 @@ from pyqueue import arguments
 from pyqueue.backends.bulk import NewMessage, append, pass_on
 from pyqueue.backends.named_claims import MOST, NamedClaims
 from pyqueue.backends.standard import Standard
-from pyqueue.connecting import runner_of
+from pyqueue.connecting import Connection
 from pyqueue.drivers import translated
 from pyqueue.errors import (
     ConfigurationError,
@@ -30,7 +30,6 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.messages import Id, Reservation
-from pyqueue.queues import backend_of
 from pyqueue.requests import Plan
 from pyqueue.spark.frames import Reader, frame, label, payload_type
 
@@ -74,9 +73,9 @@ class Batches:
     """The work of one group: from one queue, through a transform, into another.
 
     Args:
-        client: a blocking client.
+        runner: runs the plans.
         source: the queue that is read, with the stage's options.
-        to: the name of the queue that follows.
+        target: the queue that follows.
         group: the durable name of this consumer.
         transform: takes and answers a DataFrame; None passes everything on as it is.
         output: "move" or "transaction".
@@ -85,9 +84,9 @@ class Batches:
 
     def __init__(
         self,
-        client: Any,
+        runner: Connection,
         source: Standard,
-        to: str,
+        target: Standard,
         group: str,
         transform: Transform | None,
         output: str,
@@ -104,9 +103,9 @@ class Batches:
                 f"transform: give a function from DataFrame to DataFrame, not {type(transform).__name__}"
             )
         payload_type(source.codec.model)
-        self._client = client
+        self._runner = runner
         self._source = source
-        self._target = backend_of(client.queue(to))
+        self._target = target
         self._claims = NamedClaims(source, group)
         self._transform: Transform = transform or (lambda df: df)
         self.moves = output == "move"
@@ -138,9 +137,7 @@ class Batches:
             for span in self._run(self._claims.spans(token, 0, upto, 1))
             for each in self._run(self._claims.read(span))
         }
-        runner_of(self._client).renewer.add(
-            batch, lambda _: self._run(self._claims.renew(token, self.lease))
-        )
+        self._runner.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
         try:
             # What is not there was taken by others since it was counted.
             batch.work(
@@ -157,7 +154,7 @@ class Batches:
                 batch.give_back(error)
             raise
         finally:
-            runner_of(self._client).renewer.discard(batch)
+            self._runner.renewer.discard(batch)
         self._run(self._claims.acknowledge(token, upto))
         return batch.report(len(ids), time.monotonic() - began)
 
@@ -181,7 +178,7 @@ class Batches:
         )
 
     def _run(self, plan: Plan[Any]) -> Any:
-        return runner_of(self._client).run(plan)
+        return self._runner.run(plan)
 
     # ---- what a batch is made of
 
@@ -252,7 +249,7 @@ class Batches:
             self._run(self._source.commit(tuple(held.values()), session=session))
 
         try:
-            self._client.run_transaction(work)
+            self._runner.run_transaction(work)
         except PyMongoError as error:
             raise translated(error) from error
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pyqueue import arguments
 from pyqueue.client import Client
+from pyqueue.connecting import runner_of
 from pyqueue.queues import Duration, backend_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.batches import Batches, Report, Transform
@@ -62,14 +63,17 @@ class SparkStage:
         self._place = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
         self._options: dict[str, Any] = {"model": model, "lease": lease, "max_tries": max_tries}
-        self._rest = (arguments.queue_name(to), group, transform, output, max_messages)
+        self._to = arguments.queue_name(to)
+        self._rest = (group, transform, output, max_messages)
         self._made: Batches | None = None
         self._of(
             Client("memory:")
         )  # which asks nothing of anybody: what is not allowed is refused here, and not at the first batch
 
     def _of(self, client: Client) -> Batches:
-        return Batches(client, backend_of(client.queue(self._source, **self._options)), *self._rest)
+        source = client.queue(self._source, **self._options)
+        target = client.queue(self._to)
+        return Batches(runner_of(client), backend_of(source), backend_of(target), *self._rest)
 
     @property
     def _batches(self) -> Batches:
@@ -81,7 +85,7 @@ class SparkStage:
         return self.__dict__ | {"_made": None}
 
     def __repr__(self) -> str:
-        return f"SparkStage({self._source!r} -> {self._rest[0]!r}, group={self._rest[1]!r})"
+        return f"SparkStage({self._source!r} -> {self._to!r}, group={self._rest[0]!r})"
 
     def run_once(self, spark: Any) -> Report:
         """Work on one batch: on what an earlier process left behind, or else on what is ready.

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 from pymongo.errors import AutoReconnect
 
-from pyqueue import AsyncClient, AsyncQueue, Backoff, Client, Delivery, LeaseLost, Many, To, Worker
+from pyqueue import AsyncQueue, Backoff, Delivery, LeaseLost, Many, To, Worker
+from pyqueue.connecting import AsyncConnection, Connection
 from pyqueue.requests import Plan
 from tests.pipeline.conftest import Place, adds_up
 
@@ -166,7 +167,7 @@ def test_a_message_is_held_for_longer_than_an_orphan_of_its_transaction_lives(
 def test_a_transaction_that_the_server_does_not_answer_is_tried_again(
     server: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cls = Client if server.blocking else AsyncClient
+    cls = Connection if server.blocking else AsyncConnection
     real: Any = cls.run_transaction
     failed: list[int] = []
 

@@ -91,7 +91,8 @@ class Flow:
         """What a SparkStage is made of. Messages that are rolled back come back at once, if it is not said otherwise."""
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
-        return Batches(self.client, backend_of(queue), self.target, "g", transform, output, most)
+        source, target = backend_of(queue), backend_of(self.clean)
+        return Batches(runner_of(self.client), source, target, "g", transform, output, most)
 
     def work(self, transform: Any = None, **options: Any) -> list[Report]:
         """Run a stage until nothing is ready."""
