@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends import namespace as namespaces
-from pyqueue.backends.standard import Options
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.client import make_backend, queue_infos
 from pyqueue.connecting import AsyncConnection, Connected
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
@@ -68,6 +69,7 @@ class AsyncClient(Connected[AsyncConnection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
+        kind: str = "standard",
     ) -> AsyncQueue[Any]:
         """A queue of this namespace. Does no I/O. See ``Client.queue``."""
         backend = make_backend(
@@ -80,6 +82,7 @@ class AsyncClient(Connected[AsyncConnection]):
             history=history,
             backoff=backoff,
             poll=poll,
+            kind=kind,
         )
         return AsyncQueue(self._connection, backend)
 
@@ -89,9 +92,9 @@ class AsyncClient(Connected[AsyncConnection]):
 
     async def queues(self) -> list[QueueInfo]:
         """List every queue that has a record or a message. See ``Client.queues``."""
-        run, backend = self._connection.run, self._connection.backend
+        run = self._connection.run
         names = await run(namespaces.names())
-        plans = [backend(name, Options()) for name in names]
+        plans = [QueuePlans(name, Options()) for name in names]
         counts = [await run(each.counts()) for each in plans]
         return queue_infos(names, counts, [await run(each.paused()) for each in plans])
 

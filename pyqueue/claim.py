@@ -10,8 +10,8 @@ import anyio
 import anyio.to_thread
 
 from pyqueue import arguments
-from pyqueue.backends.named_claims import MOST, NamedClaims
-from pyqueue.backends.standard import Standard
+from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Id
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
@@ -54,7 +54,7 @@ class _Common(Generic[Runs]):
 
     def _documents(self) -> Plan[list[dict[str, Any]]]:
         documents: list[dict[str, Any]] = []
-        for span in (yield from self._claims.spans(self._token, 0, self._upto, 1)):
+        for span in (yield from self._claims.ranges(self._token, 0, self._upto, 1)):
             documents += yield from self._claims.read(span)
         return documents
 
@@ -143,17 +143,20 @@ class AsyncClaim(_Common[AsyncPlanRunner]):
         await self._runner.run(self._rollback(error))
 
 
-def _checked(backend: Standard, group: str, limit: int, lease: Any) -> tuple[NamedClaims, float]:
-    if arguments.count("limit", limit) > MOST:
+def _checked(backend: QueuePlans, group: str, limit: int, lease: Any) -> tuple[NamedClaims, float]:
+    if arguments.count("limit", limit) > MAX_CLAIM:
         raise ConfigurationError(
-            f"limit: {limit} is not allowed: at most {MOST} messages are claimed at once"
+            f"limit: {limit} is not allowed: at most {MAX_CLAIM} messages are claimed at once"
         )
-    return NamedClaims(backend, group), backend._lease(lease)
+    lease_s = backend.options.lease
+    if lease is not None:
+        lease_s = arguments.duration("lease", lease, positive=True)
+    return NamedClaims(backend, group), lease_s
 
 
 @contextmanager
 def claimed(
-    runner: PlanRunner, backend: Standard, group: str, limit: int, lease: Any
+    runner: PlanRunner, backend: QueuePlans, group: str, limit: int, lease: Any
 ) -> Iterator[Claim]:
     """The block of ``Queue.claim``."""
     claim = Claim(runner, *_checked(backend, group, limit, lease))
@@ -174,7 +177,7 @@ def claimed(
 
 @asynccontextmanager
 async def claimed_async(
-    runner: AsyncPlanRunner, backend: Standard, group: str, limit: int, lease: Any
+    runner: AsyncPlanRunner, backend: QueuePlans, group: str, limit: int, lease: Any
 ) -> AsyncIterator[AsyncClaim]:
     """The block of ``AsyncQueue.claim``."""
     claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))

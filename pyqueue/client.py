@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, runner_of
 from pyqueue.messages import Backoff, Counts, Duration, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
@@ -33,7 +34,8 @@ def make_backend(
     history: Duration | None,
     backoff: Backoff,
     poll: Duration,
-) -> Standard:
+    kind: str,
+) -> QueuePlans:
     """Check the options of a queue and return its plans."""
     arguments.queue_name(name)
     arguments.backoff(backoff)
@@ -45,10 +47,11 @@ def make_backend(
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),
     )
-    return connection.backend(
+    return QueuePlans(
         name,
         options,
         Codec(model),
+        kind=kind,
         owner=connection.owner,
         command_timeout=connection.command_timeout,
     )
@@ -116,6 +119,7 @@ class Client(Connected[Connection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
+        kind: str = "standard",
     ) -> Queue[Any]:
         """A queue of this namespace. Does no I/O.
 
@@ -128,6 +132,7 @@ class Client(Connected[Connection]):
             history: seconds for which finished messages are kept; None: not at all.
             backoff: how long a rolled back message waits.
             poll: seconds after which a waiting consumer looks again even if it hears nothing.
+            kind: the kind of queue; this release offers "standard".
 
         Returns:
             The queue.
@@ -146,6 +151,7 @@ class Client(Connected[Connection]):
             history=history,
             backoff=backoff,
             poll=poll,
+            kind=kind,
         )
         return Queue(self._connection, backend)
 
@@ -166,9 +172,9 @@ class Client(Connected[Connection]):
         Returns:
             One QueueInfo for each, by name.
         """
-        run, backend = self._connection.run, self._connection.backend
+        run = self._connection.run
         names = run(namespaces.names())
-        plans = [backend(name, Options()) for name in names]
+        plans = [QueuePlans(name, Options()) for name in names]
         return queue_infos(
             names, [run(each.counts()) for each in plans], [run(each.paused()) for each in plans]
         )

@@ -20,7 +20,7 @@ COUNT: Final = 256
 BYTES: Final = 8 * 1024 * 1024
 
 Drive = Callable[[Generator[Any, Any, Any]], Awaitable[Any]]
-Call = tuple[Coalesce, asyncio.Future[Any]]
+Call = tuple[Coalesce[Any, Any], asyncio.Future[Any]]
 
 
 class PendingCalls:
@@ -45,7 +45,7 @@ class Coalescer:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
 
-    async def join(self, request: Coalesce) -> Any:
+    async def join(self, request: Coalesce[Any, Any]) -> Any:
         """Have the item done; the answer is its own, as is the error."""
         lane = self._pending.get(request.key)
         if lane is None:
@@ -67,7 +67,7 @@ class Coalescer:
                 self._undo(request, future.result())
             raise
 
-    async def _alone(self, request: Coalesce, lane: PendingCalls) -> Any:
+    async def _alone(self, request: Coalesce[Any, Any], lane: PendingCalls) -> Any:
         """Nobody to wait for, and nothing to give back: no task is needed."""
         lane.running += 1
         try:
@@ -125,7 +125,7 @@ class Coalescer:
             lane.crowded = len(batch) > 1 and batch[0][0].undo is None
         return batch
 
-    def _undo(self, request: Coalesce, answer: Any) -> None:
+    def _undo(self, request: Coalesce[Any, Any], answer: Any) -> None:
         if request.undo is not None and answer:
             self._stats["given back"] += 1
             self._spawn(self._drive(request.undo(answer)))

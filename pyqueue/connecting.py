@@ -26,7 +26,6 @@ from pymongo.read_concern import ReadConcern
 import signals as buses
 from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
-from pyqueue.backends.standard import Standard
 from pyqueue.drivers import AsyncDriver, BaseDriver, Driver, translated
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
@@ -73,8 +72,6 @@ class BaseConnection(Generic[D]):
 
     #: The class of the driver.
     driver_type: type[Any]
-    #: The backend class that the queues of this connection use.
-    backend: type[Standard] = Standard
 
     def __init__(
         self,
@@ -272,7 +269,7 @@ class Connection(BaseConnection[Driver]):
         """
         try:
             driver = self.open()
-            driver.run(namespaces.nothing())
+            driver.run(namespaces.ping())
             self._bus_check(driver.bus)
         except BaseException as error:
             self.close()
@@ -311,7 +308,7 @@ class Connection(BaseConnection[Driver]):
 
     def _transactional(self) -> Driver:
         driver = self.open()
-        driver.run(namespaces.nothing())
+        driver.run(namespaces.ping())
         return self._check_transactions(driver)
 
     def close(self) -> None:
@@ -372,7 +369,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         """Reach the server and check the bus. See ``Connection.enter``."""
         try:
             driver = await self.opened()
-            await driver.run(namespaces.nothing())
+            await driver.run(namespaces.ping())
             await _maybe(self._bus_check(driver.bus))
         except BaseException as error:
             await self.close()
@@ -414,7 +411,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     async def _transactional(self) -> AsyncDriver:
         driver = await self.opened()
-        await driver.run(namespaces.nothing())
+        await driver.run(namespaces.ping())
         return self._check_transactions(driver)
 
     async def close(self) -> None:

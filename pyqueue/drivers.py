@@ -147,7 +147,7 @@ class BaseDriver:
                 "this client was made before this process was forked: make a client after the fork"
             )
 
-    def _deadline(self, request: Command) -> AbstractContextManager[Any]:
+    def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:
         """The time a command may take, its retries included; a transaction's is its owner's."""
         if self.memory or request.session is not None:
             return nullcontext()
@@ -191,13 +191,13 @@ class BaseDriver:
             self.clock.expire()
             raise
 
-    def _send(self, request: Command) -> Any:
+    def _send(self, request: Command[Any]) -> Any:
         self.stats["commands"] += 1
         if request.session is not None:
             return request.send(self._plain)
         return request.send(self._quick if request.w1 else self._durable)
 
-    def _failed(self, request: Command, error: Exception) -> Any:
+    def _failed(self, request: Command[Any], error: Exception) -> Any:
         """What an error means: the answer it stands for, or another error, which is raised."""
         if request.session is not None and isinstance(error, errors.PyMongoError):
             raise error  # retry loops around transactions need it as it is
@@ -399,7 +399,9 @@ class Driver(BaseDriver):
         if isinstance(request, Command):
             return self._ask(request)
         if isinstance(request, EnsureQueue):
-            kind = self._drive(namespace.enter(request.queue, request.kind, request.options))
+            kind = self._drive(
+                namespace.read_or_create_record(request.queue, request.kind, request.options)
+            )
             self._kinds[request.queue] = kind
             return kind
         if isinstance(request, Coalesce):
@@ -408,7 +410,7 @@ class Driver(BaseDriver):
             return self._listen(request.line)
         return self._wait(request)
 
-    def _ask(self, request: Command) -> Any:
+    def _ask(self, request: Command[Any]) -> Any:
         self._check()
         for again in (True, False):
             try:
@@ -501,7 +503,9 @@ class AsyncDriver(BaseDriver):
         if isinstance(request, Command):
             return await self._ask(request)
         if isinstance(request, EnsureQueue):
-            kind = await self._drive(namespace.enter(request.queue, request.kind, request.options))
+            kind = await self._drive(
+                namespace.read_or_create_record(request.queue, request.kind, request.options)
+            )
             self._kinds[request.queue] = kind
             return kind
         if isinstance(request, Coalesce):
@@ -510,7 +514,7 @@ class AsyncDriver(BaseDriver):
             return await self._listen(request.line)
         return await self._wait(request)
 
-    async def _ask(self, request: Command) -> Any:
+    async def _ask(self, request: Command[Any]) -> Any:
         self._check()
         for again in (True, False):
             try:
@@ -588,7 +592,7 @@ class BlockingAdapter(AsyncDriver):
         await self._threads.run(self._driver.prepare)
         self.replicated = self._driver.replicated
 
-    async def _ask(self, request: Command) -> Any:
+    async def _ask(self, request: Command[Any]) -> Any:
         self._check()
         return await self._threads.run(self._driver._ask, request)
 

@@ -294,3 +294,4 @@ class QueueOptions(TypedDict, total=False):
     history: Duration | None
     backoff: Backoff
     poll: Duration
+    kind: str

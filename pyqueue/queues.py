@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from pyqueue.backends.standard import Standard
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import (
@@ -39,7 +39,7 @@ OnDuplicate = Literal["ignore", "replace", "error"]
 class QueueBase(Generic[T, Runs]):
     """The part of a queue that is the same for blocking and for async code."""
 
-    def __init__(self, runner: Runs, backend: Standard) -> None:
+    def __init__(self, runner: Runs, backend: QueuePlans) -> None:
         self._runner = runner
         self._backend = backend
         #: The queue's name.
@@ -98,7 +98,7 @@ class QueueBase(Generic[T, Runs]):
                 renewer.discard(each)
 
 
-def backend_of(queue: QueueBase[Any, Any]) -> Standard:
+def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:
     """Return the plans of a queue, for the other modules of pyqueue."""
     return queue._backend
 

@@ -1,8 +1,12 @@
-"""What a plan may ask of its driver.
+"""The requests that a plan may make of its driver.
 
-A *plan* is a generator that yields these requests, is sent their answers and returns a result: queue semantics without I/O.
-A request of the database knows how its one command is spelled (``send``) and what of the raw result is the answer (``read``);
-only a driver ever hands it a collection. The others (``Now``, ``Wait``, ``Join``, ``Signal``) are answered by the driver itself.
+A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so the
+semantics of a queue are written without I/O. A database command knows how it is sent (``send``) and
+which part of the raw result is its answer (``read``). Only a driver gives it a collection. The driver
+itself answers the other requests: ``ServerTime``, ``EnsureQueue``, ``Listen``, ``Wait``, ``Coalesce``
+and ``Signal``.
+
+A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of documents.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from pymongo import UpdateOne
 
@@ -24,7 +28,9 @@ __all__ = [
     "CreateIndex",
     "Delete",
     "Distinct",
+    "Document",
     "EnsureQueue",
+    "Filter",
     "Find",
     "FindAndModify",
     "Hello",
@@ -35,57 +41,93 @@ __all__ = [
     "Request",
     "ServerTime",
     "Signal",
+    "Sort",
     "Update",
+    "UpdateDocument",
     "UpdateEach",
     "Wait",
     "WriteFailure",
 ]
 
 T = TypeVar("T")
-Document = Mapping[str, Any]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer", covariant=True)
+Result = TypeVar("Result")
+
+#: A document as the database returns it.
+Document = dict[str, Any]
+Filter = Mapping[str, Any]
+#: Update operators and their fields.
+UpdateDocument = Mapping[str, Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
+
+
+class Request(Generic[Answer]):
+    """Anything that a plan may yield. ``yield from request`` gives its answer with its type."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[Request[Any], Any, Answer]:
+        return (yield self)  # type: ignore[no-any-return]  # the driver sends the answer
+
+
+#: A generator that yields requests and returns a result.
+Plan = Generator[Request[Any], Any, T]
 
 
 class WriteFailure(NamedTuple):
     """One operation of a batch that the server refused."""
 
+    #: The position of the operation in its batch.
     place: int
-    #: The unique index that refused it, "_id" or "key"; None: something else did.
+    #: The unique index that refused it, "_id" or "key"; None if the reason was another one.
     field: str | None
     error: QueueError
 
 
+class Change(NamedTuple):
+    """The answer to an ``Update``."""
+
+    matched: int
+    #: The id of the document that an upsert inserted, or None.
+    upserted: Any
+
+
+# ---- database commands
+
+
 @dataclass(slots=True, kw_only=True)
-class Command:
+class Command(Request[Answer]):
     """One database command.
 
-    ``session`` is None, or the caller's transaction. ``quick`` writes are answered by the primary alone; the others as the
-    client's durability says.
+    Args:
+        session: the session of the caller's transaction, or None.
+        w1: acknowledged by the primary alone. Other writes follow the client's durability.
+        max_time_s: seconds that it may take, if that is less than the client's time limit.
     """
 
     session: Any = None
     w1: bool = False
-    #: Seconds it may take at most, if that is less than the client's time-out.
     max_time_s: float | None = None
 
-    #: Whether ``send`` answers a cursor, for the driver to read to its end.
+    #: Whether ``send`` returns a cursor, which the driver reads to its end.
     cursor: ClassVar[bool] = False
 
     def send(self, collection: Any) -> Any:
-        """Give the command to a collection of any of the drivers."""
+        """Send the command to a collection of any of the drivers."""
         raise NotImplementedError
 
-    def read(self, raw: Any) -> Any:
-        """Make the answer of the raw result."""
-        return raw
+    def read(self, raw: Any) -> Answer:
+        """Return the answer that a raw result contains."""
+        return raw  # type: ignore[no-any-return]  # the drivers' results are untyped
 
 
 @dataclass(slots=True)
-class Find(Command):
-    """Answers a list of documents."""
+class Find(Command[list[Document]]):
+    """Find documents. The answer is a list of them."""
 
-    filter: Document
-    projection: Document | None = None
+    filter: Filter
+    projection: Mapping[str, int] | None = None
     sort: Sort | None = None
     limit: int = 0
     skip: int = 0
@@ -93,7 +135,7 @@ class Find(Command):
     cursor: ClassVar[bool] = True
 
     def send(self, collection: Any) -> Any:
-        """Find."""
+        """Send a find."""
         return collection.find(
             self.filter,
             self.projection,
@@ -106,17 +148,20 @@ class Find(Command):
 
 
 @dataclass(slots=True)
-class FindAndModify(Command):
-    """Find the first and update it, or delete it (``update`` None). Answers the document (as updated) or None."""
+class FindAndModify(Command[Document | None]):
+    """Update the first match, or delete it if ``update`` is None.
 
-    filter: Document
-    update: Document | None
+    The answer is the updated (or deleted) document, or None.
+    """
+
+    filter: Filter
+    update: UpdateDocument | None
     sort: Sort | None = None
     hint: str | None = None
     upsert: bool = False
 
     def send(self, collection: Any) -> Any:
-        """Find and modify."""
+        """Send a findAndModify."""
         if self.update is None:
             return collection.find_one_and_delete(
                 self.filter, sort=self.sort, hint=self.hint, session=self.session
@@ -133,164 +178,165 @@ class FindAndModify(Command):
 
 
 @dataclass(slots=True)
-class Insert(Command):
-    """Answers the list of Faults: which documents were refused; all the others are written."""
+class Insert(Command[list[WriteFailure]]):
+    """Insert documents. The answer lists those that the server refused; the rest are written."""
 
     documents: Sequence[Any]
 
     def send(self, collection: Any) -> Any:
-        """Insert."""
+        """Send an insert."""
         if len(self.documents) == 1:
             return collection.insert_one(self.documents[0], session=self.session)
         return collection.insert_many(self.documents, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> list[WriteFailure]:
-        """All were written."""
+        """Return no failures: a refusal arrives as an exception."""
         return []
 
 
-class Change(NamedTuple):
-    """The answer of an Update."""
-
-    matched: int
-    upserted: Any
-
-
 @dataclass(slots=True)
-class Update(Command):
-    """Answers a Change."""
+class Update(Command[Change]):
+    """Update one match, or all of them with ``many``. The answer is a ``Change``."""
 
-    filter: Document
-    update: Document
+    filter: Filter
+    update: UpdateDocument
     many: bool = False
     upsert: bool = False
 
     def send(self, collection: Any) -> Any:
-        """Update one or many."""
+        """Send an update."""
         update = collection.update_many if self.many else collection.update_one
         return update(self.filter, self.update, upsert=self.upsert, session=self.session)
 
     def read(self, raw: Any) -> Change:
-        """How many matched, and the id of what an upsert made."""
+        """Return how many matched, and the id of an inserted document."""
         return Change(raw.matched_count, raw.upserted_id)
 
 
 @dataclass(slots=True)
-class UpdateEach(Command):
-    """Pairs of a filter and its update, each for one document. Answers how many matched, and the list of Faults."""
+class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
+    """Apply pairs of a filter and an update, each to one document.
 
-    pairs: Sequence[tuple[Document, Document]]
+    The answer is the number of matches, and the operations that the server refused.
+    """
+
+    pairs: Sequence[tuple[Filter, UpdateDocument]]
 
     def send(self, collection: Any) -> Any:
-        """Update them."""
-        return collection.bulk_write(
-            [UpdateOne(*pair) for pair in self.pairs], ordered=False, session=self.session
-        )
+        """Send a bulk write."""
+        updates = [UpdateOne(*pair) for pair in self.pairs]
+        return collection.bulk_write(updates, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> tuple[int, list[WriteFailure]]:
-        """How many matched."""
+        """Return how many matched."""
         return raw.matched_count, []
 
 
 @dataclass(slots=True)
-class Delete(Command):
-    """Answers how many were deleted."""
+class Delete(Command[int]):
+    """Delete one match, or all of them with ``many``. The answer is the number deleted."""
 
-    filter: Document
+    filter: Filter
     many: bool = False
 
     def send(self, collection: Any) -> Any:
-        """Delete one or many."""
+        """Send a delete."""
         delete = collection.delete_many if self.many else collection.delete_one
         return delete(self.filter, session=self.session)
 
     def read(self, raw: Any) -> int:
-        """How many went."""
+        """Return how many were deleted."""
         return int(raw.deleted_count)
 
 
 @dataclass(slots=True)
-class Count(Command):
-    """Answers how many match."""
+class Count(Command[int]):
+    """Count the matches."""
 
-    filter: Document
+    filter: Filter
     hint: str
 
     def send(self, collection: Any) -> Any:
-        """Count."""
+        """Send a count."""
         return collection.count_documents(self.filter, hint=self.hint, session=self.session)
 
 
 @dataclass(slots=True)
-class Distinct(Command):
-    """Answers the distinct values of a field."""
+class Distinct(Command[list[object]]):
+    """List the distinct values of a field."""
 
     field: str
 
     def send(self, collection: Any) -> Any:
-        """Ask for the values."""
+        """Send a distinct."""
         return collection.distinct(self.field, session=self.session)
 
 
 @dataclass(slots=True)
-class CreateIndex(Command):
-    """Makes an index, or finds it there. Needs the permission to."""
+class CreateIndex(Command[str]):
+    """Create an index, unless it exists. The database user needs the permission."""
 
     name: str
     keys: Sort
-    options: Document
+    options: Mapping[str, Any]
 
     def send(self, collection: Any) -> Any:
-        """Create it."""
+        """Send the creation of the index."""
         return collection.create_index(self.keys, name=self.name, **self.options)
 
 
 @dataclass(slots=True)
-class Indexes(Command):
-    """Answers the descriptions of the indexes there are, by name."""
+class Indexes(Command[Mapping[str, object]]):
+    """Describe the existing indexes, by name."""
 
     def send(self, collection: Any) -> Any:
-        """List them."""
+        """Send a listIndexes."""
         return collection.index_information()
 
 
 @dataclass(slots=True)
-class Hello(Command):
-    """Answers the primary's greeting: what it is, and its clock."""
+class Hello(Command[Document]):
+    """Ask the primary for its description and its clock."""
 
     def send(self, collection: Any) -> Any:
-        """Greet the primary."""
+        """Send a hello."""
         return collection.database.command("hello", codec_options=collection.codec_options)
 
 
-@dataclass(slots=True)
-class ServerTime:
-    """Answers the instant at the primary."""
+# ---- requests that the driver answers itself
 
 
 @dataclass(slots=True)
-class EnsureQueue:
-    """Make sure that a queue has its record. The answer is its kind; a driver remembers it and asks once."""
+class ServerTime(Request[datetime]):
+    """The current instant, by the primary's clock."""
+
+
+@dataclass(slots=True)
+class EnsureQueue(Request[str]):
+    """Create the record of a queue if it is missing. The answer is the queue's kind.
+
+    A driver remembers the answer and looks once.
+    """
 
     queue: str
     kind: str
-    #: What the record is to show of how the queue is used; None: nothing.
+    #: Returns the options that the record shows to people; None: leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
 
 
 @dataclass(slots=True)
-class Listen:
-    """Listen to what the bus says of a queue. Answers whether that began only now."""
+class Listen(Request[bool]):
+    """Subscribe to the bus events of a queue. The answer is whether the subscription is new."""
 
     line: Any
 
 
 @dataclass(slots=True)
-class Wait:
-    """Wait in the line of a queue's consumers, until something is heard or an instant comes.
+class Wait(Request[bool]):
+    """Wait among the consumers of a queue for an event or for an instant.
 
-    Only the first in the line keeps the time ``until``; the others wait for their turn or their ``deadline`` (None: for ever).
-    Answers whether to look: no, if all that was heard is of later.
+    Only the leader waits for ``until``. A follower waits for its turn or for its ``deadline`` (None: no
+    limit). The answer is whether to look for messages: False if every event was about a later instant.
     """
 
     line: Any
@@ -299,32 +345,28 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Coalesce:
-    """Have ``item`` done together with those of other callers that give the same key. Answers what the batch's plan answers for it.
+class Coalesce(Request[Result], Generic[Item, Result]):
+    """Process ``item`` together with those of concurrent callers that give the same key.
 
-    ``batch`` makes the plan for a list of items; it answers a list, one for each, in order. It runs to its end even if a caller is
-    cancelled; then ``undo`` makes the plan that gives back what was answered to that caller.
+    The answer is the result for this item. A batch runs to its end even if a caller is cancelled.
     """
 
     key: Hashable
-    item: Any
-    batch: Callable[[list[Any]], Generator[Any, Any, Sequence[Any]]]
-    undo: Callable[[Any], Generator[Any, Any, Any]] | None = None
-    #: The item's size in bytes; a batch has a bound.
+    item: Item
+    #: Makes the plan for a list of items; its result has one entry for each, in the same order.
+    batch: Callable[[list[Item]], Plan[Sequence[Result]]]
+    #: Makes the plan that gives back a result whose caller was cancelled.
+    undo: Callable[[Result], Plan[None]] | None = None
+    #: The size of the item in bytes; a batch has an upper bound.
     size: int = 0
-    #: How many batches of this key may be under way at once.
+    #: How many batches with this key may run at once.
     max_in_flight: int = 2
 
 
 @dataclass(slots=True)
-class Signal:
-    """Tell the bus: the queue has something from ``when`` on; None: its record changed."""
+class Signal(Request[None]):
+    """Publish that a queue has a message from ``when`` on; None: its record changed."""
 
     queue: str
     when: datetime | None
     session: Any = None
-
-
-Request = Command | ServerTime | EnsureQueue | Listen | Wait | Coalesce | Signal
-
-Plan = Generator[Request, Any, T]

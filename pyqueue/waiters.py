@@ -23,7 +23,7 @@ class Waiters:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.head = ScanState()
+        self.scan = ScanState()
         #: What hears the bus, once somebody waited; of the kind that the client's bus makes.
         self.listener: Any = None
         self._lock = Lock()
@@ -61,7 +61,7 @@ class Waiters:
             if guards:
                 self._guarded = None
 
-    def pass_on(self, found: bool) -> None:
+    def wake_next(self, found: bool) -> None:
         """Call the next ones if nobody leads: one, or after each find twice as many, so that many messages soon have many at work."""
         number = self._burst if found else 1
         self._burst = min(number * 2, 64) if found else 1
@@ -74,12 +74,12 @@ class Waiters:
     def on_signal(self, when: datetime | None, now: datetime) -> bool:
         """Take in what was heard; whether there may be something by now."""
         if when is None:
-            self.head.on_missed_signals()
+            self.scan.on_missed_signals()
             return True
         if when > now:
-            self.head.wake_at(when)
+            self.scan.wake_at(when)
             return False
-        self.head.on_signal(when)
+        self.scan.on_signal(when)
         return True
 
     def close(self) -> None:

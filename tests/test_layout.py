@@ -32,7 +32,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "messages": set(),
     "clock": set(),
-    "tokens": set(),
     "requests": {"errors"},
     "payloads": {"errors"},
     "arguments": {"clock", "errors", "messages"},
@@ -44,7 +43,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "payloads",
         "requests",
-        "tokens",
     },
     "waiters": {"backends"},
     "coalescing": {"requests"},
@@ -245,7 +243,40 @@ MAY_IMPORT: dict[str, set[str]] = {
         "requests",
         "retrying",
     },
-    "demo": {"", "demo", "embedded", "errors", "pipeline", "spark"},
+    "demo": {"", "demo", "embedded", "errors", "pipeline", "pipeline.graph", "spark"},
+}
+
+#: What each module of pyqueue.backends may import of that package, in the order in which to read them.
+BACKENDS: dict[str, set[str]] = {
+    "kind": set(),
+    "transitions": {"kind"},
+    "scan": {"kind"},
+    "options": {"kind"},
+    "namespace": {"kind", "options", "transitions"},
+    "standard": {"kind", "namespace", "transitions"},
+    "invalid": {"kind", "namespace", "transitions"},
+    "reading": {"invalid", "kind", "namespace"},
+    "inserting": set(),
+    "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
+    "claiming": {"invalid", "kind", "namespace", "scan", "transitions"},
+    "applying": {"transitions"},
+    "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
+    "receiving": {
+        *("claiming", "giving_back", "invalid", "kind", "namespace", "options", "reading", "scan"),
+    },
+    "moving": {"applying", "kind", "namespace", "options", "transitions"},
+    "settling": {"applying", "invalid", "kind", "moving", "namespace", "options", "transitions"},
+    "managing": {"applying", "kind", "namespace", "transitions"},
+    "queue_plans": {
+        *("kind", "managing", "moving", "namespace", "options", "pushing"),
+        *("reading", "receiving", "settling"),
+    },
+    "slices": {"kind"},
+    "staging": {"applying", "inserting", "namespace", "options", "pushing"},
+    "named_claims": {
+        *("claiming", "invalid", "namespace", "queue_plans", "receiving", "transitions"),
+    },
+    "__init__": {"standard"},
 }
 
 #: Other packages than the standard library's, and who may import them.
@@ -317,17 +348,8 @@ IMPURE = {
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, wherever in it; those for type checkers only are left out."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    """Every module that a file imports, wherever in it, those for type checkers included."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -335,11 +357,8 @@ def imports(path: Path) -> Iterator[str]:
             # `from pyqueue import arguments` imports that module, `from pyqueue import Client` the package.
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
-                yield (
-                    module
-                    if (ROOT / (module.replace(".", "/") + ".py")).exists()
-                    else str(node.module)
-                )
+                is_module = (ROOT / (module.replace(".", "/") + ".py")).exists()
+                yield module if is_module else str(node.module)
 
 
 def part(module: str) -> str:
@@ -374,6 +393,18 @@ def test_a_module_imports_only_what_it_may(path: Path, module: str) -> None:
             assert part(name) in MAY_IMPORT[module], f"{module} imports {name}"
         elif top not in sys.stdlib_module_names:
             assert module in THIRD_PARTY.get(top, ()), f"{module} imports {name}"
+
+
+def test_each_module_of_backends_imports_only_what_it_may() -> None:
+    paths = {path.stem: path for path in (ROOT / "pyqueue" / "backends").glob("*.py")}
+    assert set(paths) == set(BACKENDS), "say in BACKENDS what a new module may import"
+    seen: set[str] = set()
+    for name, allowed in BACKENDS.items():
+        assert allowed <= seen, f"{name} imports what stands after it: that may be a circle"
+        seen.add(name)
+        prefix = "pyqueue.backends."
+        found = {each.removeprefix(prefix) for each in imports(paths[name]) if prefix in each}
+        assert found <= allowed, f"{name} imports {sorted(found - allowed)}"
 
 
 @each_file
@@ -593,7 +624,8 @@ SIGNATURES = {
 
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
-    "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15",
+    "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
+    "kind='standard'",
     "queues": "",
     "pipeline": "name='pipeline'",
     "transaction": "",

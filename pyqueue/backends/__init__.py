@@ -1,1 +1,8 @@
-"""Backends: what a queue means, as plans. No module here does I/O or imports a database client."""
+"""Kinds of queues, and the plans that carry out their operations.
+
+Read ``transitions`` first. Importing this package registers every kind of this release.
+"""
+
+from pyqueue.backends import standard
+
+__all__ = ["standard"]

@@ -1,7 +1,7 @@
-"""What all queues of a namespace share: its indexes, and the record of each queue. Plans only: no I/O, no client.
+"""What the queues of a namespace share: the indexes of the collection, and the record of each queue.
 
-A record is one more document of the collection. It lists the queue and carries its pause flag; its kind and version let later
-releases add backends that older ones refuse instead of misreading.
+The record of a queue is one more document of the collection. It lists the queue and stores its pause
+flag. Its kind and version let a later release add kinds that this one refuses instead of misreading.
 """
 
 from __future__ import annotations
@@ -11,38 +11,51 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import Options, Target
+from pyqueue.backends.transitions import record_id
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.messages import Id
+from pyqueue.payloads import Codec
 from pyqueue.requests import (
     CreateIndex,
     Distinct,
+    Document,
+    EnsureQueue,
     Find,
     FindAndModify,
     Indexes,
     Plan,
     ServerTime,
     Update,
+    UpdateDocument,
 )
 
 __all__ = [
     "CLAIMS",
     "HOT",
     "INDEXES",
-    "anywhere",
-    "enter",
+    "check_kind",
+    "dead_letter_target",
+    "ensure",
+    "find_anywhere",
     "kind_of",
     "make_indexes",
     "names",
-    "nothing",
     "options_of",
     "paused",
+    "ping",
+    "read_or_create_record",
     "record_id",
     "set_paused",
+    "shell_command",
+    "target",
 ]
 
 log = logging.getLogger("pyqueue")
 
-#: The index that claims run on; they name it, so that its absence is noticed at once.
+#: The index of the standard claims. They name it, so that its absence is noticed at once.
 HOT: Final = "hot"
 #: The index of named claims.
 CLAIMS: Final = "claims"
@@ -53,7 +66,7 @@ INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
         [("q", 1), ("key", 1)],
         {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
     ),
-    # The length of a history is each queue's own, so a document says itself when it expires.
+    # Each queue has its own length of history, so a document says itself when it expires.
     "expires": (
         [("expires", 1)],
         {"expireAfterSeconds": 0, "partialFilterExpression": {"processed": {"$exists": True}}},
@@ -64,153 +77,217 @@ INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
     ),
 }
 
+#: The version of a record that this release writes, and the latest that it reads.
 VERSION: Final = 1
 
 
-def record_id(queue: str) -> str:
-    """The _id of a queue's record; no message can have it."""
-    return f"~queue:{queue}"
+# ---- indexes
 
 
 def make_indexes(namespace: str) -> Plan[None]:
-    """Make the indexes that are missing.
+    """Create the indexes that are missing.
 
     Raises:
-        ConfigurationError: they are missing and may not be made; the text has the commands for an administrator.
+        ConfigurationError: an index is missing and the database user may not create it. The text has the
+            commands for an administrator.
     """
     try:
         for name, (keys, options) in INDEXES.items():
-            yield CreateIndex(name, keys, options)
+            yield from CreateIndex(name, keys, options)
     except DuplicateKey as error:
         raise ConfigurationError(
-            f"the unique index on message keys of namespace {namespace!r} cannot be made: while it was missing (the collection was dropped?) "
-            "messages with equal keys came in. Remove or finish one of each pair, e.g. with Queue.remove"
+            f"the unique index on message keys of namespace {namespace!r} cannot be created: while it "
+            "was missing (was the collection dropped?) messages with equal keys arrived. Remove or "
+            "finish one of each pair, e.g. with Queue.remove"
         ) from error
     except NotPermitted as error:
         try:
-            present = yield Indexes()
+            present = yield from Indexes()
         except NotPermitted:
             present = {}
         missing = [name for name in INDEXES if name not in present]
         if missing:
-            commands = "\n".join(_command(namespace, name) for name in missing)
+            commands = "\n".join(shell_command(namespace, name) for name in missing)
             raise ConfigurationError(
-                f"this database user may not create the indexes of namespace {namespace!r}, and {', '.join(missing)} could not be "
-                f"found. Grant it createIndex and listIndexes on the collection, or have an administrator run:\n{commands}"
+                f"this database user may not create the indexes of namespace {namespace!r}, and "
+                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on the "
+                f"collection, or have an administrator run:\n{commands}"
             ) from error
 
 
-def _command(namespace: str, name: str) -> str:
+def shell_command(namespace: str, name: str) -> str:
+    """Return the command that creates an index, for an administrator."""
     keys, options = INDEXES[name]
     described = {"name": name, **options}
     return (
-        f"  db.getCollection({namespace!r}).createIndex({_shell(dict(keys))}, {_shell(described)})"
+        f"  db.getCollection({namespace!r})"
+        f".createIndex({_shell_value(dict(keys))}, {_shell_value(described)})"
     )
 
 
-def _shell(value: Any) -> str:
+def _shell_value(value: object) -> str:
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{_shell(key) if '.' in key else key}: {_shell(item)}"
-                for key, item in value.items()
-            )
-            + "}"
+        fields = (
+            f"{_shell_value(key) if '.' in key else key}: {_shell_value(item)}"
+            for key, item in value.items()
         )
+        return "{" + ", ".join(fields) + "}"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def enter(queue: str, kind: str, shown: Callable[[], Mapping[str, Any]] | None) -> Plan[str]:
-    """Read the record of a queue, or make it; answer its kind. ``shown`` tells what it shows of the queue's use to people."""
+# ---- the record of a queue
+
+
+def read_or_create_record(
+    queue: str, kind: str, shown: Callable[[], Mapping[str, Any]] | None
+) -> Plan[str]:
+    """Return the kind in the record of a queue; create the record if it is missing.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind, if the record is missing.
+        shown: returns the options that the record shows to people; None: leave them alone.
+
+    Raises:
+        ConfigurationError: this release does not know the kind.
+    """
     options = None if shown is None else shown()
-    found = yield Find({"_id": record_id(queue)}, limit=1)
+    found = yield from Find({"_id": record_id(queue)}, limit=1)
     if found:
         record = found[0]
-        _known(queue, record)
+        stored_kind = _readable_kind(queue, record)
         seen = record.get("options")
-        if options is not None and seen != options and record["kind"] == kind:
+        if options is not None and seen != options and stored_kind == kind:
             if isinstance(seen, Mapping):
-                differ = sorted(
-                    name for name in {*seen, *options} if seen.get(name) != options.get(name)
-                )
+                names = {*seen, *options}
+                differ = sorted(name for name in names if seen.get(name) != options.get(name))
                 log.warning(
                     "queue %r is used with different options than before: %s",
                     queue,
                     ", ".join(differ),
                 )
-            yield Update({"_id": record["_id"]}, {"$set": {"options": options}})
-        return str(record["kind"])
-    now = yield ServerTime()
-    fresh = _fresh(queue, now, kind) | ({} if options is None else {"options": options})
-    record = yield FindAndModify({"_id": record_id(queue)}, {"$setOnInsert": fresh}, upsert=True)
-    _known(queue, record)
-    return str(record["kind"])
+            yield from Update({"_id": record_id(queue)}, {"$set": {"options": options}})
+        return stored_kind
+    now = yield from ServerTime()
+    fresh = _new_record(queue, now, kind) | ({} if options is None else {"options": options})
+    match = {"_id": record_id(queue)}
+    stored = yield from FindAndModify(match, {"$setOnInsert": fresh}, upsert=True)
+    return _readable_kind(queue, stored or fresh)
 
 
-def _fresh(queue: str, now: datetime, kind: str) -> dict[str, Any]:
+def _new_record(queue: str, now: datetime, kind: str) -> dict[str, object]:
     return {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
 
 
-def _known(queue: str, record: Mapping[str, Any]) -> None:
-    if (
-        not isinstance(record.get("kind"), str)
-        or not isinstance(record.get("v"), int)
-        or record["v"] > VERSION
-    ):
+def _readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
+    kind, version = record.get("kind"), record.get("v")
+    if not isinstance(kind, str) or not isinstance(version, int) or version > VERSION:
         raise ConfigurationError(
-            f"queue {queue!r} is of kind {record.get('kind')!r}, version {record.get('v')!r}, which this release does not know: "
-            "update pyqueue-mongo here"
+            f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does not "
+            "know: update pyqueue-mongo here"
+        )
+    return kind
+
+
+def ensure(queue: str, kind: Kind, options: Options | None) -> Plan[None]:
+    """Create the record of a queue if it is missing.
+
+    Raises:
+        ConfigurationError: the queue is of another kind.
+    """
+    shown = None if options is None else options.shown
+    stored = yield from EnsureQueue(queue, kind.name, shown)
+    _refuse_other_kind(queue, kind, stored)
+
+
+def check_kind(queue: str, kind: Kind) -> Plan[None]:
+    """Refuse a queue of another kind. Creates no record.
+
+    Raises:
+        ConfigurationError: the queue is of another kind.
+    """
+    stored = yield from kind_of(queue)
+    _refuse_other_kind(queue, kind, stored or kind.name)
+
+
+def _refuse_other_kind(queue: str, kind: Kind, stored: str) -> None:
+    if stored != kind.name:
+        raise ConfigurationError(
+            f"queue {queue!r} is of kind {stored!r}; here it is used as {kind.name!r}"
         )
 
 
 def kind_of(queue: str) -> Plan[str | None]:
-    """The kind of a queue, of which no record is made; None: it has none.
+    """Return the kind of a queue, or None if it has no record.
 
     Raises:
-        ConfigurationError: this release does not know it.
+        ConfigurationError: this release does not know the kind.
     """
-    found = yield Find({"_id": record_id(queue)}, {"kind": 1, "v": 1}, limit=1)
-    if not found:
-        return None
-    _known(queue, found[0])
-    return str(found[0]["kind"])
+    found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1}, limit=1)
+    return _readable_kind(queue, found[0]) if found else None
+
+
+def target(queue: str) -> Plan[Target]:
+    """Return a queue that is known by its name only; if it is new, it becomes a standard queue.
+
+    Raises:
+        ConfigurationError: this release does not know its kind.
+    """
+    name = yield from EnsureQueue(queue, "standard", None)
+    if name not in kinds.known():
+        raise ConfigurationError(
+            f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "
+            "pyqueue-mongo here"
+        )
+    return Target(queue, kinds.lookup(name), Codec[Any](), None)
+
+
+def dead_letter_target(queue: str, kind: Kind, dead_letter: str) -> Plan[Target]:
+    """Return the dead-letter queue of a queue.
+
+    Raises:
+        ConfigurationError: the kind of the queue offers no dead-letter queue.
+    """
+    kinds.require(kind, queue, "dead_letter")
+    return (yield from target(dead_letter))
 
 
 def paused(queue: str) -> Plan[bool]:
-    """Whether a queue is paused; one without a record is not."""
-    found = yield Find({"_id": record_id(queue)}, {"paused": 1}, limit=1)
+    """Return whether a queue is paused. A queue without a record is not."""
+    found = yield from Find({"_id": record_id(queue)}, {"paused": 1}, limit=1)
     return bool(found and found[0].get("paused"))
 
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
-    """Pause a queue or let it go on."""
-    now = yield ServerTime()
-    fresh = _fresh(queue, now, kind)
-    yield Update(
-        {"_id": record_id(queue)}, {"$set": {"paused": value}, "$setOnInsert": fresh}, upsert=True
-    )
+    """Pause or resume a queue."""
+    now = yield from ServerTime()
+    record = _new_record(queue, now, kind)
+    update: UpdateDocument = {"$set": {"paused": value}, "$setOnInsert": record}
+    yield from Update({"_id": record_id(queue)}, update, upsert=True)
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:
-    """The options that were last used with a queue; none if it has no record."""
-    found = yield Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
+    """Return the options in the record of a queue; empty if there is no record."""
+    found = yield from Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
     options = found[0].get("options") if found else None
     return options if isinstance(options, Mapping) else {}
 
 
-def anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Mapping[str, Any]]]]:
-    """The instant, and the messages with one of these ids, whatever queue they are in."""
-    now = yield ServerTime()
-    return now, (yield Find({"_id": {"$in": list(ids)}}))
+# ---- all queues
 
 
-def nothing() -> Plan[None]:
-    """Ask for nothing; running it reaches the server, and sees to the clock and the indexes."""
-    yield ServerTime()
+def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
+    """Return the current instant, and the messages with these ids in any queue."""
+    now = yield from ServerTime()
+    return now, (yield from Find({"_id": {"$in": list(ids)}}))
+
+
+def ping() -> Plan[None]:
+    """Reach the server. The driver reads the clock and creates the indexes on the way."""
+    yield from ServerTime()
 
 
 def names() -> Plan[list[str]]:
-    """The queues that have a record or a message."""
-    found = yield Distinct("q")
+    """Return the names of the queues that have a record or a message."""
+    found = yield from Distinct("q")
     return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))

@@ -1,10 +1,12 @@
-"""What a process knows of a queue's head, so that a look costs the same however much was claimed before it.
+"""Where scans of a queue begin, so that a claim costs the same however much was claimed before it.
 
-Deleted index entries stay for minutes on a replica set, and a FIFO deletes at its head: a look that starts there walks them all. So
-a look starts from a *floor*, below which nothing is left as far as this process knows, and now and then one, a *sweep*, starts from the
-bottom, for what came in below: slow inserts, expired leases, lost signals. Losing all this costs a slow look, never a message.
+A replica set keeps deleted index entries for minutes. A FIFO queue deletes at its head, so a scan that
+began there would walk over all of them. Therefore each process remembers a lower bound, below which it
+knows of no message, and a scan begins at that bound. Messages can still arrive below it: by a slow
+insert, by a lapsed lease, or with a lost signal. A *rescan*, from time to time, begins at the very start
+and finds those. If a process loses this state, its next scan is slow; no message is lost.
 
-It is pure: the time is an argument.
+This module is pure: the instant is always an argument.
 """
 
 from __future__ import annotations
@@ -13,125 +15,150 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pyqueue.messages import Id
+from bson import ObjectId
 
-__all__ = ["FIRST", "ScanStart", "ScanState"]
+from pyqueue.backends.kind import ScanStart
+from pyqueue.requests import Document
 
-#: From where a look starts: after this (when, _id), or at this ``when`` if the id is None.
-ScanStart = tuple[datetime, Id | None]
+__all__ = ["FIRST", "ScanStart", "ScanState", "due_of", "scan_position"]
 
-#: Before all others.
+#: Earlier than every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: How far behind the others a racing producer's ``when`` may come in without waiting for a sweep.
+#: How far below the latest ``when`` a racing producer may insert and still be found without a rescan.
 SLACK: Final = timedelta(milliseconds=500)
-#: How often a queue that is busy is swept.
-BUSY: Final = 5.0
-#: How soon a queue that fell quiet is swept; then after twice as long each time.
-QUIET: Final = 1.0
-#: A sweep that took so long is not repeated before this many times as long has passed.
-EASE: Final = 50
-#: An empty look that takes longer walks over what leases left behind, ahead of now.
-SLOW: Final = timedelta(milliseconds=2)
-#: For how long the server keeps that.
-WINDOW: Final = timedelta(seconds=300)
+#: The time between rescans of a busy queue.
+BUSY_RESCAN_S: Final = 5.0
+#: The time to the first rescan of a queue that has become idle; it doubles with each rescan.
+IDLE_RESCAN_S: Final = 1.0
+#: A rescan is not repeated before this many times its own duration has passed.
+RESCAN_REST_FACTOR: Final = 50
+#: An empty scan that takes longer is walking over deleted entries that lie ahead of now.
+SLOW_SCAN: Final = timedelta(milliseconds=2)
+#: How long the server keeps deleted index entries.
+TOMBSTONE_LIFETIME: Final = timedelta(seconds=300)
 
 
-def _seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)
+def due_of(document: Document) -> datetime:
+    """Return when a message became eligible, or FIRST if the stored value is not a date."""
+    for name in ("due", "when"):
+        value = document.get(name)
+        if isinstance(value, datetime):
+            return value
+    return FIRST
+
+
+def scan_position(document: Document, now: datetime) -> ScanStart:
+    """Return the position of a message in scan order.
+
+    For a reclaimed message, and for a document of another program, it is a safe lower bound.
+    """
+    id, due = document["_id"], due_of(document)
+    return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
 
 
 @dataclass(slots=True)
 class ScanState:
-    """What is known between looks."""
+    """What one process knows about the head of a queue between two scans."""
 
     paused: bool = False
-    #: When the pause flag was read last; None: read it again.
+    #: When the pause flag was last read; None: read it again.
     flag_read: datetime | None = None
-    #: The earliest ``when`` still to come, as far as it is known; whether it is; and when it was read last.
+    #: The next known ``when`` in the future, whether it is up to date, and when it was last read.
     due: datetime | None = None
     due_known: bool = False
     due_read: datetime | None = None
 
-    #: Whether another process took some of what the last claim saw: then the next one looks further on, lest they chase each other.
+    #: Whether another process took part of what the last claim saw. The next claim then looks further
+    #: on, so that the two do not chase each other.
     contested: bool = False
-    floor: ScanStart | None = None
-    #: When to sweep next; None: now.
-    sweep_at: datetime | None = None
-    _rest: float = QUIET
-    #: What was said since the last look began.
-    _lowered: datetime | None = None
-    #: Until when the sentinel is worth keeping, and until when it stands.
+    #: No message is known below it.
+    lower_bound: ScanStart | None = None
+    #: When to rescan next; None: now.
+    rescan_at: datetime | None = None
+    _idle_rescan_s: float = IDLE_RESCAN_S
+    #: The earliest ``when`` that was announced since the last scan began.
+    _announced: datetime | None = None
+    #: Until when the sentinel is useful, and until when it stands.
     sentinel_until: datetime | None = None
     sentinel: datetime | None = None
 
     def start(self, now: datetime) -> ScanStart | None:
-        """From where to look now; None: a sweep."""
+        """Return where to begin a scan now; None: at the very start, which is a rescan."""
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
             self.due, self.due_known = None, False
-        self._lowered = None
-        return None if self.sweep_at is None or self.sweep_at <= now else self.floor
+        self._announced = None
+        return None if self.rescan_at is None or self.rescan_at <= now else self.lower_bound
 
-    def looked(
+    def scanned(
         self,
         start: ScanStart | None,
         now: datetime,
         after: datetime,
         last: ScanStart | None,
-        poll: float,
+        poll_s: float,
         *,
         ended: bool,
     ) -> None:
-        """Take in a look that started from there at ``now``, was answered at ``after``, and found ``last`` as the last (None: nothing).
+        """Learn from a scan.
 
-        ``ended``: it saw the end of what is ready.
+        Args:
+            start: where it began; None: a rescan.
+            now: when it began.
+            after: when it was answered.
+            last: the last message that it found; None: it found nothing.
+            poll_s: the longest time between rescans of an idle queue, in seconds.
+            ended: whether it saw the end of what is ready.
         """
-        # Not above what racing producers may still put in, and not above what was just seen.
+        # Racing producers may still insert above this margin.
         margin: ScanStart = (now - SLACK, None)
         if last is not None or ended:
-            self.floor = last if last is not None and last[0] < margin[0] else margin
-            if self._lowered is not None:
-                self.move_start_back(self._lowered)  # what was said while it was under way
+            self.lower_bound = last if last is not None and last[0] < margin[0] else margin
+            if self._announced is not None:
+                self.move_start_back(self._announced)  # it arrived during the scan
         if last is not None:
-            self._rest = QUIET
-        if start is None and (
-            self.sweep_at is None or self.sweep_at <= now
-        ):  # of several at once, the first
-            took = (after - now).total_seconds()
-            rest = BUSY if last is not None and not ended else self._rest
-            self.sweep_at = after + _seconds(max(rest, EASE * took))
+            self._idle_rescan_s = IDLE_RESCAN_S
+        # Of several concurrent rescans, the first sets the time of the next.
+        if start is None and (self.rescan_at is None or self.rescan_at <= now):
+            took_s = (after - now).total_seconds()
+            rest_s = BUSY_RESCAN_S if last is not None and not ended else self._idle_rescan_s
+            self.rescan_at = after + _seconds(max(rest_s, RESCAN_REST_FACTOR * took_s))
             if last is None:
-                self._rest = min(self._rest * 2, max(poll, QUIET))
-        elif start is not None and last is None and self.sweep_at is not None:
-            self.sweep_at = min(self.sweep_at, now + _seconds(self._rest))
-        if last is None and after - now >= SLOW:
-            self.sentinel_until = after + WINDOW
+                self._idle_rescan_s = min(self._idle_rescan_s * 2, max(poll_s, IDLE_RESCAN_S))
+        elif start is not None and last is None and self.rescan_at is not None:
+            self.rescan_at = min(self.rescan_at, now + _seconds(self._idle_rescan_s))
+        if last is None and after - now >= SLOW_SCAN:
+            self.sentinel_until = after + TOMBSTONE_LIFETIME
 
     def move_start_back(self, when: datetime) -> None:
-        """Something is, or will be, there from then on."""
-        self._lowered = when if self._lowered is None else min(when, self._lowered)
-        if self.floor is not None and when <= self.floor[0]:
-            self.floor = (when, None)
+        """Make the next scan find messages from ``when`` on."""
+        self._announced = when if self._announced is None else min(when, self._announced)
+        if self.lower_bound is not None and when <= self.lower_bound[0]:
+            self.lower_bound = (when, None)
 
     def on_signal(self, when: datetime) -> None:
-        """The bus says so."""
-        self._rest = QUIET
-        self.due_known = False  # of all that was merged with it only the earliest is heard
+        """Learn from the bus that the queue has a message from ``when`` on."""
+        self._idle_rescan_s = IDLE_RESCAN_S
+        self.due_known = False  # the bus merges events and passes on the earliest ``when`` only
         self.move_start_back(when)
 
     def on_missed_signals(self) -> None:
-        """The bus may have missed something: anything may be there."""
+        """Expect messages anywhere: the bus may have lost events."""
         self.on_signal(FIRST)
         self.flag_read = None
 
     def wake_at(self, when: datetime) -> None:
-        """Something becomes eligible then."""
+        """Remember that a message becomes eligible at ``when``."""
         if self.due is None or when < self.due:
             self.due = when
 
     def wants_sentinel(self, now: datetime) -> bool:
-        """Whether the queue's record should be put ahead of now, where looks end."""
+        """Return whether the record of the queue should move ahead of now, where scans end."""
         if self.sentinel_until is None or now >= self.sentinel_until:
             return False
         return self.sentinel is None or self.sentinel - now < _seconds(1)
+
+
+def _seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)

@@ -21,7 +21,7 @@ from bson.binary import UuidRepresentation
 from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
-from pyqueue.backends.namespace import options_of
+from pyqueue.backends.namespace import kind_of, options_of
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
@@ -166,17 +166,19 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 
 def queue(client: Client, name: str) -> Queue[Any]:
     """A queue with the options that its own programs last used: the command line must not bring in others."""
-    options = runner_of(client).run(options_of(client.queue(name).name))
+    run = runner_of(client).run
+    options = run(options_of(client.queue(name).name))
+    kind = run(kind_of(name)) or "standard"
     known = {
         key: options[key]
         for key in ("lease", "max_tries", "dead_letter", "history")
         if key in options
     }
     try:
-        return client.queue(name, **known)
+        return client.queue(name, kind=kind, **known)
     except QueueError as error:
         note(f"the options in the record of queue {name!r} are passed over: {error}")
-        return client.queue(name)
+        return client.queue(name, kind=kind)
 
 
 # ---- values

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pyqueue.arguments import identity as checked
-from pyqueue.backends.namespace import anywhere, options_of
+from pyqueue.backends.namespace import find_anywhere, options_of
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -43,7 +43,7 @@ def trace(
     """
     ids = dict.fromkeys((checked(identity(id)), id))  # what looks like an ObjectId may be a text
     with connect(url, namespace) as client:
-        now, documents = runner_of(client).run(anywhere(list(ids)))
+        now, documents = runner_of(client).run(find_anywhere(list(ids)))
         told = [
             _told(
                 document,

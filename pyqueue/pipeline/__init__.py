@@ -64,7 +64,7 @@ class Runner:
 
     def _add(
         self,
-        kind: Kind,
+        stage_kind: Kind,
         queue: str,
         handler: Callable[..., Any] | None,
         to: Iterable[str],
@@ -78,7 +78,7 @@ class Runner:
         source = self._client.queue(queue, model, **options)
 
         def add(function: Callable[..., Any]) -> None:
-            self.graph.add(make_stage(kind, source, function, to, concurrency, time_limit))
+            self.graph.add(make_stage(stage_kind, source, function, to, concurrency, time_limit))
 
         return self._add_or_decorate(handler, add)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from pyqueue.backends.standard import Standard
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, Fenced, QueueClosed
 from pyqueue.messages import Backoff
@@ -36,7 +36,7 @@ _FAILED_BATCH_DELAY_S: Final = 5.0
 
 async def run_batches(
     stage: Stage,
-    target: Standard,
+    target: QueuePlans,
     connection: Connection,
     threads: DaemonThreadPool,
     count: Callable[[str, int], None],
@@ -80,7 +80,7 @@ async def run_batches(
         await anyio.sleep(next(idle))
 
 
-def _batches(stage: Stage, target: Standard, connection: Connection) -> Batches:
+def _batches(stage: Stage, target: QueuePlans, connection: Connection) -> Batches:
     try:
         from pyqueue.spark.batches import Batches
     except ImportError as error:

@@ -16,9 +16,11 @@ from typing import Any, Final
 from pymongo.errors import PyMongoError
 
 from pyqueue import arguments
-from pyqueue.backends.bulk import NewMessage, append, pass_on
-from pyqueue.backends.named_claims import MOST, NamedClaims
-from pyqueue.backends.standard import Standard
+from pyqueue.backends.moving import move_each
+from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.staging import append
 from pyqueue.connecting import Connection
 from pyqueue.drivers import translated
 from pyqueue.errors import (
@@ -85,15 +87,15 @@ class Batches:
     def __init__(
         self,
         runner: Connection,
-        source: Standard,
-        target: Standard,
+        source: QueuePlans,
+        target: QueuePlans,
         group: str,
         transform: Transform | None,
         output: str,
         max_messages: int,
     ) -> None:
         arguments.one_of("output", output, ("move", "transaction"))
-        most = TRANSACTION if output == "transaction" else MOST
+        most = TRANSACTION if output == "transaction" else MAX_CLAIM
         if arguments.count("max_messages", max_messages) > most:
             raise ConfigurationError(
                 f'max_messages: {max_messages} is not allowed: with output="{output}" at most {most}'
@@ -134,7 +136,7 @@ class Batches:
         batch = _Batch(self, token, upto)
         documents = {
             each["_id"]: each
-            for span in self._run(self._claims.spans(token, 0, upto, 1))
+            for span in self._run(self._claims.ranges(token, 0, upto, 1))
             for each in self._run(self._claims.read(span))
         }
         self._runner.renewer.add(batch, lambda _: self._run(self._claims.renew(token, self.lease)))
@@ -160,7 +162,7 @@ class Batches:
 
     def foreach_batch(self, df: Any, batch_id: int) -> None:
         """Work on a batch of a stream that reads the source for the same group. See ``SparkStage.foreach_batch``."""
-        standing = self._run(self._claims.standing())
+        standing = self._run(self._claims.progress())
         batch = _Batch(self, standing.token, standing.claimed)
         if not batch.held:
             if df.isEmpty():
@@ -203,7 +205,11 @@ class Batches:
         pairs = {str(row.id): (mine[str(row.id)], _changed(mine[str(row.id)], row)) for row in rows}
         lost = 0
         refused: list[tuple[Id, Exception]] = []
-        for each, outcome in self._run(pass_on(self._source, self._target, list(pairs.values()))):
+        for each, outcome in self._run(
+            move_each(
+                self._source.queue, self._source.kind, self._target.target, list(pairs.values())
+            )
+        ):
             if isinstance(outcome, Unavailable):
                 raise outcome
             if isinstance(outcome, QueueError):
@@ -245,7 +251,7 @@ class Batches:
         fresh = [row._replace(id=None) for row in rows]
 
         def work(session: Any) -> None:
-            self._run(append(self._target, fresh, session=session))
+            self._run(append(self._target.target, fresh, session=session))
             self._run(self._source.commit(tuple(held.values()), session=session))
 
         try:

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
-from pyqueue.backends.bulk import NewMessage
+from pyqueue.backends.options import NewMessage
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import invalid_fields, without_fields
 from pyqueue.payloads import OPTIONS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 
@@ -67,5 +68,5 @@ class Offset:
         Raises:
             Fenced: another runs the group by now.
         """
-        claims = NamedClaims(Standard(self.queue, Options()), self.group)
+        claims = NamedClaims(QueuePlans(self.queue, Options()), self.group)
         runner_of(client_of(self.place)).run(claims.acknowledge(self.token, self.n))

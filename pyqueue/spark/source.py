@@ -25,9 +25,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import DataType, StringType, StructType
 
 from pyqueue import arguments
-from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, slices
-from pyqueue.backends.named_claims import MOST, ClaimRange, NamedClaims
-from pyqueue.backends.standard import Standard
+from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, NamedClaims
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.slices import Slice, page, slices
+from pyqueue.backends.staging import Staging, append
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
 from pyqueue.queues import backend_of
@@ -61,7 +63,7 @@ class Options:
     stage: str | None
     id: str | None
 
-    def backend(self) -> Standard:
+    def backend(self) -> QueuePlans:
         """The plans of the queue, in the process at hand."""
         client = client_of(self.place)
         runner_of(client).run(_known(self.queue))
@@ -82,7 +84,7 @@ class Options:
 
 def _known(queue: str) -> Plan[None]:
     """Have the queue's record read or made, with nothing said of its options: those of its consumers stand."""
-    yield EnsureQueue(queue, Standard.kind, None)
+    yield from EnsureQueue(queue, "standard", None)
 
 
 #: The options there are; Spark adds some of its own, which are let pass.
@@ -140,7 +142,7 @@ def _options(given: Mapping[str, str]) -> Options:
         payload,
         _number("numPartitions", option("numPartitions", "4"), 10_000),
         option("group") and arguments.group(option("group")),
-        _number("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MOST),
+        _number("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
         arguments.duration("leaseSeconds", _seconds(option("leaseSeconds", "600")), positive=True),
         option("stage") and arguments.group(option("stage"), "stage"),
         option("idColumn"),
@@ -262,15 +264,15 @@ class _BatchReader(DataSourceReader):
         self._payload = payload
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [
-            _Looked(part)
-            for part in self._options.run(slices(self._options.backend(), self._options.parts))
-        ]
+        backend = self._options.backend()
+        parts = self._options.run(slices(backend.queue, backend.kind, self._options.parts))
+        return [_Looked(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Looked)
         part = partition.part
-        while found := self._options.run(page(self._options.backend(), part, CHUNK)):
+        backend = self._options.backend()
+        while found := self._options.run(page(backend.queue, backend.kind, part, CHUNK)):
             yield batch(found, self._payload)
             part = replace(part, above=(found[-1]["when"], found[-1]["_id"]))
 
@@ -319,7 +321,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         token = self._running()
-        return self._offset(self._options.run(self._options.claims().standing(token)).acknowledged)
+        return self._offset(self._options.run(self._options.claims().progress(token)).acknowledged)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.limit)
@@ -330,15 +332,15 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         token, claims, run = self._running(), self._options.claims(), self._options.run
         run(claims.acknowledge(token, start["n"]))  # it is in the commit log
-        claimed = run(claims.standing(token)).claimed
+        claimed = run(claims.progress(token)).claimed
         if claimed > start["n"]:
             return self._offset(claimed)  # made before its offset could be logged
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else MOST
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
         n = run(claims.claim(token, most, self._options.lease, since=self._since))
         return start if n is None else self._offset(n)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        spans = self._options.claims().spans(
+        spans = self._options.claims().ranges(
             self._running(), start["n"], end["n"], self._options.parts
         )
         return [_Claimed(span) for span in self._options.run(spans)]
@@ -375,7 +377,7 @@ class _BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._reader = Reader(schema, options.id)
-        self._staging = Staging(options.backend(), uuid4().hex)
+        self._staging = Staging(options.backend().target, uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         attempt, places = uuid4().hex, {}
@@ -408,7 +410,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         for some in _chunks(self._reader, iterator):
             if stage is not None:
                 some = [each._replace(id=f"{stage}~{each.id}") for each in some]
-            self._options.run(append(backend, some))
+            self._options.run(append(backend.target, some))
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

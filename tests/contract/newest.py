@@ -1,42 +1,33 @@
-"""A second backend, to prove that the seam is one: queues that give the newest message first and keep no history.
+"""A second kind of queue, to prove the seam: the newest message comes first.
 
-It says how it differs and nothing else; what it does not say is ``Standard``'s. The contract suite runs over it as well.
+The class says how the kind differs from the standard one: the order of claims, no bare pop, and a field
+that a message gets when it enters and loses when it leaves. It declares that it offers no history. The
+contract suite runs over it as well.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import Any
 
-from pyqueue import AsyncClient, Client
+from pyqueue.backends import transitions
+from pyqueue.backends.kind import register
 from pyqueue.backends.standard import Standard
-from pyqueue.client import runner_of
-from pyqueue.requests import Sort
 
-__all__ = ["AsyncNewestClient", "Newest", "NewestClient"]
+__all__ = ["Newest"]
 
 
+@register
 class Newest(Standard):
-    """Last in, first out; without history."""
+    """Last in, first out; without history. ``height`` shows when a message was put on the stack."""
 
-    kind: ClassVar[str] = "newest"
-    capabilities: ClassVar[frozenset[str]] = Standard.capabilities - {"history"}
-    order: ClassVar[Sort] = (("when", -1), ("_id", -1))
-    floored: ClassVar[bool] = False  # it claims from the top down
+    name = "newest"
+    capabilities = Standard.capabilities - {"history"}
+    order = (("when", -1), ("_id", -1))
+    scans_forward = False  # it claims from the top down
+    stay_fields = (*Standard.stay_fields, "height")
+    bare_pop = False
 
-    __slots__ = ()
-
-
-class NewestClient(Client):
-    """A blocking client whose queues give the newest first."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        runner_of(self).backend = Newest
-
-
-class AsyncNewestClient(AsyncClient):
-    """Its twin."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        runner_of(self).backend = Newest
+    def entering(self, queue: str, when: datetime) -> dict[str, Any]:
+        """Return the fields of a message that enters the queue."""
+        return transitions.entering(queue, when) | {"height": when}

@@ -42,7 +42,7 @@ class TestNewest:
     def test_its_record_says_so(self, world: World, queue: AnyQueue) -> None:
         queue.bury(hold(queue))
         assert world.document(f"~queue:{queue.name}")["kind"] == "newest"
-        assert world.document(f"~queue:{queue.name}.dead")["kind"] == "newest"
+        assert world.document(f"~queue:{queue.name}.dead")["kind"] == "standard"
 
 
 @pytest.mark.parametrize(

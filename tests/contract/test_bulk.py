@@ -20,11 +20,16 @@ from pyqueue import (
     Queue,
     QueueError,
 )
-from pyqueue.backends import bulk
-from pyqueue.backends.bulk import NewMessage, Slice, Staging, append, page, pass_on, slices
+from pyqueue.backends import staging as staging_module
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.moving import move_each
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.slices import Slice, page, slices
+from pyqueue.backends.staging import Staging, append
 from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
 from pyqueue.requests import Command, Plan, Signal, WriteFailure
+from tests.contract.world import AnyQueue
 from tests.plans.runner import Runner
 
 
@@ -46,7 +51,13 @@ def queue(client: Client) -> Queue[Any]:
 @pytest.fixture
 def staging(queue: Queue[Any]) -> Staging:
     """A job that writes to it."""
-    return Staging(backend_of(queue), "job")
+    return Staging(backend_of(queue).target, "job")
+
+
+def place(queue: AnyQueue) -> tuple[str, Kind]:
+    """The name and the kind of a queue."""
+    backend = backend_of(queue)
+    return backend.queue, backend.kind
 
 
 def payloads(queue: Queue[Any]) -> list[Any]:
@@ -76,7 +87,7 @@ def read(client: Client, queue: Queue[Any], parts: list[Slice], limit: int) -> l
     answer = []
     for each in parts:
         part, seen = each, list[Any]()
-        while found := runner_of(client).run(page(backend_of(queue), part, limit)):
+        while found := runner_of(client).run(page(*place(queue), part, limit)):
             assert len(found) <= limit
             seen += [one["payload"] for one in found]
             part = Slice(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
@@ -108,7 +119,7 @@ def test_parts_are_disjoint_complete_even_and_in_order(
         )
     order = [each.payload for each in queue.peek(limit=1000)][:count]
     for parts in (1, 2, 3, 7):
-        found = runner_of(client).run(slices(backend_of(queue), parts))
+        found = runner_of(client).run(slices(*place(queue), parts))
         assert len(found) == max(1, min(parts, count))
         assert (found[0].above, found[-1].upto) == (None, None)
         assert [part.above for part in found[1:]] == [part.upto for part in found[:-1]]
@@ -119,7 +130,7 @@ def test_parts_are_disjoint_complete_even_and_in_order(
 
 def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queue[Any]) -> None:
     queue.push_many(range(6))
-    parts = runner_of(client).run(slices(backend_of(queue), 2))
+    parts = runner_of(client).run(slices(*place(queue), 2))
     held = queue.pop(0)
     assert held is not None
     client.database["pyqueue"].insert_one(
@@ -131,7 +142,7 @@ def test_parts_show_what_was_ready_then_and_is_still(client: Client, queue: Queu
 
 def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
     """They are claimed between the count and the looks at the bounds."""
-    plan, now = slices(backend_of(queue), 4), datetime.now(UTC)
+    plan, now = slices(*place(queue), 4), datetime.now(UTC)
     answers: list[Any] = [None, now, 4, [], []]
     for answer in answers:
         plan.send(answer)
@@ -146,7 +157,7 @@ def test_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
 def test_append(client: Client, queue: Queue[Any]) -> None:
     began = datetime.now(UTC)
     fresh = [NewMessage("a", 1, {"h": "x"}, "k"), NewMessage(None, 2)]
-    assert runner_of(client).run(append(backend_of(queue), fresh)) == 2
+    assert runner_of(client).run(append(backend_of(queue).target, fresh)) == 2
     first = queue.get("a")
     assert first is not None
     assert (first.payload, first.headers, first.key, first.state) == (1, {"h": "x"}, "k", "ready")
@@ -156,14 +167,14 @@ def test_append(client: Client, queue: Queue[Any]) -> None:
     assert (
         runner_of(client).run(
             append(
-                backend_of(queue),
+                backend_of(queue).target,
                 [NewMessage("a", 1), NewMessage(None, 3, None, "k"), NewMessage(None, 4)],
             )
         )
         == 2
     )
     assert payloads(queue) == [1, 2, 4]
-    assert runner_of(client).run(append(backend_of(queue), [])) == 0
+    assert runner_of(client).run(append(backend_of(queue).target, [])) == 0
 
 
 def test_an_append_is_part_of_a_transaction(url: str) -> None:
@@ -174,7 +185,7 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
             with client.transaction() as session:
                 runner_of(client).run(
                     append(
-                        backend_of(queue),
+                        backend_of(queue).target,
                         [NewMessage("a", 1), NewMessage(None, 2)],
                         session=session,
                     )
@@ -187,7 +198,7 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
 
 
 def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
-    runner_of(client).run(append(backend_of(queue), []))
+    runner_of(client).run(append(backend_of(queue).target, []))
     assert client.queues() == []
 
 
@@ -218,7 +229,7 @@ def test_bad_rows_write_nothing(
 ) -> None:
     with pytest.raises((ConfigurationError, InvalidMessage), match=says) as caught:
         runner_of(client).run(
-            staging.write("a", fresh) if stage else append(backend_of(queue), fresh)
+            staging.write("a", fresh) if stage else append(backend_of(queue).target, fresh)
         )
     assert isinstance(caught.value, error)
     assert client.database["pyqueue"].count_documents({"record": {"$exists": False}}) == 0
@@ -234,7 +245,8 @@ def test_the_id_of_another_queues_message(
     )
     with pytest.raises(DuplicateKey) as caught:
         runner_of(client).run(
-            plan or append(backend_of(queue), [NewMessage("theirs", 2), NewMessage("ours", 3)])
+            plan
+            or append(backend_of(queue).target, [NewMessage("theirs", 2), NewMessage("ours", 3)])
         )
     assert caught.value.ids == ["theirs"]
     (theirs,) = stored(client, "other")
@@ -276,7 +288,11 @@ def test_what_is_staged_goes_by_itself_after_a_week(client: Client, staging: Sta
     runner_of(client).run(staging.write("a", [NewMessage("a", 1)]))
     (document,) = client.database["pyqueue"].find({"staged": True})
     assert isinstance(document["processed"], datetime)
-    assert document["expires"] - document["processed"] == timedelta(days=7) == bulk.STAGED
+    assert (
+        document["expires"] - document["processed"]
+        == timedelta(days=7)
+        == staging_module.STAGED_LIFETIME
+    )
 
 
 def test_a_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
@@ -364,7 +380,7 @@ def test_of_equal_keys_at_one_place_one_is_staged(
 def test_many_with_keys(
     client: Client, queue: Queue[Any], staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 3)
+    monkeypatch.setattr(staging_module, "MAX_BATCH", 3)
     queue.push("there", key="k4")
     runner_of(client).run(
         staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)])
@@ -394,8 +410,8 @@ def test_discarding_takes_what_the_job_staged_and_nothing_else(
 ) -> None:
     queue.push("there")
     client.queue("q2").push("there too")
-    others = [Staging(backend_of(queue), job) for job in ("jo", "job2", "jobA", "joc")] + [
-        Staging(backend_of(client.queue("q2")), "job")
+    others = [Staging(backend_of(queue).target, job) for job in ("jo", "job2", "jobA", "joc")] + [
+        Staging(backend_of(client.queue("q2")).target, "job")
     ]
     for number, other in enumerate(others):
         runner_of(client).run(other.write("a", [NewMessage(None, number)]))
@@ -436,7 +452,7 @@ def test_publishing_wakes_who_waits_if_something_is_shown(client: Client, stagin
 def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
     client: Client, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 3)
+    monkeypatch.setattr(staging_module, "MAX_BATCH", 3)
 
     def commands(free: int, keyed: int) -> int:
         rows = [
@@ -480,7 +496,7 @@ def test_pass_on(client: Client, queue: Queue[Any]) -> None:
         NewMessage(None, "c"),
     ]
     outcomes = runner_of(client).run(
-        pass_on(backend_of(queue), backend_of(target), list(zip(held, fresh, strict=True)))
+        move_each(*place(queue), backend_of(target).target, list(zip(held, fresh, strict=True)))
     )
     assert [each for each, _ in outcomes] == held
     first, second = target.get("m0"), target.get("m1")

@@ -48,7 +48,7 @@ def test_push_and_receive_make_the_record_and_reads_do_not(
     assert not queue.remove("unknown")
     assert world.stored(queue) == []
     queue.push(1)
-    assert world.document(f"~queue:{queue.name}")["kind"] == world.place.backend.kind
+    assert world.document(f"~queue:{queue.name}")["kind"] == world.place.kind.name
     assert other.pop(0) is None
     assert world.document(f"~queue:{other.name}")["record"] is True
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import uuid4
 
 import bson
@@ -16,13 +16,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from bson.codec_options import CodecOptions
 
 from pyqueue import AsyncClient, Client, Reservation
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.standard import Standard
 from pyqueue.payloads import OPTIONS
-from tests.contract.newest import AsyncNewestClient, Newest, NewestClient
+from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
 
 __all__ = ["PLACES", "SLACK", "AnyClient", "AnyQueue", "Place", "World", "near", "wait_until"]
 
+STANDARD: Final = Standard()
 #: A Queue and a Client of any place. They may be twins behind a portal, so the suite does not lean on their types.
 AnyQueue = Any
 AnyClient = Any
@@ -36,12 +38,12 @@ class Place:
     """One kind of client over one backend."""
 
     driver: str
-    backend: type[Standard] = Standard
+    kind: Kind = STANDARD
 
     @property
     def name(self) -> str:
         """How reports call it."""
-        return self.driver if self.backend is Standard else f"{self.backend.kind}-{self.driver}"
+        return self.driver if self.kind.name == "standard" else f"{self.kind.name}-{self.driver}"
 
     @property
     def server(self) -> bool:
@@ -52,13 +54,13 @@ class Place:
     def offers(self) -> frozenset[str]:
         """What tests may need of it."""
         more = {"sessions"} if self.server else {"no sessions"}
-        more.add("fifo" if self.backend is Standard else self.backend.kind)
-        return self.backend.capabilities | more
+        more.add("fifo" if self.kind.name == "standard" else self.kind.name)
+        return self.kind.capabilities | more
 
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
-    *(Place(driver, Newest) for driver in ("memory", "pymongo", "asyncmongo")),
+    *(Place(driver, Newest()) for driver in ("memory", "pymongo", "asyncmongo")),
 ]
 
 
@@ -121,22 +123,42 @@ class World:
         return 250 if self.place.server else 110
 
 
+class KindClient:
+    """A client whose queues are of the place's kind, but for those that a plan made by name."""
+
+    def __init__(self, client: AnyClient, place: Place, raw: Any) -> None:
+        self._client = client
+        self._place = place
+        self._raw = raw
+
+    def queue(self, name: str, model: Any = None, **options: Any) -> AnyQueue:
+        """As Client.queue."""
+        database = self._client.database if self._raw is None else self._raw
+        record = database[self._client.namespace].find_one({"_id": f"~queue:{name}"})
+        # A queue that a plan made by name, such as a dead-letter queue, is a standard one.
+        standard = name.endswith(".dead") or (record is not None and record["kind"] == "standard")
+        kind = "standard" if standard else self._place.kind.name
+        return self._client.queue(name, model, **{"kind": kind, **options})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 @contextmanager
 def open_world(place: Place, base: str | None) -> Iterator[World]:
     """A world of its own; ``base`` is the URL of a server, for the places that need one."""
-    blocking, twin = (
-        (Client, AsyncClient) if place.backend is Standard else (NewestClient, AsyncNewestClient)
-    )
     with ExitStack() as stack:
         portal: BlockingPortal | None = None
         if place.driver in ("async-memory", "asyncmongo", "motor"):
             portal = stack.enter_context(start_blocking_portal())
 
         def connect(target: Any, **options: Any) -> AnyClient:
-            carried = None if portal is None else PortalClient(portal, twin(target, **options))
-            client = blocking(target, **options) if carried is None else cast(Client, carried)
+            client: Any = Client if portal is None else AsyncClient
+            client = client(target, **options)
+            if portal is not None:
+                client = PortalClient(portal, client)
             stack.callback(client.close)
-            return client
+            return client if place.kind.name == "standard" else KindClient(client, place, raw)
 
         target: Any = "memory:"
         raw: Any = None

@@ -19,7 +19,7 @@ import typer.main
 
 import pyqueue
 from pyqueue import AsyncClient, Client, Queue
-from pyqueue.backends import standard
+from pyqueue.backends import transitions
 from pyqueue.cli import app
 from pyqueue.embedded import EmbeddedServer
 from tests.docs.pages import ROOT, Block, anchors, blocks, commands, links, pages, prose
@@ -318,7 +318,7 @@ def test_the_reference_has_every_field(name: str) -> None:
 
 def test_the_states_page_has_every_stored_field(client: Client) -> None:
     """What is really stored, over a message's life, and what the code names."""
-    found = {*standard.HELD, *standard.STAY}
+    found = {*transitions.HELD_FIELDS, *transitions.STAY_FIELDS}
     queue = client.queue("a", int, history=60)
     other = client.queue("b", history=60)
     queue.push(1, key="k", headers={"a": 1})

@@ -131,7 +131,7 @@ def suffices(url: str) -> bool:
 
 def test_the_commands_are_those_of_the_code() -> None:
     written = statements()
-    expected = [namespace._command("pyqueue", name).strip() for name in namespace.INDEXES]
+    expected = [namespace.shell_command("pyqueue", name).strip() for name in namespace.INDEXES]
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
     assert [f"db.{line}" for line in plain[:-1]] == expected
     assert 'createCollection("pyqueue.signals", {capped: true, size: 1048576})' in written[-1]

@@ -24,7 +24,7 @@ from pyqueue import (
     QueueError,
     Reservation,
 )
-from pyqueue.backends.standard import Options
+from pyqueue.backends.options import Options
 from pyqueue.messages import message_of
 from pyqueue.payloads import OPTIONS
 from tests.contract.world import AnyQueue

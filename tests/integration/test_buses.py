@@ -153,7 +153,7 @@ def test_a_pause_travels_and_stays(
     other.do(f"queue = fresh({url!r}, {bus!r})")
     began = time.monotonic()
     other.do("queue.pause()")
-    until(lambda: runner_of(client).waiters("jobs").head.paused)
+    until(lambda: runner_of(client).waiters("jobs").scan.paused)
     assert time.monotonic() - began < 2.5  # without a bus it would take 5 s
     other.do("queue.push(1)")
     other.do(

@@ -13,7 +13,8 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
-from pyqueue.backends.bulk import NewMessage, pass_on
+from pyqueue.backends.moving import move_each
+from pyqueue.backends.options import NewMessage
 from pyqueue.connecting import runner_of
 from pyqueue.memory import MemoryCollection, memory_database
 from pyqueue.queues import backend_of
@@ -73,7 +74,9 @@ def test_moves_to_taken_keys_are_refused_alone(client: Client) -> None:
     queue.push_many(range(4))
     held = queue.reserve_many(4, timeout=0)
     pairs = [(each, NewMessage(None, each.payload, None, f"k{each.payload}")) for each in held]
-    outcomes = runner_of(client).run(pass_on(backend_of(queue), backend_of(target), pairs))
+    outcomes = runner_of(client).run(
+        move_each(queue.name, backend_of(queue).kind, backend_of(target).target, pairs)
+    )
     refused = [each.payload for each, outcome in outcomes if isinstance(outcome, DuplicateKey)]
     assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == (
         [2],

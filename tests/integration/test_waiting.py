@@ -416,7 +416,7 @@ def test_paused_queue_waits_until_resume(
     for _ in range(3):
         future = waiting(pool, consumer, queue, queue.reserve)
         other.pause()
-        eventually(lambda: runner_of(consumer).waiters("jobs").head.paused)
+        eventually(lambda: runner_of(consumer).waiters("jobs").scan.paused)
         other.push("while paused")
         began = time.monotonic()
         assert queue.pop(0.2) is None

@@ -19,7 +19,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends.options import Options
+from pyqueue.backends.pushing import new_document
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.requests import Change, Coalesce, Command, EnsureQueue, ServerTime, Signal
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
@@ -96,7 +98,6 @@ class Explorer:
     """All states that can be reached.
 
     Args:
-        backend: the plans.
         acts: what consumers do: take, pop, move, commit, rollback, release.
         limits: how many they receive at most, each as an act of its own.
         memory: how many reservations a consumer remembers.
@@ -105,7 +106,6 @@ class Explorer:
 
     def __init__(
         self,
-        backend: type[Standard] = Standard,
         *,
         acts: Sequence[str] = ("take", "move", "commit"),
         limits: Sequence[int] = (2,),
@@ -124,14 +124,15 @@ class Explorer:
         )
         options = Options(lease=LEASE.total_seconds(), max_tries=None)
         self._backends = {
-            queue: backend(queue, options, command_timeout=LEASE.total_seconds()) for queue in LOOP
+            queue: QueuePlans(queue, options, command_timeout=LEASE.total_seconds())
+            for queue in LOOP
         }
         self._asker = Process(World(0), "a")
         self._store = self._asker.world.store
         self._ids = frozenset(f"m{n}" for n in range(1, messages + 1))
         self._begin = State(
             {
-                id: self._backends["a"]._document(NOW, NOW, 0, None, None, id)
+                id: new_document("a", self._backends["a"].kind, None, NOW, NOW, 0, None, None, id)
                 for id in sorted(self._ids)
             },
             NOW,
@@ -193,8 +194,8 @@ class Explorer:
     def _determined(self) -> Iterator[None]:
         """Tokens and random numbers are told by the state."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pyqueue.tokens.new", lambda: next(self._made))
-            patch.setattr("pyqueue.backends.standard.random.randrange", self._number)
+            patch.setattr("pyqueue.backends.transitions.new_token", lambda: next(self._made))
+            patch.setattr("pyqueue.backends.claiming.random.randrange", self._number)
             yield
 
     def _number(self, bound: int) -> int:
@@ -373,7 +374,7 @@ class Explorer:
         backend = self._backends[act.queue]
         if act.name in ("take", "pop"):
             line = Waiters("t")
-            line.head.flag_read = NOW + timedelta(days=1000)  # nobody pauses here
+            line.scan.flag_read = NOW + timedelta(days=1000)  # nobody pauses here
             return backend.receive(line, act.limit, timeout=0, pop=act.name == "pop")
         if act.name == "move":
             return backend.move(

@@ -19,7 +19,6 @@ import pymongo
 import pytest
 
 from pyqueue import Client
-from pyqueue.backends.standard import Standard
 from pyqueue.client import runner_of
 from pyqueue.connecting import Connection
 from pyqueue.drivers import Driver
@@ -69,9 +68,7 @@ def virtual_time() -> Iterator[Time]:
 class Cluster:
     """One database, some clients of it, and the time."""
 
-    def __init__(
-        self, place: Place, time: Time, backend: type[Standard] = Standard, clients: int = 3
-    ) -> None:
+    def __init__(self, place: Place, time: Time, clients: int = 3) -> None:
         self._time = time
         self._read = place.read
         #: The virtual time is this world's, in milliseconds.
@@ -82,7 +79,7 @@ class Cluster:
         skews = (0.0, 18_000.0, -400.0)
         self.clients = [
             VirtualClient(
-                self, Computer(skews[which] if place.corrects else 0, 100.0 * which), place, backend
+                self, Computer(skews[which] if place.corrects else 0, 100.0 * which), place
             )
             for which in range(clients)
         ]
@@ -190,11 +187,8 @@ class VirtualConnection(Connection):
 class VirtualClient(Client):
     """A client on a machine of the cluster."""
 
-    def __init__(
-        self, cluster: Cluster, computer: Computer, place: Place, backend: type[Standard]
-    ) -> None:
+    def __init__(self, cluster: Cluster, computer: Computer, place: Place) -> None:
         connection = VirtualConnection(cluster, computer, place)
-        connection.backend = backend
         super(Client, self).__init__(connection)
         self._cluster, self.computer = cluster, computer
 

@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqueue import UNCHANGED, Backoff, LeaseLost, Reservation
+from pyqueue.backends import receiving, transitions
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.receiving import PAUSE_READ_INTERVAL_S
 from pyqueue.backends.scan import ScanState
-from pyqueue.backends.standard import PAUSE, Options, Standard
 from pyqueue.requests import Plan, Signal
 from tests.model.profiles import LONG, SHORT
 from tests.plans.store import Process, Task, World, instant
@@ -103,15 +106,14 @@ class Scene:
         clients: int = 1,
         fate: tuple[float, float, float] = (0, 0, 0),
         seed: int = 0,
-        backend: type[Standard] = Standard,
     ) -> None:
         self.world = World(seed, lost=fate[0], doubled=fate[1], late=fate[2])
         self.random = self.world.random
         options = Options(
             dead_letter="a.dead", max_tries=3, poll=POLL / 1000, backoff=Backoff(jitter=0)
         )
-        self.queues = {name: backend(name, options) for name in QUEUES}
-        self.queues["b"] = backend("b", replace(options, history=10**6))
+        self.queues = {name: QueuePlans(name, options) for name in QUEUES}
+        self.queues["b"] = QueuePlans("b", replace(options, history=10**6))
         self.clients: list[dict[str, Seat]] = []
         for _ in range(clients):
             client: dict[str, Seat] = {}
@@ -183,7 +185,7 @@ class Scene:
         time = self.world.time
         if each.id in self.finished:
             raise Broken(f"{each.id} came again after it was finished, at {time:.0f}")
-        if time - self.paused.get(queue, time) > 1000 * PAUSE + TOLERANCE:
+        if time - self.paused.get(queue, time) > 1000 * PAUSE_READ_INTERVAL_S + TOLERANCE:
             raise Broken(
                 f"{each.id} came from {queue} at {time:.0f}, which is paused since {self.paused[queue]:.0f}"
             )
@@ -195,7 +197,7 @@ class Scene:
         else:
             self.tokens.add((each.id, each.token))
 
-    def _settle(self, seat: Seat, queue: Standard, each: Reservation[Any], how: str) -> Task:
+    def _settle(self, seat: Seat, queue: QueuePlans, each: Reservation[Any], how: str) -> Task:
         plans: dict[str, Callable[[], Plan[None]]] = {
             "commit": lambda: queue.commit((each,)),
             "rollback": lambda: queue.rollback((each,), delay=0),
@@ -366,8 +368,8 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def play(scene: dict[str, Any], backend: type[Standard] = Standard) -> Scene:
-    played = Scene(**scene, backend=backend)
+def play(scene: dict[str, Any]) -> Scene:
+    played = Scene(**scene)
     played.run(38)
     return played
 
@@ -404,32 +406,31 @@ LEFT: dict[str, Any] = {
 }
 
 
-class Sleepy(Standard):
-    """Waits for the bus alone."""
-
-    __slots__ = ()
-
-    def _until(self, head: ScanState, now: datetime) -> Plan[datetime]:
-        yield from super()._until(head, now)
-        return now + timedelta(hours=1)
+def sleepy(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
+    """Wait for the bus alone."""
+    yield from WAKE_TIME(queue, scan, now, poll_s)
+    return now + timedelta(hours=1)
 
 
-class Greedy(Standard):
-    """Claims whatever there is."""
-
-    __slots__ = ()
-
-    def claimable(self, now: datetime, floor: Any = None) -> dict[str, Any]:
-        return {"q": self.queue, "_id": super().claimable(now)["_id"]}
+WAKE_TIME = receiving._wake_time
 
 
-def test_without_the_poll_it_waits_for_ever() -> None:
+def greedy(queue: str, now: datetime, start: Any) -> dict[str, Any]:
+    """Claim whatever there is."""
+    return {"q": queue, "_id": {"$ne": transitions.record_id(queue)}}
+
+
+def test_without_the_poll_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(play(UNTOLD).delivered) == 1
+    monkeypatch.setattr(receiving, "_wake_time", sleepy)
     with pytest.raises(Broken, match="waits in a for"):
-        play(UNTOLD, Sleepy)
+        play(UNTOLD)
 
 
-def test_without_the_time_in_the_claim_it_is_received_twice() -> None:
+def test_without_the_time_in_the_claim_it_is_received_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert len(play(LEFT).delivered) > 2
+    monkeypatch.setattr(transitions, "claimable", greedy)
     with pytest.raises(Broken, match="under a live lease"):
-        play(LEFT, Greedy)
+        play(LEFT)

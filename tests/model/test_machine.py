@@ -5,8 +5,8 @@ A failure prints its steps, which can be run as they stand on a ``Machine`` of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pymongo
 import pytest
@@ -14,18 +14,18 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pyqueue import Reservation
-from pyqueue.backends.standard import Standard
+from pyqueue.backends import transitions
 from tests.model.machine import Machine
 from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 
 
-def play(place: Place, options: settings, backend: type[Standard] = Standard) -> None:
+def play(place: Place, options: settings) -> None:
     """Run the machine there."""
     with virtual_time() as time:
 
         class Here(Machine):
-            make = staticmethod(lambda: Cluster(place, time, backend))
+            make = staticmethod(lambda: Cluster(place, time))
 
         run_state_machine_as_test(Here, settings=options)
 
@@ -52,56 +52,45 @@ def test_mongod(server: Place) -> None:
 # ---- what breaks a rule is seen
 
 
-class Tokenless(Standard):
-    """Settles by the id alone."""
-
-    __slots__ = ()
-
-    def _held(self, members: Sequence[Reservation[Any]]) -> dict[str, Any]:
-        return {"_id": {"$in": [each.id for each in members]}, "processed": {"$exists": False}}
+def tokenless(members: Sequence[Reservation[Any]]) -> dict[str, Any]:
+    """Settle by the id alone."""
+    return {"_id": {"$in": [each.id for each in members]}, "processed": {"$exists": False}}
 
 
-class Careless(Standard):
-    """Leaves something as it was, in messages that move on."""
+LEAVING = transitions.leaving
 
-    __slots__ = ()
 
-    kept: ClassVar[str]
+def keeping(kept: str) -> Callable[..., Any]:
+    """Leave this field as it was in messages that move on."""
 
-    def leaving(self, *args: Any, **options: Any) -> dict[str, Any]:
-        update = super().leaving(*args, **options)
+    def leaving(*args: Any, **options: Any) -> dict[str, Any]:
+        update = LEAVING(*args, **options)
         for fields in update.values():
-            fields.pop(self.kept, None)
-        # The backend takes the renaming of keys out itself where it does not belong.
-        return {
-            operator: fields
-            for operator, fields in update.items()
-            if fields or operator == "$rename"
-        }
+            fields.pop(kept, None)
+        # A burial removes $rename itself.
+        return {name: fields for name, fields in update.items() if fields or name == "$rename"}
+
+    return leaving
 
 
-class KeepsTries(Careless):
-    __slots__ = ()
-    kept = "tries"
-
-
-class KeepsToken(Careless):
-    __slots__ = ()
-    kept = "token"
-
-
-class KeepsKey(Careless):
-    __slots__ = ()
-    kept = "key"
-
-
-@pytest.mark.parametrize("backend", [Tokenless, KeepsTries, KeepsToken, KeepsKey])
-def test_what_breaks_a_rule_is_seen(backend: type[Standard]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "mutant"),
+    [
+        ("holds_filter", tokenless),
+        ("leaving", keeping("tries")),
+        ("leaving", keeping("token")),
+        ("leaving", keeping("key")),
+    ],
+    ids=["tokenless", "keeps tries", "keeps token", "keeps key"],
+)
+def test_what_breaks_a_rule_is_seen(
+    monkeypatch: pytest.MonkeyPatch, rule: str, mutant: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(transitions, rule, mutant)
     with pytest.raises(AssertionError):
         play(
             plans_place(),
             SHORT(max_examples=200, stateful_step_count=25, phases=[Phase.generate]),
-            backend,
         )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pyqueue import Reservation
+from pyqueue.backends import transitions
 from pyqueue.backends.scan import ScanStart
-from pyqueue.backends.standard import Standard
 from tests.model.explorer import Broken, Explorer
 
 MOVES: dict[str, Any] = {"acts": ("take", "move", "rollback"), "limits": (2,)}
@@ -62,47 +62,34 @@ def test_every_interleaving_at_length(scene: Scene) -> None:
 # ---- what each fence is for: without it, the exploration objects
 
 
-class Tokenless(Standard):
-    """Settles by the id alone."""
-
-    __slots__ = ()
-
-    def _held(self, members: Sequence[Reservation[Any]]) -> dict[str, Any]:
-        return {"_id": {"$in": [each.id for each in members]}, "processed": {"$exists": False}}
+def tokenless(members: Sequence[Reservation[Any]]) -> dict[str, Any]:
+    """Settle by the id alone."""
+    return {"_id": {"$in": [each.id for each in members]}, "processed": {"$exists": False}}
 
 
-class Crossed(Standard):
-    """Settles any of these ids by any of these tokens."""
-
-    __slots__ = ()
-
-    def _held(self, members: Sequence[Reservation[Any]]) -> dict[str, Any]:
-        tokens = {"$in": [each.token for each in members]}
-        return super()._held(members[:1]) | {
-            "_id": {"$in": [each.id for each in members]},
-            "token": tokens,
-        }
+def crossed(members: Sequence[Reservation[Any]]) -> dict[str, Any]:
+    """Settle any of these ids by any of these tokens."""
+    return tokenless(members) | {"token": {"$in": [each.token for each in members]}}
 
 
-class Timeless(Standard):
-    """Claims whatever there is."""
-
-    __slots__ = ()
-
-    def claimable(self, now: Any, floor: ScanStart | None = None) -> dict[str, Any]:
-        return {"q": self.queue, "_id": super().claimable(now)["_id"]}
+def timeless(queue: str, now: Any, start: ScanStart | None) -> dict[str, Any]:
+    """Claim whatever there is."""
+    return {"q": queue, "_id": {"$ne": transitions.record_id(queue)}}
 
 
 @pytest.mark.parametrize(
-    ("backend", "scene", "objection"),
+    ("fence", "mutant", "scene", "objection"),
     [
-        (Tokenless, "moves", "settled by another"),
-        (Crossed, "moves of what is held", "settled by another"),
-        (Timeless, "commits with answers lost", "claimed under the live lease"),
+        ("holds_filter", tokenless, "moves", "settled by another"),
+        ("holds_filter", crossed, "moves of what is held", "settled by another"),
+        ("claimable", timeless, "commits with answers lost", "claimed under the live lease"),
     ],
 )
-def test_without_its_fence_it_breaks(backend: type[Standard], scene: str, objection: str) -> None:
-    explorer = Explorer(backend, **SCENES[scene].scene)
+def test_without_its_fence_it_breaks(
+    monkeypatch: pytest.MonkeyPatch, fence: str, mutant: Any, scene: str, objection: str
+) -> None:
+    monkeypatch.setattr(transitions, fence, mutant)
+    explorer = Explorer(**SCENES[scene].scene)
     with pytest.raises(Broken, match=objection) as caught:
         explorer.explore(SCENES[scene].steps, *SCENES[scene].opening)
     # And it says how to get there again.

@@ -6,11 +6,13 @@ from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.messages import Reservation
 from pyqueue.requests import Coalesce, Command, EnsureQueue, Listen, Plan, ServerTime, Signal, Wait
 
-__all__ = ["NOW", "Runner", "after", "reservation", "standard"]
+__all__ = ["NOW", "Runner", "after", "giving", "reservation", "standard"]
 
 T = TypeVar("T")
 
@@ -23,9 +25,14 @@ def after(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def standard(queue: str = "a", **options: Any) -> Standard:
+def standard(queue: str = "a", **options: Any) -> QueuePlans:
     """The backend under test."""
-    return Standard(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
+    return QueuePlans(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
+
+
+def giving(backend: QueuePlans) -> tuple[str, Kind, float | None]:
+    """What the plans that give back need of a queue."""
+    return backend.queue, backend.kind, backend.options.history
 
 
 def reservation(

@@ -382,7 +382,7 @@ class Process:
     ) -> None:
         self.world, self.queue, self.skew = world, queue, skew
         self.line = Waiters(queue)
-        self.line.head = head()
+        self.line.scan = head()
         self.commands: list[Any] = []
         self._listening = False
         self._heard: list[datetime | None] = []

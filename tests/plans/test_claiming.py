@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from pyqueue import DuplicateKey, InvalidMessage, Unavailable
+from pyqueue.backends.giving_back import undo_pop, undo_reserve
+from pyqueue.backends.invalid import decode
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.waiters import Waiters
-from tests.plans.runner import NOW, Runner, after, standard
+from tests.plans.runner import NOW, Runner, after, giving, standard
 
 
 def document(id: str, **fields: Any) -> dict[str, Any]:
@@ -376,7 +378,7 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
 def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_due() -> None:
     def line() -> Waiters:
         line = Waiters("t")
-        line.head.floor, line.head.sweep_at = (after(-1), None), after(0.001)
+        line.scan.lower_bound, line.scan.rescan_at = (after(-1), None), after(0.001)
         return line
 
     def late(command: Any) -> None:
@@ -425,7 +427,11 @@ def test_giving_back_a_reservation_leaves_no_trace() -> None:
         document(id, token="t1", when=after(60), due=due)
         for id, due in (("m1", NOW), ("m2", after(1)))
     ]
-    runner.run(backend.undo_reserve([(each, backend._message(each, NOW, 60)) for each in taken]))
+    runner.run(
+        undo_reserve(
+            *giving(backend), [(each, decode(backend.codec, each, NOW, 60)) for each in taken]
+        )
+    )
     (command,) = runner.commands  # one, however many they are: nobody can receive them meanwhile
     assert [filter for filter, _ in command.pairs] == [
         {"_id": id, "token": "t1"} for id in ("m1", "m2")
@@ -441,7 +447,7 @@ def test_giving_back_a_pop_inserts_the_same_message() -> None:
     runner = Runner([])
     backend = standard()
     popped = document("m1", key="k", tries=2, headers={"a": 1})
-    runner.run(backend.undo_pop([(popped, backend._message(popped, NOW))]))
+    runner.run(undo_pop(*giving(backend), [(popped, decode(backend.codec, popped, NOW))]))
     (command,) = runner.commands
     assert isinstance(command, Insert)
     assert command.documents == [popped]
@@ -451,7 +457,9 @@ def test_giving_back_many_pops_is_one_command_and_one_more_for_keys_that_were_ta
     runner = Runner([WriteFailure(1, "key", DuplicateKey("taken"))], [])
     backend = standard()
     popped = [document(id, key=key) for id, key in (("m1", "k1"), ("m2", "k2"))]
-    runner.run(backend.undo_pop([(each, backend._message(each, NOW)) for each in popped]))
+    runner.run(
+        undo_pop(*giving(backend), [(each, decode(backend.codec, each, NOW)) for each in popped])
+    )
     assert [[each["_id"] for each in command.documents] for command in runner.commands] == [
         ["m1", "m2"],
         ["m2"],

@@ -18,7 +18,8 @@ from bson import ObjectId
 
 from pyqueue.backends import named_claims as module
 from pyqueue.backends.named_claims import NamedClaims, divided
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import DuplicateKey, Fenced, InvalidMessage, QueueError
 from pyqueue.messages import Backoff, Id
 from pyqueue.requests import Change, Delete, Find, Plan, Update, WriteFailure
@@ -35,7 +36,7 @@ class Bench:
         self.world = World(seed=1)
         self.process = Process(self.world, "a")
         options = {"max_tries": None, "backoff": Backoff(base=0)} | options
-        self.backend = Standard("a", Options(dead_letter="a.dead", **options))
+        self.backend = QueuePlans("a", Options(dead_letter="a.dead", **options))
         self.push(*(f"m{number:04}" for number in range(count)))
 
     def push(self, *ids: Id, **fields: Any) -> None:
@@ -83,7 +84,9 @@ class Bench:
 
 def test_a_takeover_that_others_are_always_faster_at_gives_up() -> None:
     """Each time it looks, another has taken the group over in between."""
-    runner = Runner(*[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * module.TRIES)
+    runner = Runner(
+        *[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * module.TAKEOVER_TRIES
+    )
     with pytest.raises(Fenced):
         runner.run(NamedClaims(standard(), "g").adopt(LEASE))
     assert runner.answers == []
@@ -116,7 +119,7 @@ def test_what_has_an_id_that_is_none_is_put_away_and_the_look_goes_on() -> None:
 
 
 def test_of_a_group_that_nobody_had_nothing_stands() -> None:
-    standing = Bench(1).run(Bench().claims().standing())
+    standing = Bench(1).run(Bench().claims().progress())
     assert (standing.acknowledged, standing.claimed, standing.token) == (0, 0, "")
 
 
@@ -171,11 +174,11 @@ def test_parts_hold_all_of_both_types_of_id(parts: int) -> None:
     token = bench.run(claims.adopt(LEASE))
     bench.run(claims.claim(token, 4, LEASE))
     bench.run(claims.claim(token, 10, LEASE))
-    spans = bench.run(claims.spans(token, 0, 2, parts))
+    spans = bench.run(claims.ranges(token, 0, 2, parts))
     assert len(spans) == parts
     read = [each["_id"] for span in spans for each in bench.run(claims.read(span))]
     assert Counter(read) == Counter(each["_id"] for each in bench.messages)
-    (second,) = bench.run(claims.spans(token, 1, 2, 1))
+    (second,) = bench.run(claims.ranges(token, 1, 2, 1))
     assert len(bench.run(claims.read(second))) == 3
 
 
@@ -204,7 +207,7 @@ def test_claims_are_numbered() -> None:
     assert Counter(each["claim"]["n"] for each in bench.messages) == {1: 2, 2: 2, 3: 1}
     assert {each["claim"]["g"] for each in bench.messages} == {"a~g"}
     assert {each["token"] for each in bench.messages} == {token}
-    standing = bench.run(claims.standing(token))
+    standing = bench.run(claims.progress(token))
     assert (standing.acknowledged, standing.claimed) == (0, 3)
     assert bench.run(claims.acknowledge(token, 2)) == 4
     assert (bench.state()["n"], bench.state()["claimed"]) == (2, 3)
@@ -238,7 +241,7 @@ def test_no_claim_is_larger_than_one_command_can_acknowledge() -> None:
     assert runner.run(NamedClaims(standard(), "g").claim("t", 10**9, LEASE)) is None
     look = runner.commands[-1]
     assert isinstance(look, Find)
-    assert look.limit == module.MOST
+    assert look.limit == module.MAX_CLAIM
 
 
 def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:
@@ -320,7 +323,7 @@ def test_the_former_runner_is_fenced(plan: str) -> None:
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
     bench.run(claims.claim(first, 2, LEASE))
-    (span,) = bench.run(claims.spans(first, 0, 1, 1))
+    (span,) = bench.run(claims.ranges(first, 0, 1, 1))
     bench.run(claims.adopt(LEASE))
     before = {id: dict(each) for id, each in bench.world.store.documents.items()}
     plans: dict[str, Plan[Any]] = {
@@ -329,7 +332,7 @@ def test_the_former_runner_is_fenced(plan: str) -> None:
         "renew": claims.renew(first, LEASE),
         "read": claims.read(span),
         "rollback": claims.rollback(first, 1),
-        "standing": claims.standing(first),
+        "standing": claims.progress(first),
     }
     with pytest.raises(Fenced, match=r"group 'g' of queue 'a'"):
         bench.run(plans[plan])
@@ -533,7 +536,7 @@ class Audit:
 
 
 def runner(
-    process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float
+    process: Process, backend: QueuePlans, audit: Audit, rng: random.Random, lease: float
 ) -> Task:
     """Works on one batch after the other until nothing is left or it is fenced; renews now and then, fails now and then."""
     claims, world = NamedClaims(backend, "g"), process.world
@@ -542,7 +545,7 @@ def runner(
             token, upto, ids = yield from process.run(claims.begin(rng.randint(1, 8), lease))
             if not ids:
                 return
-            for span in (yield from process.run(claims.spans(token, 0, upto, rng.randint(1, 3)))):
+            for span in (yield from process.run(claims.ranges(token, 0, upto, rng.randint(1, 3)))):
                 for document in (yield from process.run(claims.read(span))):
                     audit.read.add((document["_id"], token))
             for _ in range(rng.randint(0, 2)):
@@ -557,7 +560,7 @@ def runner(
 
 
 def thief(
-    process: Process, backend: Standard, audit: Audit, rng: random.Random, lease: float
+    process: Process, backend: QueuePlans, audit: Audit, rng: random.Random, lease: float
 ) -> Task:
     """Takes what has run out, as any other group does, and gives some of it back."""
     claims, world = NamedClaims(backend, "thief"), process.world
@@ -575,7 +578,7 @@ def thief(
 def test_whatever_dies_nothing_is_lost_or_done_unread(seed: int) -> None:
     rng = random.Random(seed)
     world = World(seed)
-    backend = Standard(
+    backend = QueuePlans(
         "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05))
     )
     ids = [f"m{number:02}" for number in range(25)]
@@ -613,7 +616,7 @@ def test_the_simulation_meets_what_it_is_about() -> None:
     fenced = 0
     for seed in range(20):
         rng, world, audit = random.Random(seed), World(seed), Audit()
-        backend = Standard(
+        backend = QueuePlans(
             "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0))
         )
         for number in range(25):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError, DuplicateKey, Unavailable
-from pyqueue.backends.standard import Options, Standard
+from pyqueue.backends import kind
+from pyqueue.backends.giving_back import undo_reserve
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.standard import Standard
 from pyqueue.requests import FindAndModify, Insert, Plan, WriteFailure
-from tests.plans.runner import NOW, Runner, after, reservation, standard
+from tests.plans.runner import NOW, Runner, after, giving, reservation, standard
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -72,16 +76,20 @@ def test_a_push_signals_once_if_anything_came_in(count: int, session: Any) -> No
     assert runner.signals == []
 
 
+@pytest.fixture(autouse=True)
+def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kind._kinds, "bare", Bare())
+
+
 class Bare(Standard):
     """A kind of queue that offers nothing beyond push, claim and settle."""
 
-    kind: ClassVar[str] = "bare"
-    capabilities: ClassVar[frozenset[str]] = frozenset()
-    __slots__ = ()
+    name = "bare"
+    capabilities = frozenset()
 
 
-def bare() -> Bare:
-    return Bare("a", Options(dead_letter="a.dead"), owner="me")
+def bare(**options: Any) -> QueuePlans:
+    return QueuePlans("a", Options(dead_letter="a.dead", **options), kind="bare", owner="me")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def bare() -> Bare:
         ("dead_letter", lambda: bare().bury((reservation("m1"),), error="odd")),
         ("dead_letter", lambda: bare().redrive()),
         ("history", lambda: bare().replay(("m1",))),
-        ("history", lambda: Bare("a", Options(dead_letter="a.dead", history=60))),
+        ("history", lambda: bare(history=60)),
     ],
 )
 def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked(
@@ -109,7 +117,9 @@ def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked
 def test_the_place_of_a_document_that_says_no_instant_is_before_all_others() -> None:
     """It is buried when it is claimed; its place is only asked for to give back what was claimed with it."""
     runner = Runner(lambda command: command.pairs)
-    plan: Plan[None] = standard().undo_reserve([({"_id": "m", "token": "t", "when": "soon"}, None)])  # type: ignore[list-item]
+    plan: Plan[None] = undo_reserve(
+        *giving(standard()), [({"_id": "m", "token": "t", "when": "soon"}, reservation("m"))]
+    )
     runner.run(plan)
     ((_, update),) = runner.commands[0].pairs
     assert update["$set"]["when"] < after(-1e9)

@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue.backends import scan as rules
+from pyqueue.backends import transitions
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import ScanStart, ScanState
-from pyqueue.backends.standard import Options, Standard
 from pyqueue.errors import LeaseLost
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.requests import Find, FindAndModify
@@ -68,8 +70,8 @@ class Consumer:
     begins: float = 0
 
 
-def backend(queue: str = "a") -> Standard:
-    return Standard(
+def backend(queue: str = "a") -> QueuePlans:
+    return QueuePlans(
         queue,
         Options(
             dead_letter=f"{queue}.dead", max_tries=None, poll=POLL / 1000, backoff=Backoff(jitter=0)
@@ -367,9 +369,9 @@ def test_nothing_is_hidden_lost_or_delivered_twice_at_length(scene: dict[str, An
 class Unswept(ScanState):
     """Sweeps once."""
 
-    def looked(self, start: ScanStart | None, *rest: Any, **more: Any) -> None:
-        super().looked(start, *rest, **more)
-        self.sweep_at = after(10_000)
+    def scanned(self, start: ScanStart | None, *rest: Any, **more: Any) -> None:
+        super().scanned(start, *rest, **more)
+        self.rescan_at = after(10_000)
 
 
 class Deaf(ScanState):
@@ -407,37 +409,37 @@ def test_an_expired_lease_of_another_process_is_found() -> None:
 
 def test_a_floor_is_lowered_to_what_is_told_of() -> None:
     head = ScanState()
-    head.looked(None, NOW, NOW, None, 15, ended=True)
+    head.scanned(None, NOW, NOW, None, 15, ended=True)
     assert head.start(after(0.5)) == (NOW - rules.SLACK, None)
     head.on_signal(after(-60))
     assert head.start(after(0.5)) == (after(-60), None)
-    head.looked((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
+    head.scanned((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
     head.wake_at(after(0.6))
     assert head.start(after(0.55)) == (after(0), None)
-    head.looked(
+    head.scanned(
         (after(0), None), after(3), after(3), (after(2.9), "m1"), 15, ended=True
     )  # its end was not thought of meanwhile
-    head.sweep_at = after(10)
+    head.rescan_at = after(10)
     assert head.start(after(4)) == (after(0.6), None)
 
 
 def test_a_look_further_on_proves_nothing_of_what_lies_before() -> None:
-    head = ScanState(floor=(NOW, "m1"), sweep_at=after(5))
-    head.looked((NOW, "m1"), after(1), after(1), None, 15, ended=False)
-    assert head.floor == (NOW, "m1")
+    head = ScanState(lower_bound=(NOW, "m1"), rescan_at=after(5))
+    head.scanned((NOW, "m1"), after(1), after(1), None, 15, ended=False)
+    assert head.lower_bound == (NOW, "m1")
 
 
 def test_of_one_instant_everything_is_looked_at() -> None:
     """Ids say nothing of what came first within a millisecond."""
-    head = ScanState(floor=(NOW, "m5"), sweep_at=after(5))
+    head = ScanState(lower_bound=(NOW, "m5"), rescan_at=after(5))
     head.move_start_back(NOW)
     assert head.start(NOW) == (NOW, None)
-    head.looked((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
+    head.scanned((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
     assert head.start(NOW) == (NOW, None)
-    head.looked(
+    head.scanned(
         (NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True
     )
-    assert head.floor == (NOW, "m5")
+    assert head.lower_bound == (NOW, "m5")
 
 
 def test_racing_producers_need_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,13 +457,13 @@ def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPat
     model = Model(Consumer(rest=40), pushes=pushes, head=Unswept)
     model.run(4)
     assert len(model.delivered) == 60
-    plain = Standard.claimable
+    plain: Any = transitions.claimable
 
-    def claimable(self: Standard, now: datetime, floor: ScanStart | None = None) -> dict[str, Any]:
-        match = plain(self, now, floor)
+    def claimable(queue: str, now: datetime, start: ScanStart | None) -> dict[str, Any]:
+        match: dict[str, Any] = plain(queue, now, start)
         return match | {"$or": match["$or"][:1] + match["$or"][-1:]} if "$or" in match else match
 
-    monkeypatch.setattr(Standard, "claimable", claimable)
+    monkeypatch.setattr(transitions, "claimable", claimable)
     with pytest.raises(Broken, match="was passed over"):
         Model(Consumer(rest=40), pushes=pushes, head=Unswept).run(4)
 
@@ -507,10 +509,10 @@ def test_a_client_that_comes_back_after_a_while_looks_from_the_bottom() -> None:
 def test_when_the_next_sweep_is(
     swept: bool, before: float | None, took: float, found: bool, ended: bool, next_: float | None
 ) -> None:
-    head = ScanState(floor=(NOW, "m0"), sweep_at=None if before is None else after(before))
+    head = ScanState(lower_bound=(NOW, "m0"), rescan_at=None if before is None else after(before))
     last: ScanStart | None = (after(-0.1), "m1") if found else None
-    head.looked(None if swept else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
-    assert head.sweep_at == (None if next_ is None else after(next_))
+    head.scanned(None if swept else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
+    assert head.rescan_at == (None if next_ is None else after(next_))
 
 
 def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something_came() -> None:
@@ -518,24 +520,24 @@ def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something
     rests = []
     at = 0.0
     for found in (False, False, False, True, False, False, False, False, False, False):
-        head.looked(
+        head.scanned(
             None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True
         )
-        assert head.sweep_at is not None
-        rests.append((head.sweep_at - after(at)).total_seconds())
+        assert head.rescan_at is not None
+        rests.append((head.rescan_at - after(at)).total_seconds())
         at += rests[-1]
     assert rests == [1, 2, 4, 1, 1, 2, 4, 8, 15, 15]
     for tell in (head.on_missed_signals, lambda: head.on_signal(after(at))):
         tell()
-        head.sweep_at = None
-        head.looked(None, after(at), after(at), None, 15, ended=True)
-        assert head.sweep_at == after(at + 1)
+        head.rescan_at = None
+        head.scanned(None, after(at), after(at), None, 15, ended=True)
+        assert head.rescan_at == after(at + 1)
     short = ScanState()
     for _ in range(3):
-        short.looked(None, after(at), after(at), None, 0.1, ended=True)
-        assert short.sweep_at is not None
-        assert (short.sweep_at - after(at)).total_seconds() == 1
-        short.sweep_at = None
+        short.scanned(None, after(at), after(at), None, 0.1, ended=True)
+        assert short.rescan_at is not None
+        assert (short.rescan_at - after(at)).total_seconds() == 1
+        short.rescan_at = None
 
 
 @pytest.mark.parametrize(
@@ -545,7 +547,7 @@ def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(
     took: float, found: bool, wanted: bool
 ) -> None:
     head = ScanState()
-    head.looked(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
+    head.scanned(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
     assert head.wants_sentinel(after(1)) == wanted
     assert head.wants_sentinel(after(took + 299.9)) == wanted
     assert not head.wants_sentinel(after(took + 300))
@@ -555,7 +557,7 @@ def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(
 
 
 def test_what_is_due_is_looked_at_and_known_no_more() -> None:
-    head = ScanState(floor=(after(10), None), sweep_at=after(60), due_known=True)
+    head = ScanState(lower_bound=(after(10), None), rescan_at=after(60), due_known=True)
     head.wake_at(after(5))
     head.wake_at(after(7))
     head.wake_at(after(3))
@@ -571,11 +573,11 @@ def test_what_is_due_is_looked_at_and_known_no_more() -> None:
 
 @pytest.mark.parametrize("sweep_at", [None, after(60)])
 def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> None:
-    head = ScanState(floor=(after(-9), None), sweep_at=sweep_at)
+    head = ScanState(lower_bound=(after(-9), None), rescan_at=sweep_at)
     start = head.start(NOW)
     head.on_missed_signals()
     head.on_signal(after(-0.1))  # of less, and no less in doubt
-    head.looked(start, NOW, after(0.1), None, 15, ended=True)
+    head.scanned(start, NOW, after(0.1), None, 15, ended=True)
     assert head.start(after(0.2)) == (rules.FIRST, None)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseLost, Unavailable
-from pyqueue.backends.bulk import NewMessage, pass_on
+from pyqueue.backends.applying import apply
+from pyqueue.backends.moving import move_each
+from pyqueue.backends.options import NewMessage
 from pyqueue.requests import (
     Change,
     Coalesce,
@@ -185,9 +187,10 @@ def test_of_a_batch_each_is_told_what_came_of_it() -> None:
     runner = Runner((1, [WriteFailure(0, "key", taken)]), stored)
     held = [reservation(f"m{n}", f"t{n}") for n in range(3)]
     outcomes = runner.run(
-        pass_on(
-            standard(),
-            standard("b"),
+        move_each(
+            "a",
+            standard().kind,
+            standard("b").target,
             [(each, NewMessage(None, each.id, None, "k")) for each in held],
         )
     )
@@ -260,7 +263,7 @@ def test_a_clash_is_told_to_the_call_that_caused_it_only() -> None:
                 request = plan.send("standard" if isinstance(request, EnsureQueue) else NOW)
             given.append(request.item)
             plan.close()
-        return (yield from backend._apply(given))
+        return (yield from apply(backend.queue, given))
 
     first, second = runner.run(acts())
     assert isinstance(first, DuplicateKey)

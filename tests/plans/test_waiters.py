@@ -41,13 +41,13 @@ def test_a_follower_is_called_when_the_leader_goes_on() -> None:
     line.enter(leader, after(15))
     line.enter(first, after(15))
     line.enter(second, after(15))
-    line.pass_on(False)
+    line.wake_next(False)
     assert (first.called, second.called) == (0, 0)  # somebody leads
     line.leave(leader, True)
-    line.pass_on(False)
+    line.wake_next(False)
     assert (first.called, second.called) == (1, 0)  # in order
     line.leave(first, False)
-    line.pass_on(False)
+    line.wake_next(False)
     assert second.called == 1
 
 
@@ -60,11 +60,11 @@ def test_after_finds_more_are_called() -> None:
     line.leave(leader, True)
     awake = []
     for _ in range(4):
-        line.pass_on(True)
+        line.wake_next(True)
         awake.append(sum(each.called for each in followers))
     assert awake == [1, 3, 7, 15]
-    line.pass_on(False)
-    line.pass_on(True)
+    line.wake_next(False)
+    line.wake_next(True)
     assert sum(each.called for each in followers) == 17
 
 
@@ -75,13 +75,13 @@ def test_one_who_left_is_not_called() -> None:
     line.enter(stays, after(15))
     line.leave(gone, False)
     line.leave(leader, True)
-    line.pass_on(True)
+    line.wake_next(True)
     assert (gone.called, stays.called) == (0, 1)
 
 
 def test_what_is_heard() -> None:
     line = Waiters("t")
-    head: Any = line.head
+    head: Any = line.scan
     head.flag_read = NOW
     assert line.on_signal(None, NOW)
     assert head.flag_read is None  # the record changed: read it again
@@ -145,7 +145,7 @@ class LineMachine(RuleBasedStateMachine):
     def go(self, caller: Caller, found: bool) -> None:
         """It found something; or it was cancelled, or timed out, perhaps with a call that it never saw."""
         self._leave(caller)
-        self.line.pass_on(found)
+        self.line.wake_next(found)
 
     @invariant()
     def at_most_one_leads(self) -> None:

@@ -15,7 +15,8 @@ import pymongo
 import pytest
 
 from pyqueue import Client
-from pyqueue.backends.bulk import NewMessage, Staging
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.staging import Staging
 from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
 from tests.spark.fakes import Flow
@@ -209,7 +210,7 @@ def test_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -
 def test_staged_messages_of_a_dead_writer_expire(flow: Flow) -> None:
     """The TTL index takes it away: its dates are dates."""
     runner_of(flow.client).run(
-        Staging(backend_of(flow.clean), "job").write(
+        Staging(backend_of(flow.clean).target, "job").write(
             "a", [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
         )
     )

@@ -16,8 +16,9 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from pyqueue import Client, Unavailable
-from pyqueue.backends.bulk import NewMessage, Staging
 from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.staging import Staging
 from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
 from pyqueue.requests import Plan, UpdateEach
@@ -28,7 +29,7 @@ from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
 pytestmark = pytest.mark.usefixtures("faked")
 
 #: More than any run here has commands.
-MOST = 200
+MAX_CLAIM = 200
 
 OUTPUTS = ("move", "transaction")
 
@@ -48,7 +49,7 @@ def tripled(frame: Frame) -> Frame:
 
 def crashes(run: Callable[[int], bool]) -> int:
     """Run with a crash at each command, until one run gets through. Answers how many there were."""
-    for at in range(1, MOST):
+    for at in range(1, MAX_CLAIM):
         if not run(at):
             return at - 1
     raise AssertionError("it has too many commands")
@@ -229,7 +230,7 @@ def test_write_that_dies_at_any_command_can_be_repeated(shared: Client) -> None:
         ]
 
         def job() -> None:
-            staging = Staging(backend, uuid4().hex)
+            staging = Staging(backend.target, uuid4().hex)
             places = {
                 "a": runner_of(shared).run(staging.write("a", rows[::2])),
                 "b": runner_of(shared).run(staging.write("b", rows[1::2])),

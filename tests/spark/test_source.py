@@ -21,8 +21,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, Fenced, Unavailable
-from pyqueue.backends.bulk import page, slices
 from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.slices import page, slices
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 from pyqueue.queues import backend_of
@@ -650,7 +650,7 @@ def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: in
     for _ in range(3):  # several claims at once, as after a death
         run(claims.claim(token, max(1, count // 3 + 1), 600))
     for parts in (1, 2, 3, 7):
-        spans = run(claims.spans(token, 0, 3, parts))
+        spans = run(claims.ranges(token, 0, 3, parts))
         read = [[each["payload"] for each in run(claims.read(span))] for span in spans]
         assert len(spans) == min(parts, count)
         assert Counter(each for part in read for each in part) == Counter(range(count))
@@ -668,8 +668,8 @@ def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> 
     for parts in (1, 2, 3, 7):
         for limit in (1, 64, 10_000) if count < 1000 else (64, 10_000):
             read: list[int] = []
-            for part in run(slices(backend, parts)):
-                while found := run(page(backend, part, limit)):
+            for part in run(slices(backend.queue, backend.kind, parts)):
+                while found := run(page(backend.queue, backend.kind, part, limit)):
                     read += [each["payload"] for each in found]
                     part = type(part)(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
             assert Counter(read) == Counter(range(count))

@@ -1,0 +1,286 @@
+"""Applying settlements: how the holder's updates reach the messages that it still holds.
+
+A settlement is one reservation and the update that settles its message. Settlements with equal updates
+go in one command, and concurrent single settlements are coalesced. A batch only says how many messages
+matched. If that is fewer than expected, the documents tell which ones: each update writes something
+that no other update writes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+
+from pyqueue.backends import transitions
+from pyqueue.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    LeaseLost,
+    QueueError,
+    Unavailable,
+)
+from pyqueue.messages import Reservation, hashable_id
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Filter,
+    Find,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateDocument,
+    UpdateEach,
+)
+
+__all__ = ["MAX_BATCH", "Settlement", "SettlementResult", "apply", "settle", "update_with_key"]
+
+#: The most messages that one command settles or writes.
+MAX_BATCH: Final = 1000
+#: A settlement inside a transaction needs this much time before the lease ends, in seconds.
+MIN_TRANSACTION_LEASE_S: Final = 20.0
+
+#: The update of one settlement; None: the message is deleted.
+SettlementUpdate = dict[str, dict[str, Any]] | None
+
+
+class Settlement(NamedTuple):
+    """One reservation, and what its settling does to the message."""
+
+    held: Reservation[Any]
+    #: Makes the update at the instant of settling.
+    build: Callable[[datetime], SettlementUpdate]
+    #: Settlements of equal groups have equal updates and share a command; None: a command alone.
+    group: Hashable = None
+
+
+#: How a settlement went. "unknown": the message is gone, by this command or by another one.
+SettlementResult = Literal["done", "lost", "unknown"] | QueueError
+
+
+class _Part(NamedTuple):
+    """The settlements of one command."""
+
+    queue: str
+    session: Any
+    settlements: Sequence[Settlement]
+    #: Their positions in ``updates`` and ``results``, which belong to the whole call.
+    places: Sequence[int]
+    updates: Sequence[SettlementUpdate]
+    results: list[SettlementResult]
+
+    def slice(self, start: int, stop: int | None) -> _Part:
+        settlements, places = self.settlements[start:stop], self.places[start:stop]
+        return self._replace(settlements=settlements, places=places)
+
+
+def settle(queue: str, settlements: Sequence[Settlement], session: Any = None) -> Plan[None]:
+    """Apply each settlement to its message, if the reservation still holds it.
+
+    Raises:
+        LeaseLost: some messages were no longer held; the rest are settled.
+    """
+    results: Sequence[SettlementResult]
+    if session is None and len(settlements) == 1:
+        key = ("settle", queue)
+        results = [(yield from Coalesce(key, settlements[0], partial(apply, queue)))]
+    else:
+        results = yield from apply(queue, settlements, session)
+    lost: list[Reservation[Any]] = []
+    unknown: list[Reservation[Any]] = []
+    failed: list[tuple[Reservation[Any], QueueError]] = []
+    for settlement, result in zip(settlements, results, strict=True):
+        if isinstance(result, QueueError):
+            failed.append((settlement.held, result))
+        elif result != "done":
+            (lost if result == "lost" else unknown).append(settlement.held)
+    if failed:
+        error = failed[0][1]
+        if isinstance(error, Unavailable):
+            raise Unavailable(str(error), ids=[held.id for held, _ in failed]) from error
+        raise error
+    if gone := [held.id for held in (*lost, *unknown)]:
+        raise LeaseLost(
+            f"{len(gone)} of {len(settlements)} reservations of queue {queue!r} are no longer held: "
+            f"{gone[:10]}",
+            lost=lost,
+            unknown=unknown,
+        )
+
+
+def apply(
+    queue: str, settlements: Sequence[Settlement], session: Any = None
+) -> Plan[list[SettlementResult]]:
+    """Apply settlements in as few commands as there are different updates.
+
+    A reservation that has lapsed by our clock is settled alone, so that its result is exact.
+
+    Returns:
+        One result for each.
+    """
+    now = yield from ServerTime()
+    if session is not None:
+        for settlement in settlements:
+            _check_time_left(settlement.held, now)
+    updates: list[SettlementUpdate] = [None] * len(settlements)
+    results: list[SettlementResult] = ["done"] * len(settlements)
+    whole = _Part(queue, session, settlements, range(len(settlements)), updates, results)
+    parts = _divide(whole, now, updates)
+    for index, part in enumerate(parts):
+        try:
+            yield from _apply_part(part)
+        except Unavailable as error:
+            for place in (place for rest in parts[index:] for place in rest.places):
+                results[place] = error
+            break
+    return results
+
+
+def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:
+    """Divide settlements into commands, and make their updates."""
+    settlements = whole.settlements
+    repeats = Counter(hashable_id(each.held.id) for each in settlements)
+    groups: dict[Hashable, list[int]] = {}
+    for place, each in enumerate(settlements):
+        repeated = repeats[hashable_id(each.held.id)] > 1
+        alone = each.group is None or each.held.until <= now or repeated
+        groups.setdefault(("alone", place) if alone else each.group, []).append(place)
+    commands: list[list[int]] = []
+    different: list[int] = []
+    for places in groups.values():
+        first = settlements[places[0]]
+        update = first.build(now)
+        if len(settlements) > 1 and update is not None and "token" in update.get("$unset", ()):
+            # It tells this settlement from any other, whatever happens to the message afterwards.
+            update["$set"]["left"] = transitions.new_token()
+        for place in places:
+            updates[place] = update
+        live = first.held.until > now and repeats[hashable_id(first.held.id)] == 1
+        if len(places) == 1 and update is not None and live:
+            different += places
+        else:
+            commands += _chunks(places)
+    commands += _chunks(different)
+    return [
+        whole._replace(settlements=[settlements[place] for place in places], places=places)
+        for places in commands
+    ]
+
+
+def _chunks(places: list[int]) -> list[list[int]]:
+    return [places[start : start + MAX_BATCH] for start in range(0, len(places), MAX_BATCH)]
+
+
+def _apply_part(part: _Part) -> Plan[None]:
+    """Apply settlements by one command."""
+    places, updates, results = part.places, part.updates, part.results
+    update = updates[places[0]]
+    many = len(places) > 1
+    match = transitions.holds_filter([each.held for each in part.settlements])
+    try:
+        if update is None:
+            done = yield from Delete(match, many=many, session=part.session)
+        elif not many or all(updates[place] is update for place in places):
+            change = yield from Update(match, update, many=many, session=part.session)
+            done = change.matched
+        else:
+            done = yield from _update_each(part)
+    except (DuplicateKey, InvalidMessage) as error:
+        if not many:  # the key is taken in the other queue, or the update does not fit
+            results[places[0]] = error
+            return
+        # The server refused the whole command. Halve it to find the settlement that is at fault.
+        half = len(places) // 2
+        yield from _apply_part(part.slice(0, half))
+        yield from _apply_part(part.slice(half, None))
+        return
+    if done < len(places):
+        yield from _resolve_partial(part, len(places) - done)
+    signals = set()
+    for place in places:
+        settled = updates[place] or {}
+        if results[place] == "done" and "token" in settled.get("$unset", {}):
+            put = settled["$set"]
+            signals.add((put.get("q", part.queue), put["when"]))
+    for queue, when in signals:
+        yield from Signal(queue, when, part.session)
+
+
+def _update_each(part: _Part) -> Plan[int]:
+    """Apply different updates in one bulk write. Return how many settlements are accounted for."""
+    pairs: list[tuple[Filter, UpdateDocument]] = [
+        (transitions.holds_filter([each.held]), part.updates[place] or {})
+        for each, place in zip(part.settlements, part.places, strict=True)
+    ]
+    done, failures = yield from UpdateEach(pairs, session=part.session)
+    for failure in failures:
+        part.results[part.places[failure.place]] = failure.error
+    return done + len(failures)
+
+
+def _resolve_partial(part: _Part, missing: int) -> Plan[None]:
+    """Find out which messages of a command were not settled: the server only says how many."""
+    documents: dict[object, Document] = {}
+    gone: SettlementResult = "lost"
+    if missing < len(part.places):
+        ids = [each.held.id for each in part.settlements]
+        found = yield from Find({"_id": {"$in": ids}}, session=part.session)
+        documents = {each["_id"]: each for each in found}
+        if part.updates[part.places[0]] is None:
+            # If all that is missing is still there, in other hands, then this command deleted the rest.
+            present = sum(id in documents for id in ids)
+            gone = "done" if present >= missing else "unknown"
+    for each, place in zip(part.settlements, part.places, strict=True):
+        if part.results[place] != "done":
+            continue
+        document = documents.get(each.held.id)
+        if document is None:
+            part.results[place] = gone
+        elif not _was_applied(document, each.held, part.updates[place]):
+            part.results[place] = "lost"
+
+
+def _was_applied(
+    document: Mapping[str, object], held: Reservation[Any], update: SettlementUpdate
+) -> bool:
+    """Return whether a stored document shows that this update was applied to it."""
+    if update is None:
+        return False
+    put = update["$set"]
+    if "left" in put:
+        return bool(document.get("left") == put["left"])
+    shown = {"token": held.token} | put
+    names = ("q", "when", "due", "processed", "token")
+    return all(document.get(name) == shown[name] for name in names if name in shown)
+
+
+def _check_time_left(held: Reservation[Any], now: datetime) -> None:
+    """Refuse a lease that may lapse inside the transaction."""
+    left_s = (held.until - now).total_seconds()
+    if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
+        raise ConfigurationError(
+            f"session: the lease of message {held.id} has {left_s:.1f} s left, too little for a "
+            "transaction (a lapsed lease under an open transaction blocks the queue): call extend() "
+            "before it, or reserve with a longer lease="
+        )
+
+
+def update_with_key(
+    match: Filter, update: Mapping[str, Mapping[str, Any]], key: str | None
+) -> Plan[bool]:
+    """Update one message and restore its key, if that is free. Return whether it matched."""
+    if key is not None:
+        keyed = {operator: dict(fields) for operator, fields in update.items()}
+        keyed["$set"]["key"] = key
+        keyed["$unset"]["last_key"] = ""
+        keyed.pop("$rename", None)
+        try:
+            return bool((yield from Update(match, keyed)).matched)
+        except DuplicateKey:
+            pass
+    return bool((yield from Update(match, update)).matched)

@@ -1,0 +1,182 @@
+"""Writing new documents: what the unique indexes let in, and what they keep out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue.clock import BAND
+from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
+from pyqueue.messages import Id, invalid_fields, without_fields
+from pyqueue.payloads import encode
+from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, Signal, Update, WriteFailure
+
+__all__ = [
+    "Written",
+    "ids_of_this_queue",
+    "key_filter",
+    "raise_foreign_ids",
+    "unknown_outcome",
+    "write",
+    "write_one",
+]
+
+#: One push of several callers: the queue, the ``when``, the encoded document.
+Pushed = tuple[str, datetime, RawBSONDocument]
+
+
+@dataclass(slots=True)
+class Written:
+    """What became of pushed documents."""
+
+    #: The id of each, or None if it was kept out.
+    ids: list[Id | None]
+    #: The positions of those whose key was taken.
+    key_taken: list[int] = field(default_factory=list)
+    #: The ids that belong to messages that were never in this queue.
+    foreign: list[Id] = field(default_factory=list)
+
+
+def write(
+    queue: str,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    session: Any,
+) -> Plan[Written]:
+    """Write what the unique indexes let in, and signal. ``given``: the ids that the caller chose."""
+    if session is None and len(encoded) == 1:
+        return (yield from _insert(queue, documents, encoded, given, None))  # its batch signals
+    if session is not None and (given or any("key" in document for document in documents)):
+        written = yield from _upsert_each(queue, documents, given, session)
+    else:
+        written = yield from _insert(queue, documents, encoded, given, session)
+    if any(id is not None for id in written.ids):
+        yield from Signal(queue, documents[0]["when"], session)
+    return written
+
+
+def write_one(queue: str, document: Document, given: Collection[Id], session: Any) -> Plan[Written]:
+    """Write one document without a key, and do not signal for a transaction."""
+    if session is None:
+        return (yield from _insert(queue, [document], [encode(document)], given, None))
+    return (yield from _upsert_each(queue, [document], given, session))
+
+
+def _insert(
+    queue: str,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    session: Any,
+) -> Plan[Written]:
+    written = Written([document["_id"] for document in documents])
+    try:
+        if session is None and len(encoded) == 1:
+            item = (queue, documents[0]["when"], encoded[0])
+            failure = yield from Coalesce("insert", item, _insert_each, size=len(encoded[0].raw))
+            failures = [] if failure is None else [failure]
+        else:
+            failures = yield from Insert(encoded, session=session)
+    except Unavailable as error:
+        raise unknown_outcome(error, documents) from error
+    for failure in failures:
+        if isinstance(failure.error, Unavailable):
+            raise unknown_outcome(failure.error, documents) from failure.error
+        if failure.field is None:
+            raise failure.error
+    # The server names one of two indexes. A repeated push with an id and a key is still one message.
+    refused = [documents[failure.place]["_id"] for failure in failures]
+    clashing = [id for id in refused if id in given]
+    stored = (yield from ids_of_this_queue(queue, clashing, session)) if clashing else {}
+    for failure, id in zip(failures, refused, strict=True):
+        if stored.get(id):
+            continue
+        written.ids[failure.place] = None
+        if failure.field == "_id" and stored.get(id) is False:
+            written.foreign.append(id)
+        else:
+            written.key_taken.append(failure.place)
+    return written
+
+
+def unknown_outcome(error: Unavailable, documents: Iterable[Document]) -> Unavailable:
+    """Return the error with the ids of the documents that may or may not be stored."""
+    return Unavailable(str(error), ids=[document["_id"] for document in documents])
+
+
+def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
+    """Insert the documents of several callers. Signal once for each queue."""
+    answers: list[WriteFailure | None] = [None] * len(items)
+    try:
+        failures = yield from Insert([document for _, _, document in items])
+    except InvalidMessage as error:
+        if len(items) == 1:
+            return [WriteFailure(0, None, error)]
+        # The server refused the whole command. Halve it to find the document that is at fault.
+        half = len(items) // 2
+        first = yield from _insert_each(items[:half])
+        return [*first, *(yield from _insert_each(items[half:]))]
+    for failure in failures:
+        answers[failure.place] = failure._replace(place=0)
+    earliest: dict[str, datetime] = {}
+    for (queue, when, _), answer in zip(items, answers, strict=True):
+        if answer is None and when < earliest.get(queue, BAND):
+            earliest[queue] = when
+    for queue, when in earliest.items():
+        yield from Signal(queue, when)
+    return answers
+
+
+def ids_of_this_queue(queue: str, ids: Sequence[Id], session: Any = None) -> Plan[dict[Id, bool]]:
+    """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
+    match = {"_id": {"$in": list(ids)}}
+    found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
+    mine: dict[Id, bool] = {}
+    for document in found:
+        trail = without_fields(document, invalid_fields(document)).get("trail", ())
+        passed = {document.get("q"), *(stop["q"] for stop in trail)}
+        mine[document["_id"]] = queue in passed
+    return mine
+
+
+def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> None:
+    """Raise DuplicateKey if there are ids of messages that were never in this queue."""
+    if ids:
+        raise DuplicateKey(
+            f"these ids belong to messages that were never in queue {queue!r}: {ids[:10]}",
+            ids=ids,
+            keys=keys,
+        )
+
+
+def _upsert_each(
+    queue: str, documents: Sequence[Document], given: Collection[Id], session: Any
+) -> Plan[Written]:
+    """Do as ``_insert`` inside a transaction, which a duplicate-key error would abort."""
+    written = Written([])
+    for place, document in enumerate(documents):
+        id = document["_id"]
+        stored = (yield from ids_of_this_queue(queue, [id], session)) if id in given else {}
+        kept_out = id in stored and not stored[id]
+        if kept_out:
+            written.foreign.append(id)
+        elif id not in stored:
+            match = key_filter(queue, document) if "key" in document else {"_id": id}
+            rest = {name: value for name, value in document.items() if name not in match}
+            update = {"$setOnInsert": rest}
+            change = yield from Update(match, update, upsert=True, session=session)
+            if change.upserted is None:
+                kept_out = True
+                written.key_taken.append(place)
+        written.ids.append(None if kept_out else id)
+    return written
+
+
+def key_filter(queue: str, document: Document) -> dict[str, object]:
+    """Return the filter of the live message with the key of this document."""
+    return {"q": queue, "key": document["key"]}

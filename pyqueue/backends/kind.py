@@ -1,0 +1,128 @@
+"""The protocol of what a kind of queue may override, and the table of the kinds.
+
+A kind decides how messages enter a queue, which of them a claim may take and in which order, and how
+they leave. It has no state: the plans pass the name of the queue. ``standard.Standard`` is the kind
+that a new kind starts from.
+
+This module imports no other module of this package, so that every plan can look up a kind here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Id
+from pyqueue.requests import Filter, Sort
+
+__all__ = ["Kind", "ScanStart", "known", "lookup", "register", "require"]
+
+#: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
+ScanStart = tuple[datetime, Id | None]
+
+
+class Kind(Protocol):
+    """What a kind may override. The plans use nothing else of it."""
+
+    @property
+    def name(self) -> str:
+        """The name that the record of a queue stores."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Which of "history", "dead_letter", "keys" and "move" it offers. Plans refuse the rest."""
+
+    @property
+    def index(self) -> str:
+        """The index that claims and scans use."""
+
+    @property
+    def order(self) -> Sort:
+        """The order in which messages are claimed."""
+
+    @property
+    def scans_forward(self) -> bool:
+        """Whether claims go up that order, so that a scan may start where the last one ended."""
+
+    @property
+    def held_fields(self) -> tuple[str, ...]:
+        """The fields that a claim writes. Whatever ends the claim removes them."""
+
+    @property
+    def stay_fields(self) -> tuple[str, ...]:
+        """The fields that belong to the stay in one queue. A move removes them."""
+
+    @property
+    def bare_pop(self) -> bool:
+        """Whether a pop may delete a message without claiming it first."""
+
+    def entering(self, queue: str, when: datetime) -> dict[str, Any]:
+        """Return the fields of a message that enters a queue, by a push or from another queue."""
+
+    def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
+        """Return the filter of the messages that may be claimed, from ``start`` on."""
+
+    def finishing(
+        self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
+    ) -> dict[str, dict[str, Any]] | None:
+        """Return the update that finishes a message.
+
+        Args:
+            now: the instant.
+            outcome: "popped", "committed" or "removed".
+            history_s: how long the history keeps the message, in seconds; None: not at all.
+            keyed: whether the message has a message key.
+
+        Returns:
+            The update, or None: the message is deleted.
+        """
+
+
+K = TypeVar("K", bound=Callable[[], Kind])
+
+_kinds: dict[str, Kind] = {}
+
+
+def register(kind: K) -> K:
+    """Add a kind to the table. A class decorator; the class is called without arguments."""
+    one = kind()
+    _kinds[one.name] = one
+    return kind
+
+
+def known() -> Mapping[str, Kind]:
+    """Return the kinds of this process, by name."""
+    return _kinds
+
+
+def lookup(name: object) -> Kind:
+    """Return the kind of this name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    kind = _kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        names = ", ".join(repr(each) for each in sorted(_kinds))
+        raise ConfigurationError(f"kind: invalid kind {name!r}: this release offers {names}")
+    return kind
+
+
+def require(kind: Kind, queue: str, capability: str, argument: str | None = None) -> None:
+    """Refuse what a kind does not offer.
+
+    Args:
+        kind: the kind of the queue.
+        queue: the name of the queue.
+        capability: what is needed of it.
+        argument: how the caller knows it, if by another name.
+
+    Raises:
+        ConfigurationError: the kind does not offer it.
+    """
+    if capability not in kind.capabilities:
+        raise ConfigurationError(
+            f"{argument or capability}: queue {queue!r} is of kind {kind.name!r}, which does not offer it"
+        )

@@ -1,0 +1,199 @@
+"""Move: pass a held message on to another queue, in one atomic update."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.applying import (
+    Settlement,
+    SettlementResult,
+    SettlementUpdate,
+    apply,
+    settle,
+)
+from pyqueue.backends.kind import Kind, require
+from pyqueue.backends.options import NewMessage, Target
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, DuplicateKey
+from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.payloads import Codec, encode
+from pyqueue.requests import Plan
+
+__all__ = ["MoveOptions", "dump", "move", "move_each"]
+
+#: The update operators that a move accepts.
+OPERATORS: Final = (
+    *("$set", "$unset", "$inc", "$mul", "$min", "$max"),
+    *("$rename", "$push", "$pull", "$addToSet"),
+)
+
+
+class MoveOptions(TypedDict, total=False):
+    """The options of a move; see ``Queue.move``."""
+
+    update: Mapping[str, Any] | None
+    headers: Mapping[str, Any] | None
+    delay: float | timedelta | None
+    key: str | None
+    session: Any
+
+
+def dump(codec: Codec[Any], payload: Any) -> Any:
+    """Return the stored value of a payload.
+
+    Raises:
+        InvalidMessage: it does not fit the model, or cannot be stored.
+    """
+    value = codec.dump(payload)
+    encode({"payload": value})
+    return value
+
+
+def move(
+    queue: str,
+    kind: Kind,
+    pairs: Sequence[tuple[object, Any]],
+    *,
+    to: Target | str,
+    update: Mapping[str, Any] | None = None,
+    headers: Mapping[str, Any] | None = None,
+    delay: float | timedelta | None = None,
+    key: str | None = None,
+    session: Any = None,
+) -> Plan[None]:
+    """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
+    require(kind, queue, "move")
+    held = arguments.reservations(queue, tuple(each for each, _ in pairs))
+    if key is not None and len(held) > 1:
+        raise ConfigurationError(
+            "key: belongs to one message; move one reservation at a time with it"
+        )
+    if key is not None:
+        arguments.key(key)
+    edits = _edits(update)
+    if edits and any(payload is not UNCHANGED for _, payload in pairs):
+        raise ConfigurationError("payload, update: give one of the two, not both")
+    labels = arguments.headers(headers) or {}
+    arguments.starting(BAND, delay, None)
+    codec = Codec[Any]() if isinstance(to, str) else to.codec
+    name = arguments.queue_name(to) if isinstance(to, str) else None
+    values = {
+        id(each): payload if payload is UNCHANGED else dump(codec, payload)
+        for each, payload in pairs
+    }
+    if isinstance(to, Target):
+        target = to
+        yield from namespace.ensure(target.queue, target.kind, target.options)
+    else:
+        target = yield from namespace.target(str(name))
+    same: Hashable = ("move", id(target), id(values))
+    settlements = []
+    for each in held:
+        value = values[id(each)]
+        settlement = move_settlement(
+            queue, kind, each, target, value, labels, key=key, delay=delay, edits=edits
+        )
+        shared = value is UNCHANGED and key is None
+        settlements.append(settlement._replace(group=same if shared else None))
+    try:
+        yield from settle(queue, settlements, session)
+    except DuplicateKey as clash:
+        text = f"key: queue {target.queue!r} has a message with the key {key!r}"
+        raise DuplicateKey(text, keys=[str(key)]) from clash
+
+
+def move_settlement(
+    queue: str,
+    kind: Kind,
+    held: Reservation[Any],
+    target: Target,
+    value: Any,
+    labels: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    delay: float | timedelta | None = None,
+    edits: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settlement:
+    """Return the settlement that moves one message.
+
+    Args:
+        queue: the queue that it leaves.
+        kind: the kind of that queue.
+        held: its reservation.
+        target: the queue that it enters.
+        value: the stored value of its new payload, or UNCHANGED.
+        labels: headers to merge into its headers.
+        key: its key in the target.
+        delay: seconds until it can be received there.
+        edits: further update operators, on parts of the payload.
+    """
+
+    def build(now: datetime) -> SettlementUpdate:
+        put = target.kind.entering(target.queue, arguments.starting(now, delay, None))
+        put.update({f"headers.{name}": label for name, label in labels.items()})
+        if target.codec.name is not None:
+            put["type"] = target.codec.name
+        if value is not UNCHANGED:
+            put["payload"] = value
+        if key is not None:
+            put["key"] = key
+            if held.key is not None:
+                put["last_key"] = held.key
+        update = transitions.leaving(kind, queue, put, now)
+        for operator, fields in (edits or {}).items():
+            update[operator] = {**update.get(operator, {}), **fields}
+        return update
+
+    return Settlement(held, build)
+
+
+def move_each(
+    queue: str,
+    kind: Kind,
+    target: Target,
+    pairs: Sequence[tuple[Reservation[Any], NewMessage]],
+) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
+    """Move messages, each with a payload, headers and key of its own, in one atomic update each.
+
+    Headers are merged into those of the message. Without a key, a message leaves its key behind.
+
+    Returns:
+        Each reservation, and how its move went.
+    """
+    yield from namespace.ensure(target.queue, target.kind, target.options)
+    settlements = []
+    for held, new in pairs:
+        labels = arguments.headers(new.headers) or {}
+        key = None if new.key is None else arguments.key(new.key)
+        value = dump(target.codec, new.payload)
+        settlements.append(move_settlement(queue, kind, held, target, value, labels, key=key))
+    results = yield from apply(queue, settlements)
+    return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
+
+
+def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the caller's update operators, on the payload."""
+    if update is None:
+        return {}
+    if not isinstance(update, Mapping) or not all(
+        isinstance(fields, Mapping) for fields in update.values()
+    ):
+        operators = " ".join(OPERATORS)
+        raise ConfigurationError(f"update: give a mapping of {operators} to mappings of fields")
+    edits: dict[str, dict[str, Any]] = {}
+    for operator, fields in update.items():
+        arguments.one_of("update", operator, OPERATORS)
+        names = [*fields, *(fields.values() if operator == "$rename" else ())]
+        if not all(isinstance(name, str) and name for name in names):
+            text = f"update: {operator}: the names of payload fields are non-empty strs"
+            raise ConfigurationError(text)
+        edits[operator] = {
+            f"payload.{name}": f"payload.{value}" if operator == "$rename" else value
+            for name, value in fields.items()
+        }
+    encode(edits)
+    return edits

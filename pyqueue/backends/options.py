@@ -1,0 +1,49 @@
+"""The values that plans pass around: the options of a queue, a target of moves, a new message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyqueue.backends.kind import Kind
+from pyqueue.messages import Backoff
+from pyqueue.payloads import Codec
+
+__all__ = ["NewMessage", "Options", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one Queue object does with the messages that it handles. Durations are in seconds."""
+
+    lease: float = 60
+    max_tries: int | None = 20
+    dead_letter: str = ""
+    history: float | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    poll: float = 15
+
+    def shown(self) -> dict[str, object]:
+        """Return what the queue's record shows to people."""
+        names = ("lease", "max_tries", "dead_letter", "history")
+        return {name: getattr(self, name) for name in names}
+
+
+class Target(NamedTuple):
+    """A queue that messages move to."""
+
+    queue: str
+    kind: Kind
+    codec: Codec[Any]
+    #: The options of the Queue object; None if the queue is known by its name only.
+    options: Options | None
+
+
+class NewMessage(NamedTuple):
+    """A message to be written. The id is the caller's, or None."""
+
+    id: str | None
+    payload: Any
+    headers: Mapping[str, Any] | None = None
+    key: str | None = None

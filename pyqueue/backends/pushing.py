@@ -1,0 +1,195 @@
+"""Push: how messages enter a queue.
+
+A push without a message key or an id is a plain insert. Concurrent single pushes are coalesced into one
+insert. A unique index keeps a second message with the same key out. A push that is repeated with its id
+is the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, TypeVar
+
+from bson import ObjectId
+
+from pyqueue import arguments
+from pyqueue.backends import inserting, namespace, transitions
+from pyqueue.backends.inserting import Written, ids_of_this_queue, key_filter
+from pyqueue.backends.kind import Kind, require
+from pyqueue.backends.options import Options
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
+from pyqueue.messages import Id
+from pyqueue.payloads import Codec, encode
+from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime, Signal
+
+__all__ = ["PushOptions", "new_document", "push"]
+
+V = TypeVar("V")
+
+
+class PushOptions(TypedDict, total=False):
+    """The options of a push; see ``Queue.push_many``."""
+
+    delay: float | timedelta | None
+    at: datetime | None
+    headers: Mapping[str, Any] | None
+    keys: Sequence[str | None] | None
+    on_duplicate: str
+    ids: Sequence[Id | None] | None
+    session: Any
+
+
+def push(
+    queue: str,
+    kind: Kind,
+    codec: Codec[Any],
+    options: Options,
+    payloads: Iterable[Any],
+    *,
+    delay: float | timedelta | None = None,
+    at: datetime | None = None,
+    headers: Mapping[str, Any] | None = None,
+    keys: Sequence[str | None] | None = None,
+    on_duplicate: str = "ignore",
+    ids: Sequence[Id | None] | None = None,
+    session: Any = None,
+) -> Plan[list[Id | None]]:
+    """Push messages. Return their ids, with None for each that a taken key kept out."""
+    if not isinstance(payloads, Iterable):
+        raise ConfigurationError(f"payloads: give a list of them, not {type(payloads).__name__}")
+    payloads = list(payloads)
+    arguments.one_of("on_duplicate", on_duplicate, ("ignore", "replace", "error"))
+    labels = arguments.headers(headers)
+    names = _one_each("keys", keys, len(payloads), arguments.key)
+    chosen: list[Id | None] = _one_each("ids", ids, len(payloads), arguments.identity)
+    if any(names):
+        require(kind, queue, "keys", "key")
+    values = [codec.dump(payload) for payload in payloads]
+    arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
+    if not payloads:
+        return []
+    now = yield from ServerTime()
+    when = arguments.starting(now, delay, at)
+    documents = [
+        new_document(queue, kind, codec.name, now, when, value, labels, key, id)
+        for value, key, id in zip(values, names, chosen, strict=True)
+    ]
+    encoded = [encode(document) for document in documents]
+    yield from namespace.ensure(queue, kind, options)
+    given = frozenset(id for id in chosen if id is not None)
+    if on_duplicate == "replace" and any(names):
+        written = yield from _replace_each(queue, kind, documents, given, session)
+    else:
+        written = yield from inserting.write(queue, documents, encoded, given, session)
+    clashing = [str(names[place]) for place in written.key_taken if on_duplicate == "error"]
+    inserting.raise_foreign_ids(queue, written.foreign, clashing)
+    if clashing:
+        raise DuplicateKey(
+            f"queue {queue!r} has messages with these keys: {clashing[:10]}", keys=clashing
+        )
+    return written.ids
+
+
+def _one_each(
+    name: str, given: Iterable[object] | None, length: int, check: Callable[[object], V]
+) -> list[V | None]:
+    if given is None:
+        return [None] * length
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{name}: give a sequence, one for each payload")
+    values = list(given)
+    if len(values) != length:
+        raise ConfigurationError(
+            f"{name}: {len(values)} were given for {length} payloads; give one for each (or None)"
+        )
+    return [None if value is None else check(value) for value in values]
+
+
+def new_document(
+    queue: str,
+    kind: Kind,
+    type_name: str | None,
+    now: datetime,
+    when: datetime,
+    value: Any,
+    headers: Mapping[str, Any] | None,
+    key: str | None,
+    id: Id | None,
+) -> Document:
+    """Return the document of a new message."""
+    document: Document = {"_id": ObjectId() if id is None else id}
+    document |= kind.entering(queue, when)
+    document["pushed"] = now
+    if type_name is not None:
+        document["type"] = type_name
+    if headers:
+        document["headers"] = headers
+    if key is not None:
+        document["key"] = key
+    document["payload"] = value
+    return document
+
+
+def _replace_each(
+    queue: str, kind: Kind, documents: Sequence[Document], given: Collection[Id], session: Any
+) -> Plan[Written]:
+    written = Written([])
+    try:
+        for document in documents:
+            if "key" in document:
+                id = yield from _replace(queue, kind, document, given, written.foreign, session)
+                written.ids.append(id)
+                continue
+            alone = yield from inserting.write_one(queue, document, given, session)
+            written.ids += alone.ids
+            written.foreign += alone.foreign
+    except Unavailable as error:
+        raise inserting.unknown_outcome(error, documents) from error
+    if any(id is not None for id in written.ids):
+        yield from Signal(queue, documents[0]["when"], session)
+    return written
+
+
+def _replace(
+    queue: str,
+    kind: Kind,
+    document: Document,
+    given: Collection[Id],
+    foreign: list[Id],
+    session: Any,
+) -> Plan[Id | None]:
+    """Overwrite the live message that has this key, or insert the document."""
+    match = key_filter(queue, document)
+    id: Id = document["_id"]
+    if id in given and not (yield from Find(match, {"_id": 1}, limit=1, session=session)):
+        stored = yield from ids_of_this_queue(queue, [id], session)
+        if stored.get(id):
+            return id  # the same push again; its message has finished or moved on
+        if id in stored:
+            foreign.append(id)
+            return None
+    once = {"_id": id, "pushed": document["pushed"]}
+    fresh = {name: document[name] for name in document if name not in once and name not in match}
+    stale = (*kind.held_fields, *kind.stay_fields, "headers", "type")
+    update = {
+        "$set": fresh,
+        "$unset": transitions.unset(*(name for name in stale if name not in fresh)),
+        "$setOnInsert": once,
+    }
+    for last in (False, True):
+        try:
+            stored_document = yield from FindAndModify(match, update, upsert=True, session=session)
+        except DuplicateKey:
+            # Two concurrent upserts: the second attempt finds the message of the first. Or the id
+            # belongs to another message.
+            if session is not None:
+                raise
+            if last:
+                foreign.append(id)
+                return None
+        else:
+            replaced: Id = (stored_document or document)["_id"]
+            return replaced
+    raise AssertionError("unreachable")

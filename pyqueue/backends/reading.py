@@ -1,0 +1,75 @@
+"""Reading: what a queue contains. Nothing here changes a message or creates a record."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+
+from pyqueue import arguments
+from pyqueue.backends.invalid import decode
+from pyqueue.backends.kind import Kind, ScanStart, require
+from pyqueue.backends.namespace import HOT, record_id
+from pyqueue.clock import BAND
+from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
+from pyqueue.payloads import Codec
+from pyqueue.requests import Count, Find, Plan, ServerTime
+
+__all__ = ["counts", "get", "history", "next_when", "peek"]
+
+
+def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
+    """Return the message with this id, in any state; None if the queue has none."""
+    arguments.identity(id)
+    now = yield from ServerTime()
+    found = yield from Find({"_id": id, "q": queue}, limit=1)
+    return decode(codec, found[0], now) if found else None
+
+
+def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Message[Any]]]:
+    """Return the messages that would be received next."""
+    arguments.count("limit", limit)
+    now = yield from ServerTime()
+    match = kind.claimable(queue, now, None)
+    found = yield from Find(match, sort=kind.order, limit=limit, hint=kind.index)
+    return [decode(codec, document, now) for document in found]
+
+
+def counts(queue: str) -> Plan[Counts]:
+    """Count the messages by state."""
+    now = yield from ServerTime()
+    messages = {"q": queue, "_id": {"$ne": record_id(queue)}}
+    later = {"$gt": now, "$lt": BAND}
+    scheduled = messages | {"when": later, "token": {"$exists": False}}
+    reserved = messages | {"when": later, "token": {"$exists": True}}
+    return Counts(
+        ready=(yield from Count(messages | {"when": {"$lte": now}}, HOT)),
+        scheduled=(yield from Count(scheduled, HOT)),
+        reserved=(yield from Count(reserved, HOT)),
+        history=(yield from Count(messages | {"when": {"$gte": BAND}}, HOT)),
+    )
+
+
+def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:
+    """Return the earliest ``when`` of the live messages from ``start`` on, ends of leases included."""
+    live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
+    match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
+    order = (("when", 1), ("_id", 1))
+    found = yield from Find(match, {"_id": 1, "when": 1}, sort=order, limit=1, hint=HOT)
+    when = found[0]["when"] if found else None
+    return when if isinstance(when, datetime) else None  # a foreign document may hold an array
+
+
+def history(
+    queue: str, kind: Kind, codec: Codec[Any], limit: int, since: datetime | None
+) -> Plan[list[Finished[Any]]]:
+    """Return the finished messages, newest first."""
+    arguments.count("limit", limit)
+    require(kind, queue, "history")
+    least = BAND
+    if since is not None:
+        instant = min(NEVER - KEPT, arguments.instant("since", since))
+        least = max(BAND, instant + KEPT)
+    now = yield from ServerTime()
+    match = {"q": queue, "when": {"$gte": least}, "processed": {"$type": "date"}}
+    found = yield from Find(match, sort=(("when", -1), ("_id", -1)), limit=limit, hint=HOT)
+    return [cast("Finished[Any]", decode(codec, document, now)) for document in found]

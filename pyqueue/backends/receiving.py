@@ -1,0 +1,278 @@
+"""Receive: wait for messages, claim them, and check them before a caller gets them.
+
+A reserve is a claim. A pop of one message without a model and without history is a bare delete. Every
+other pop claims the messages, checks them and finishes them before it returns, so that it never loses
+what it could not deliver. Waiting happens between claims, and a caller that is cancelled holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from pyqueue import arguments
+from pyqueue.backends import invalid, namespace, reading
+from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms, claim
+from pyqueue.backends.giving_back import insert_again, undo_pop, undo_reserve
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import Options
+from pyqueue.backends.scan import ScanState
+from pyqueue.errors import InvalidMessage, Unavailable
+from pyqueue.messages import Message, hashable_id, message_of
+from pyqueue.payloads import Codec
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Find,
+    Listen,
+    Plan,
+    ServerTime,
+    Update,
+    Wait,
+)
+
+__all__ = ["Reception", "Waiting", "accept", "receive"]
+
+#: How long a pause may go unnoticed without a bus, in seconds.
+PAUSE_READ_INTERVAL_S: Final = 5.0
+#: The shortest time between two reads of the next ``when``.
+NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
+
+
+class Waiting(Protocol):
+    """The consumers of one queue that wait in this client."""
+
+    scan: ScanState
+
+    def wake_next(self, found: bool) -> None:
+        """Wake the next consumers, after one has received something or given up."""
+        ...
+
+
+class Reception(NamedTuple):
+    """How messages are received. Concurrent calls with equal values share their claims."""
+
+    terms: ClaimTerms
+    codec: Codec[Any]
+    max_tries: int | None
+    history_s: float | None
+    pop: bool
+
+    @property
+    def bare(self) -> bool:
+        """Whether a single message may be deleted without claiming it first."""
+        bare_pop = self.pop and self.terms.kind.bare_pop
+        return bare_pop and self.codec.model is None and self.history_s is None
+
+    @property
+    def lease_s(self) -> float | None:
+        """The length of the lease of a reservation; None for a pop."""
+        return None if self.pop else self.terms.lease_s
+
+
+def receive(
+    queue: str,
+    kind: Kind,
+    codec: Codec[Any],
+    options: Options,
+    waiting: Waiting,
+    limit: int,
+    *,
+    owner: str,
+    command_timeout_s: float,
+    timeout: float | timedelta | None,
+    pop: bool = False,
+    lease: float | timedelta | None = None,
+) -> Plan[list[Any]]:
+    """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+    arguments.count("limit", limit)
+    timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
+    lease_s = options.lease
+    if pop:
+        lease_s = command_timeout_s
+    elif lease is not None:
+        lease_s = arguments.duration("lease", lease, positive=True)
+    terms = ClaimTerms(
+        queue, kind, options.dead_letter, owner, lease_s, not pop, command_timeout_s, options.poll
+    )
+    how = Reception(terms, codec, options.max_tries, options.history, pop)
+    scan = waiting.scan
+    yield from namespace.ensure(queue, kind, options)
+    now = yield from ServerTime()
+    deadline = None if timeout_s is None else now + timedelta(seconds=timeout_s)
+    found = False
+    try:
+        while True:
+            if not (yield from _is_paused(queue, scan, now)):
+                claimed = yield from Coalesce(
+                    how,
+                    limit,
+                    partial(_claim_for_callers, how, scan),
+                    undo=partial(undo_pop if pop else undo_reserve, queue, kind, options.history),
+                    max_in_flight=1,  # concurrent claims of one process would compete
+                )
+                if claimed:
+                    found = True
+                    return [message for _, message in claimed]
+                now = yield from ServerTime()
+            if deadline is not None and now >= deadline:
+                return []
+            if (yield from Listen(waiting)):
+                now = yield from ServerTime()
+                continue  # the subscription is new: look again, so that no message is missed
+            look = False
+            while not look:
+                until = yield from _wake_time(queue, scan, now, options.poll)
+                look = yield from Wait(waiting, until, deadline)
+                now = yield from ServerTime()
+    finally:
+        waiting.wake_next(found)
+
+
+# ---- waiting
+
+
+def _is_paused(queue: str, scan: ScanState, now: datetime) -> Plan[bool]:
+    read = scan.flag_read
+    if read is None or (now - read).total_seconds() >= PAUSE_READ_INTERVAL_S:
+        scan.flag_read = now
+        scan.paused = yield from namespace.paused(queue)
+    return scan.paused
+
+
+def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
+    """Return when to look again if no event arrives."""
+    until = now + timedelta(seconds=poll_s)
+    if scan.paused:
+        return min(until, now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
+    if scan.rescan_at is not None:
+        until = min(until, scan.rescan_at)
+    if not scan.due_known:
+        if scan.due_read is not None and scan.due_read + NEXT_WHEN_INTERVAL > now:
+            until = min(until, scan.due_read + NEXT_WHEN_INTERVAL)
+        else:
+            scan.due_known, scan.due_read = True, now
+            when = yield from reading.next_when(queue, scan.lower_bound)
+            if when is not None:
+                scan.wake_at(when)
+    if scan.due is not None:
+        until = min(until, scan.due)
+    return max(until, now + timedelta(milliseconds=1))
+
+
+# ---- claiming
+
+
+def _claim_for_callers(
+    how: Reception, scan: ScanState, limits: Sequence[int]
+) -> Plan[list[list[Claimed]]]:
+    """Claim once for several callers and split the result in order."""
+    claimed = yield from _claim_messages(how, scan, sum(limits))
+    shares = []
+    for limit in limits:
+        shares.append(claimed[:limit])
+        claimed = claimed[limit:]
+    return shares
+
+
+def _claim_messages(how: Reception, scan: ScanState, limit: int) -> Plan[list[Claimed]]:
+    """Claim up to ``limit`` messages. Bury those that were tried too often or are invalid."""
+    terms = how.terms
+    claimed: list[Claimed] = []
+    bare = how.bare and limit == 1
+    while len(claimed) < limit:
+        now = yield from ServerTime()
+        wanted = min(limit - len(claimed), MAX_CLAIM)
+        documents, ended = yield from claim(terms, scan, now, wanted, delete=bare)
+        for document in documents:
+            if bare:
+                if "payload" in document and not invalid.invalid_claimed_fields(document):
+                    return [(document, invalid.decode(how.codec, document, now))]
+                document = yield from _put_back(terms, document, now)
+            message = yield from accept(how, document, now)
+            if message is not None:
+                claimed.append((document, message))
+        if claimed and not how.pop:
+            scan.wake_at(now + timedelta(seconds=terms.lease_s))
+        if ended:
+            break
+    if how.pop and claimed:
+        return (yield from _finish_popped(terms, how.history_s, claimed, now))
+    return claimed
+
+
+def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
+    """Return the message of a claimed document; or bury it and return None."""
+    fields = invalid.invalid_claimed_fields(document)
+    if fields is None:
+        return invalid.decode(how.codec, document, now, how.lease_s)
+    error: Any
+    tries = 0 if "tries" in fields else int(document.get("tries", 0))
+    exhausted = how.max_tries is not None and not how.pop and tries > how.max_tries
+    if exhausted and not fields:
+        reason, tries, error = "tries", tries - 1, document.get("error")
+    else:
+        try:
+            if fields:
+                raise invalid.invalid_document_error(document, fields)
+            if "payload" not in document:
+                raise InvalidMessage("the stored document has no payload")
+            payload = how.codec.load(document["payload"])
+            return message_of(document, payload, now, lease=how.lease_s)
+        except Exception as misfit:  # the validators of a model are user code
+            reason, error = "invalid", invalid.error_record(misfit, now)
+    terms = how.terms
+    yield from invalid.bury_claimed(
+        terms.queue,
+        terms.kind,
+        terms.dead_letter,
+        document,
+        now,
+        reason=reason,
+        tries=tries,
+        error=error,
+        invalid=fields,
+    )
+    return None
+
+
+def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Document]:
+    """Insert a deleted document again, held by this claim: it must not be delivered as it is."""
+    held = document | terms.update(now)["$set"]
+    yield from insert_again([held])
+    return held
+
+
+def _finish_popped(
+    terms: ClaimTerms, history_s: float | None, claimed: list[Claimed], now: datetime
+) -> Plan[list[Claimed]]:
+    """Finish what a pop claimed, before a caller gets any of it."""
+    lost: set[Hashable] = set()
+    groups: dict[tuple[str, bool], list[Document]] = {}
+    for document, _ in claimed:
+        keyed = "key" in document or "dead" in document
+        groups.setdefault((document["token"], keyed), []).append(document)
+    for (token, keyed), documents in groups.items():
+        ids = [document["_id"] for document in documents]
+        match = {"_id": {"$in": ids}, "token": token}
+        update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
+        if update is None:
+            done = yield from Delete(match, many=True)
+        else:
+            done = (yield from Update(match, update, many=True)).matched
+        if done < len(documents):  # some were replaced or taken over while this pop held them
+            present = yield from Find({"_id": {"$in": ids}}, {"token": 1})
+            tokens = {hashable_id(each["_id"]): each.get("token") for each in present}
+            if update is not None:
+                lost |= {id for id in map(hashable_id, ids) if tokens.get(id) != token}
+                continue
+            gone = [id for id in ids if hashable_id(id) not in tokens]
+            if 0 < done < len(gone):
+                # Another process finished some of them. Delivering them could be the second time.
+                text = "some of what was popped is gone, by this call or by another one"
+                raise Unavailable(text, ids=gone)
+            lost |= set(tokens) if done else set(map(hashable_id, ids))
+    return [pair for pair in claimed if hashable_id(pair[0]["_id"]) not in lost]

@@ -1,0 +1,215 @@
+"""Settle: what the holder of a reservation does with its message; ``moving`` has the moves.
+
+Each operation checks its arguments, and makes one settlement for each reservation. ``applying`` carries
+the settlements out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.moving import dump
+from pyqueue.backends.options import Options, Target
+from pyqueue.errors import ConfigurationError, LeaseLost, Unavailable
+from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.payloads import Codec, encode
+from pyqueue.requests import Plan, ServerTime
+
+__all__ = ["bury", "checkpoint", "commit", "extend", "progress", "release", "rollback"]
+
+ErrorRecord = Mapping[str, Any] | None
+
+
+def commit(
+    queue: str,
+    kind: Kind,
+    codec: Codec[Any],
+    history_s: float | None,
+    given: Sequence[object],
+    *,
+    payload: Any = UNCHANGED,
+    session: Any = None,
+) -> Plan[None]:
+    """Finish messages."""
+    held = arguments.reservations(queue, tuple(given))
+    value = UNCHANGED if payload is UNCHANGED else dump(codec, payload)
+
+    def finish(keyed: bool, now: datetime) -> SettlementUpdate:
+        update = kind.finishing(now, "committed", history_s, keyed=keyed)
+        if update is not None:
+            # A new token tells this commit from an earlier one of the same holder.
+            update["$set"]["token"] = transitions.new_token()
+            if value is not UNCHANGED:
+                update["$set"]["payload"] = value
+        return update
+
+    group = ("commit", history_s, None if value is UNCHANGED else id(finish))
+    yield from settle(
+        queue,
+        [
+            Settlement(each, partial(finish, each.key is not None), (*group, each.key is not None))
+            for each in held
+        ],
+        session,
+    )
+
+
+def rollback(
+    queue: str,
+    kind: Kind,
+    options: Options,
+    given: Sequence[object],
+    *,
+    delay: float | timedelta | None = None,
+    error: BaseException | str | None = None,
+    session: Any = None,
+) -> Plan[None]:
+    """Give messages back for another try, and bury those that had their last try."""
+    held = arguments.reservations(queue, tuple(given))
+    given_delay_s = None if delay is None else arguments.duration("delay", delay)
+    record = None if error is None else error_record(error, (yield from ServerTime()))
+    dead_letter: Target | None = None
+    settlements = []
+    for each in held:
+        last_try = options.max_tries is not None and each.tries >= options.max_tries
+        if last_try and each.dead is None:
+            if dead_letter is None:
+                name = options.dead_letter
+                dead_letter = yield from namespace.dead_letter_target(queue, kind, name)
+            settlements.append(_burial(queue, kind, each, dead_letter, "tries", record))
+            continue
+        delay_s = options.backoff.delay(each.tries) if given_delay_s is None else given_delay_s
+        group = ("rollback", delay_s, None if record is None else id(record))
+        build = partial(transitions.rolling_back, kind, delay_s, record)
+        settlements.append(Settlement(each, build, group))
+    yield from settle(queue, settlements, session)
+
+
+def extend(
+    queue: str, given: Sequence[object], *, lease: float | timedelta | None = None
+) -> Plan[None]:
+    """Hold messages for another lease, from now."""
+    held = arguments.reservations(queue, tuple(given))
+    given_s = None if lease is None else arguments.duration("lease", lease, positive=True)
+    ends: dict[float, datetime] = {}
+
+    def hold(lease_s: float, now: datetime) -> SettlementUpdate:
+        ends[lease_s] = now + timedelta(seconds=lease_s)
+        return {"$set": {"when": ends[lease_s]}}
+
+    leases = [each.lease if given_s is None else given_s for each in held]
+    not_extended: list[Reservation[Any]] = []
+    try:
+        yield from settle(
+            queue,
+            [
+                Settlement(each, partial(hold, lease_s), ("extend", lease_s))
+                for each, lease_s in zip(held, leases, strict=True)
+            ],
+        )
+    except LeaseLost as error:
+        not_extended = [*error.lost, *error.unknown]
+        raise
+    except Unavailable as error:
+        not_extended = [each for each in held if each.id in error.ids]
+        raise
+    finally:
+        for each, lease_s in zip(held, leases, strict=True):
+            if each not in not_extended and lease_s in ends:
+                each.until, each.lease = ends[lease_s], lease_s
+
+
+def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
+    """Give messages back unprocessed: to their old places, the tries not counted."""
+    held = arguments.reservations(queue, tuple(given))
+    yield from settle(
+        queue,
+        [
+            Settlement(
+                each, partial(transitions.releasing, kind, each.when), ("release", each.when)
+            )
+            for each in held
+        ],
+    )
+
+
+def bury(
+    queue: str,
+    kind: Kind,
+    dead_letter: str,
+    given: Sequence[object],
+    *,
+    error: BaseException | str | None = None,
+) -> Plan[None]:
+    """Send messages to the dead-letter queue now."""
+    held = arguments.reservations(queue, tuple(given))
+    for each in held:
+        if each.dead is not None:
+            raise ConfigurationError(
+                f"reservations: message {each.id} is in a dead-letter queue already; commit it, or "
+                "redrive() the queue"
+            )
+    record = None if error is None else error_record(error, (yield from ServerTime()))
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
+    settlements = [_burial(queue, kind, each, target, "buried", record) for each in held]
+    yield from settle(queue, settlements)
+
+
+def _burial(
+    queue: str,
+    kind: Kind,
+    held: Reservation[Any],
+    target: Target,
+    reason: str,
+    error: ErrorRecord,
+) -> Settlement:
+    def build(now: datetime) -> SettlementUpdate:
+        death = {"reason": reason, "tries": held.tries, "error": error or held.error}
+        put = target.kind.entering(target.queue, now)
+        return transitions.burying(kind, queue, put, now, death, keyed=held.key is not None)
+
+    return Settlement(held, build)
+
+
+# ---- notes of the holder
+
+
+def progress(queue: str, held: object, fraction: float, note: str | None) -> Plan[None]:
+    """Store how far the work on a message is."""
+    number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if not number or not 0 <= fraction <= 1:
+        text = f"fraction: {fraction!r} is not allowed: give a number from 0 to 1"
+        raise ConfigurationError(text)
+    if note is not None:
+        short = isinstance(note, str) and len(note) <= 2048
+        if not short or not arguments.is_unicode(note):
+            text = "note: give a str of at most 2048 characters of Unicode"
+            raise ConfigurationError(text)
+    yield from _write(queue, held, partial(_progress, fraction, note))
+
+
+def _progress(fraction: float, note: str | None, now: datetime) -> SettlementUpdate:
+    return {"$set": {"progress": {"fraction": fraction, "note": note, "at": now}}}
+
+
+def checkpoint(queue: str, held: object, state: Any) -> Plan[None]:
+    """Store a state for the next try."""
+    encode({"checkpoint": state})
+    yield from _write(queue, held, partial(_checkpoint, state))
+
+
+def _checkpoint(state: Any, now: datetime) -> SettlementUpdate:
+    return {"$set": {"checkpoint": state}}
+
+
+def _write(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
+    (reservation,) = arguments.reservations(queue, (held,))
+    yield from settle(queue, [Settlement(reservation, build)])

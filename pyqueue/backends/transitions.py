@@ -1,0 +1,241 @@
+"""The state machine of a message: every filter and every update. Read this module first.
+
+A message is one document, and each transition is one atomic update of it::
+
+    push --delay--> scheduled --when passes--> ready --claim--> reserved --finish--> deleted | history
+                        ^                       ^ |                | |  |
+                        |                       | +--pop           | |  +--move--> another queue
+                        |                       +----lease lapses--+ |
+                        +-------------roll back----------------------+
+    A message that was claimed too often, or whose last try was rolled back, moves to the dead-letter
+    queue. Redrive moves it back, and replay takes a message out of the history.
+
+Three rules hold for all of them:
+
+* ``when`` is the instant from which a message may be claimed. A claim moves it to the end of the lease,
+  so a lapsed lease needs no cleaning up.
+* A claim writes a new token. Every update by the holder matches the pair (_id, token), so a former
+  holder changes nothing.
+* A message that leaves a queue loses its key there. A finished one leaves the range of ``when`` in which
+  claims look.
+
+The functions are pure. A kind of queue decides how a message enters and which fields a claim writes;
+see ``kind.Kind``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pyqueue.backends.kind import Kind, ScanStart
+from pyqueue.clock import BAND
+from pyqueue.messages import KEPT, Id, Reservation
+from pyqueue.requests import Filter
+
+UpdateFields = dict[str, dict[str, Any]]
+
+#: The fields that a claim writes and the end of the claim removes.
+HELD_FIELDS: Final = ("token", "owner", "reserved", "claim")
+#: The fields that belong to a message's stay in one queue.
+STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
+#: How many of the queues that it passed a message remembers.
+TRAIL_LENGTH: Final = 20
+
+
+def new_token() -> str:
+    """Return a token that no other claim has."""
+    return secrets.token_hex(12)
+
+
+def record_id(queue: str) -> str:
+    """Return the _id of a queue's record. No message can have it."""
+    return f"~queue:{queue}"
+
+
+def unset(*names: str) -> dict[str, Any]:
+    """Return the $unset of these fields."""
+    return dict.fromkeys(names, "")
+
+
+def entering(queue: str, when: datetime) -> dict[str, Any]:
+    """Return the fields of a message that enters a queue."""
+    return {"q": queue, "when": when, "due": when, "tries": 0}
+
+
+# ---- claimed
+
+
+def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
+    """Return the filter of the messages that may be claimed at ``now``, from ``start`` on."""
+    messages = {"_id": {"$ne": record_id(queue)}}
+    if start is None:
+        return {"q": queue, "when": {"$lte": now}, **messages}
+    when, id = start
+    if id is None:
+        return {"q": queue, "when": {"$gte": when, "$lte": now}, **messages}
+    after: list[Filter] = [{"q": queue, "when": when, "_id": {"$gt": id}}]
+    if isinstance(id, str):  # $gt compares within one type, and every ObjectId follows every str
+        after.append({"q": queue, "when": when, "_id": {"$type": "objectId"}})
+    return {"$or": [*after, {"q": queue, "when": {"$gt": when, "$lte": now}}], **messages}
+
+
+def still_claimable(queue: str, ids: Sequence[object], now: datetime) -> Filter:
+    """Return the filter of those of ``ids`` that no other process has claimed since they were read."""
+    return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}}
+
+
+def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> UpdateFields:
+    """Return the update of a claim. ``count`` counts it as a try."""
+    until = now + timedelta(seconds=lease_s)
+    put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
+    update = {"$set": put, "$unset": unset("claim")}
+    if count:
+        update["$inc"] = {"tries": 1}
+    return update
+
+
+def token_filter(queue: str, claim: Mapping[str, Mapping[str, Any]]) -> Filter:
+    """Return the filter of the messages that this claim holds."""
+    put = claim["$set"]
+    return {"q": queue, "when": put["when"], "token": put["token"]}
+
+
+def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
+    """Return the filter of what these reservations still hold.
+
+    It matches pairs of (_id, token). Two independent lists would match their cross product.
+    """
+    ids_of: dict[str, list[Id]] = {}
+    for each in reservations:
+        ids_of.setdefault(each.token, []).append(each.id)
+    pairs: list[dict[str, object]] = [
+        {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "token": token}
+        for token, ids in ids_of.items()
+    ]
+    match = pairs[0] if len(pairs) == 1 else {"$or": pairs}
+    return match | {"processed": {"$exists": False}}
+
+
+def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
+    """Return the filter of the live messages that are not held under a live lease."""
+    return {
+        "q": queue,
+        "when": {"$lt": BAND},
+        "_id": {"$ne": record_id(queue)},
+        "$or": [{"token": {"$exists": False}}, {"when": {"$lte": now}}],
+    }
+
+
+# ---- given back
+
+
+def rolling_back(
+    kind: Kind, delay_s: float, error: Mapping[str, Any] | None, now: datetime
+) -> UpdateFields:
+    """Return the update that makes a held message wait for another try."""
+    when = now + timedelta(milliseconds=round(delay_s * 1000))
+    put: dict[str, Any] = {"when": when, "due": when}
+    if error is not None:
+        put["error"] = error
+    return {"$set": put, "$unset": unset(*kind.held_fields)}
+
+
+def releasing(kind: Kind, due: datetime, now: datetime) -> UpdateFields:
+    """Return the update that gives a message back to its place; the try is not counted."""
+    return {"$set": {"when": due}, "$unset": unset(*kind.held_fields), "$inc": {"tries": -1}}
+
+
+# ---- finished
+
+
+def finishing(
+    held_fields: Sequence[str], now: datetime, outcome: str, history_s: float | None, *, keyed: bool
+) -> UpdateFields | None:
+    """Return the update that moves a message into the history; None without a history."""
+    if history_s is None:
+        return None
+    put = {
+        "when": now + KEPT,
+        "processed": now,
+        "outcome": outcome,
+        "expires": now + timedelta(seconds=history_s),
+    }
+    removed = unset(*(name for name in held_fields if name != "token"))
+    return _remembering_key({"$set": put, "$unset": removed}, keyed=keyed)
+
+
+def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
+    """Keep the key that the message had here as ``last_key``, and no earlier key."""
+    if keyed:
+        update["$rename"] = {"key": "last_key"}
+    else:
+        update["$unset"]["last_key"] = ""
+    return update
+
+
+def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
+    """Return the update that takes back the finish of a popped message."""
+    removed = unset(*kind.held_fields, "processed", "outcome", "expires")
+    return {"$set": {"when": due}, "$unset": removed}
+
+
+def replaying(kind: Kind, queue: str, now: datetime) -> UpdateFields:
+    """Return the update that makes a finished message ready again."""
+    put = kind.entering(queue, now)
+    removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
+    return {
+        "$set": put,
+        "$unset": unset(*(name for name in removed if name not in put)),
+        "$push": _trail(queue, now),
+    }
+
+
+def _trail(queue: str, now: datetime) -> dict[str, Any]:
+    return {"trail": {"$each": [{"q": queue, "at": now}], "$slice": -TRAIL_LENGTH}}
+
+
+# ---- to another queue
+
+
+def leaving(
+    kind: Kind, queue: str, put: dict[str, Any], now: datetime, *, keep: Sequence[str] = ()
+) -> UpdateFields:
+    """Return the update that takes a message to another queue, which it enters with ``put``.
+
+    It takes the fields ``keep`` along. Unless ``put`` has a key, the message leaves its key behind.
+    """
+    removed = (*kind.held_fields, *kind.stay_fields, "type")
+    update = {
+        "$set": put,
+        "$unset": unset(*(name for name in removed if name not in keep and name not in put)),
+        "$push": _trail(queue, now),
+    }
+    if "key" not in put:
+        update["$rename"] = {"key": "last_key"}
+    return update
+
+
+def burying(
+    kind: Kind,
+    queue: str,
+    put: dict[str, Any],
+    now: datetime,
+    death: Mapping[str, Any],
+    *,
+    keyed: bool,
+) -> UpdateFields:
+    """Return the update that takes a message to its dead-letter queue. ``death``: reason, tries, error."""
+    put["dead"] = {"from": queue, "at": now, **death}
+    if death["error"] is not None:
+        put["error"] = death["error"]
+    update = leaving(kind, queue, put, now, keep=("dead", "error", "checkpoint", "type"))
+    del update["$rename"]
+    return _remembering_key(update, keyed=keyed)
+
+
+def redriving(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
+    """Return the update that takes a dead message back to the queue that it came from."""
+    return leaving(kind, queue, put, now, keep=("error", "checkpoint", "type"))
