@@ -1,6 +1,7 @@
-"""Renewing leases while a block or a handler works: one renewer for each client.
+"""Renewing leases while a block or a handler works. Each client has one renewer.
 
-``Schedule`` knows what is due; the two renewers, a thread and a task, only wait and run the plan.
+``Schedule`` knows which leases are due. The two renewers, a thread and a task, wait and extend
+them.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError
 
-__all__ = ["AsyncRenewer", "LeaseRenewer", "Leased", "Renewer", "Schedule"]
+__all__ = ["AsyncRenewer", "Entry", "LeaseRenewer", "Leased", "Renewer", "Schedule"]
 
 log = logging.getLogger("pyqueue")
 
 
 class Leased(Protocol):
-    """What can be renewed: a reservation, or a claim of many messages."""
+    """A reservation, or a claim of many messages, whose lease can be renewed."""
 
     @property
-    def id(self) -> Any:
-        """How the log names it."""
+    def id(self) -> object:
+        """The name that the log shows."""
 
     @property
     def lease(self) -> float:
-        """Its length, in seconds."""
+        """The length of the lease in seconds."""
 
 
 L = TypeVar("L", bound=Leased)
+#: What extends a lease: a function for threads, or a coroutine function.
+Extend = TypeVar("Extend", bound=Callable[[], object])
 
-#: A suspended reservation is being settled in a transaction; a lost one is another's by now.
+#: A suspended reservation is being settled in a transaction. A lost one belongs to another holder.
 State = Literal["renewed", "suspended", "lost"]
 
 
@@ -58,87 +62,95 @@ class LeaseRenewer(Protocol):
 
 
 @dataclass(slots=True)
-class Entry:
+class Entry(Generic[Extend]):
     """A reservation that is renewed."""
 
     reservation: Leased
-    extend: Callable[[Any], Any]
+    extend: Extend
+    #: Called once when the lease is lost.
     lost: Callable[[], object]
     due: float = 0.0
     state: State = "renewed"
-    #: The interval whose lane it is in.
+    #: The interval under which the schedule keeps it.
     after: float = 0.0
 
 
-class Schedule:
-    """Which reservations are to be renewed when: a third into the lease; after a failure a tenth of it later.
+class Schedule(Generic[Extend]):
+    """Says when each reservation is renewed: a third into its lease.
 
-    Entries that are due after the same interval are in one lane, in the order they came, which is the order they are due. So each step
-    costs the same however many there are.
+    After a failure the next try follows a tenth of the lease later. Entries with the same interval
+    are kept together, in the order they came, which is also the order they are due. So each step
+    takes the same time, however many entries there are.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        self._lanes: dict[float, OrderedDict[int, Entry]] = {}
+        self.entries: dict[int, Entry[Extend]] = {}
+        self._by_interval: dict[float, OrderedDict[int, Entry[Extend]]] = {}
         #: Until when the renewer sleeps.
-        self._asleep = -math.inf
+        self._asleep_until = -math.inf
 
-    def add(self, entry: Entry) -> bool:
-        """Keep renewing it. Answers whether the renewer has to be woken for it."""
+    def add(self, entry: Entry[Extend]) -> bool:
+        """Start renewing a reservation. Return whether the renewer must wake up earlier for it."""
         self.entries[id(entry.reservation)] = entry
-        self._line_up(entry, entry.reservation.lease / 3)
-        return entry.due < self._asleep
+        self._plan(entry, entry.reservation.lease / 3)
+        return entry.due < self._asleep_until
 
-    def _line_up(self, entry: Entry, after: float) -> None:
+    def _plan(self, entry: Entry[Extend], after: float) -> None:
         self._take_out(entry)
         entry.after, entry.due = after, time.monotonic() + after
-        lane = self._lanes.get(after)
-        if lane is None:
-            lane = self._lanes[after] = OrderedDict()
-        lane[id(entry)] = entry
+        entries = self._by_interval.get(after)
+        if entries is None:
+            entries = self._by_interval[after] = OrderedDict()
+        entries[id(entry)] = entry
 
-    def _take_out(self, entry: Entry) -> None:
-        lane = self._lanes.get(entry.after)
-        if lane is not None and lane.pop(id(entry), None) is not None and not lane:
-            del self._lanes[entry.after]
+    def _take_out(self, entry: Entry[Extend]) -> None:
+        entries = self._by_interval.get(entry.after)
+        if entries is not None and entries.pop(id(entry), None) is not None and not entries:
+            del self._by_interval[entry.after]
 
     def suspend(self, reservation: Leased) -> None:
-        """Do not renew it for now."""
+        """Stop renewing a reservation for now."""
         entry = self.entries.get(id(reservation))
         if entry is not None:
             entry.state = "suspended"
             self._take_out(entry)
 
     def discard(self, reservation: Leased) -> State | None:
-        """Renew it no longer. Answers what it was; None if it was not here."""
+        """Stop renewing. Return the last state, or None if the reservation was not registered."""
         entry = self.entries.pop(id(reservation), None)
         if entry is None:
             return None
         self._take_out(entry)
         return entry.state
 
-    def due(self) -> list[Entry]:
-        """What is to be renewed now."""
+    def due(self) -> list[Entry[Extend]]:
+        """Return the entries that are due now."""
         now = time.monotonic()
         return [
             entry
-            for lane in self._lanes.values()
-            for entry in takewhile(lambda each: each.due <= now, lane.values())
+            for entries in self._by_interval.values()
+            for entry in takewhile(lambda each: each.due <= now, entries.values())
         ]
 
     def pause(self) -> float | None:
-        """Seconds until the next is due, for which the renewer will sleep; None: there is none."""
-        self._asleep = min(
-            (next(iter(lane.values())).due for lane in self._lanes.values()), default=math.inf
-        )
-        return None if self._asleep == math.inf else max(0.0, self._asleep - time.monotonic())
+        """Return the seconds until the next entry is due, or None if there is none.
 
-    def renewed(self, entry: Entry, error: QueueError | None) -> None:
-        """Take in how a renewal went."""
+        The renewer sleeps for so long.
+        """
+        self._asleep_until = min(
+            (next(iter(entries.values())).due for entries in self._by_interval.values()),
+            default=math.inf,
+        )
+        if self._asleep_until == math.inf:
+            return None
+        return max(0.0, self._asleep_until - time.monotonic())
+
+    def renewed(self, entry: Entry[Extend], error: QueueError | None) -> None:
+        """Note the outcome of a renewal, and plan the next one unless the lease is lost."""
         if self.entries.get(id(entry.reservation)) is not entry or entry.state != "renewed":
-            return  # settled, or being settled, meanwhile
+            return  # it was settled in the meantime, or is being settled
         if error is None:
-            self._line_up(entry, entry.reservation.lease / 3)
+            self._plan(entry, entry.reservation.lease / 3)
         elif isinstance(error, (LeaseLost, Fenced, QueueClosed)):
             entry.state = "lost"
             self._take_out(entry)
@@ -147,14 +159,17 @@ class Schedule:
             log.warning(
                 "could not renew the lease of %s, trying again: %s", entry.reservation.id, error
             )
-            self._line_up(entry, entry.reservation.lease / 10)
+            self._plan(entry, entry.reservation.lease / 10)
 
 
 class Renewer:
-    """A daemon thread that renews, for a blocking client. It starts with the first reservation to renew."""
+    """Renews the leases of a blocking client in a daemon thread.
+
+    The thread starts with the first reservation.
+    """
 
     def __init__(self) -> None:
-        self._schedule = Schedule()
+        self._schedule = Schedule[Callable[[], None]]()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -165,9 +180,9 @@ class Renewer:
         extend: Callable[[L], None],
         lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """Renew a reservation until it is discarded, or lost."""
+        """Renew a reservation until it is discarded or lost."""
         with self._changed:
-            early = self._schedule.add(Entry(reservation, extend, lost))
+            early = self._schedule.add(Entry(reservation, partial(extend, reservation), lost))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="pyqueue-renewer", daemon=True
@@ -177,17 +192,17 @@ class Renewer:
                 self._changed.notify()
 
     def suspend(self, reservation: Leased) -> None:
-        """Do not renew it for now."""
+        """Stop renewing a reservation for now."""
         with self._changed:
             self._schedule.suspend(reservation)
 
     def discard(self, reservation: Leased) -> State | None:
-        """Renew it no longer. Answers what it was; None if it was not here."""
+        """Stop renewing. Return the last state, or None if the reservation was not registered."""
         with self._changed:
             return self._schedule.discard(reservation)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop renewing."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -207,7 +222,7 @@ class Renewer:
             for entry in due:
                 error: QueueError | None = None
                 try:
-                    entry.extend(entry.reservation)
+                    entry.extend()
                 except QueueError as failure:
                     error = failure
                 with self._changed:
@@ -215,10 +230,10 @@ class Renewer:
 
 
 class AsyncRenewer:
-    """A task that renews, for an async client."""
+    """Renews the leases of an async client in a task, which starts with the first reservation."""
 
     def __init__(self) -> None:
-        self._schedule = Schedule()
+        self._schedule = Schedule[Callable[[], Awaitable[None]]]()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -228,23 +243,23 @@ class AsyncRenewer:
         extend: Callable[[L], Awaitable[None]],
         lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """Renew a reservation until it is discarded, or lost."""
-        early = self._schedule.add(Entry(reservation, extend, lost))
+        """Renew a reservation until it is discarded or lost."""
+        early = self._schedule.add(Entry(reservation, partial(extend, reservation), lost))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="pyqueue-renewer")
         elif early:
             self._changed.set()
 
     def suspend(self, reservation: Leased) -> None:
-        """Do not renew it for now."""
+        """Stop renewing a reservation for now."""
         self._schedule.suspend(reservation)
 
     def discard(self, reservation: Leased) -> State | None:
-        """Renew it no longer. Answers what it was; None if it was not here."""
+        """Stop renewing. Return the last state, or None if the reservation was not registered."""
         return self._schedule.discard(reservation)
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop renewing."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -263,7 +278,7 @@ class AsyncRenewer:
             for entry in due:
                 error: QueueError | None = None
                 try:
-                    await entry.extend(entry.reservation)
+                    await entry.extend()
                 except QueueError as failure:
                     error = failure
                 self._schedule.renewed(entry, error)

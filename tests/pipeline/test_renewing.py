@@ -41,7 +41,7 @@ def reservation(lease: float = 60) -> Reservation[Any]:
 
 
 def test_a_renewer_that_sleeps_is_woken_only_for_what_is_due_earlier() -> None:
-    schedule = Schedule()
+    schedule = Schedule[Any]()
     assert schedule.pause() is None
     assert schedule.add(Entry(reservation(60), print, print)), "it sleeps for ever"
     assert schedule.pause() == pytest.approx(20, abs=1)
@@ -52,18 +52,18 @@ def test_a_renewer_that_sleeps_is_woken_only_for_what_is_due_earlier() -> None:
 
 
 def test_what_is_discarded_leaves_nothing_behind() -> None:
-    schedule = Schedule()
+    schedule = Schedule[Any]()
     for _ in range(1000):
         held = reservation()
         schedule.add(Entry(held, print, print))
         assert schedule.discard(held) == "renewed"
         assert schedule.discard(held) is None
-    assert (schedule.entries, schedule._lanes, schedule.pause()) == ({}, {}, None)
+    assert (schedule.entries, schedule._by_interval, schedule.pause()) == ({}, {}, None)
 
 
 def test_a_step_costs_the_same_however_many_there_are() -> None:
     def cost(count: int) -> float:
-        schedule = Schedule()
+        schedule = Schedule[Any]()
         kept = [reservation() for _ in range(count)]
         for each in kept:
             schedule.add(Entry(each, print, print))

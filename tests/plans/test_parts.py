@@ -357,16 +357,16 @@ def test_unchanged_stays_itself() -> None:
 
 
 class TestSchedule:
-    def entry(self, lease: float = 60) -> Entry:
+    def entry(self, lease: float = 60) -> Entry[Any]:
         self.lost = 0
 
         def lost() -> None:
             self.lost += 1
 
-        return Entry(reservation("m1", lease=lease), lambda reservation: None, lost)
+        return Entry(reservation("m1", lease=lease), lambda: None, lost)
 
     def test_a_third_into_the_lease(self, hands: Hands) -> None:
-        schedule, entry = Schedule(), self.entry()
+        schedule, entry = Schedule[Any](), self.entry()
         assert schedule.pause() is None
         schedule.add(entry)
         assert schedule.pause() == pytest.approx(20)
@@ -380,7 +380,7 @@ class TestSchedule:
         assert schedule.pause() == pytest.approx(20)
 
     def test_a_failure_is_repeated_a_tenth_of_the_lease_later(self, hands: Hands) -> None:
-        schedule, entry = Schedule(), self.entry()
+        schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)
         schedule.renewed(entry, Unavailable("gone"))
@@ -389,7 +389,7 @@ class TestSchedule:
         assert schedule.discard(entry.reservation) == "renewed"
 
     def test_a_lost_lease_is_told_once_and_renewed_no_more(self, hands: Hands) -> None:
-        schedule, entry = Schedule(), self.entry()
+        schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)
         schedule.renewed(entry, LeaseLost("gone"))
@@ -401,7 +401,7 @@ class TestSchedule:
         assert schedule.discard(entry.reservation) == "lost"
 
     def test_a_suspended_one_is_left_alone(self, hands: Hands) -> None:
-        schedule, entry = Schedule(), self.entry()
+        schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         schedule.suspend(entry.reservation)
         hands.move(1000)
@@ -411,7 +411,7 @@ class TestSchedule:
         assert schedule.discard(entry.reservation) == "suspended"
 
     def test_what_was_discarded_stays_so(self, hands: Hands) -> None:
-        schedule, entry = Schedule(), self.entry()
+        schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         assert schedule.discard(entry.reservation) == "renewed"
         assert schedule.discard(entry.reservation) is None
@@ -420,7 +420,7 @@ class TestSchedule:
         assert schedule.due() == []
 
     def test_the_earliest_counts(self, hands: Hands) -> None:
-        schedule, long, short = Schedule(), self.entry(300), self.entry(3)
+        schedule, long, short = Schedule[Any](), self.entry(300), self.entry(3)
         schedule.add(long)
         schedule.add(short)
         assert schedule.pause() == pytest.approx(1)
