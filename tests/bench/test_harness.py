@@ -24,8 +24,9 @@ from tests.bench.harness import (
     ratios,
     table,
 )
-from tests.bench.plots import Scale, svg
+from tests.bench.plots import svg
 from tests.bench.soak import Sample, judged, slope
+from tests.support.svg import Scale
 
 
 def test_quantiles_are_interpolated() -> None:

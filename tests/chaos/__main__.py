@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pyqueue.cli.common import Commands, Json, emit
-from tests.chaos import run as runner
+from tests.chaos import report, runner
 
 __all__ = ["app"]
 
@@ -40,7 +40,7 @@ def faults(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run queues on three private servers, make servers, network and clients fail, and check that nothing was lost or done twice.
+    """Use queues on three private servers, make servers, network and clients fail, and count losses.
 
     The exit status is 1 if a message was lost, settled twice, or settled by a consumer that had lost its lease.
     """
@@ -50,8 +50,8 @@ def faults(
     if as_json:
         emit(result)
     else:
-        runner.show(result)
-    raise typer.Exit(0 if runner.is_good(result) else 1)
+        report.show(result)
+    raise typer.Exit(0 if report.is_good(result) else 1)
 
 
 if __name__ == "__main__":

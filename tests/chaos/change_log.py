@@ -1,13 +1,16 @@
-"""The witness: what really happened to each message, in the order in which the database has it.
+"""The change log: what happened to each message, in the order of the database.
 
-It reads the change stream of the namespace's collection, which tells each write once it is committed by a majority, and never tells one that
-a fail-over rolled back. So what it notes does not depend on what any client believes. It writes what the audit needs of each change, as
-lines of JSON:
+A process reads the change stream of the namespace's collection. The stream has every write that a
+majority has, and no write that a fail-over rolled back. So the log does not depend on what any client
+believes. Each change that the checker needs is a line of JSON:
 
-``["in", id, queue, n, pushed]``  a message came into being, with this ``n`` in its payload, and this time of its push, in milliseconds
-``["set", id, {field: value}]``   it was changed: ``q``, ``token`` (None: removed), ``owner``, ``processed``, ``dead``, ``n``, and ``by``: the token
-                                  that whoever settled it put into the message by the same update
-``["out", id, at]``               it was deleted, at this time of the machine's monotonic clock, to the second
+``["in", id, queue, n, pushed]``
+    A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in milliseconds.
+``["set", id, {field: value}]``
+    It was updated: ``q``, ``token`` (None: removed), ``owner``, ``processed``, ``dead``, ``n``, and
+    ``by``, the token that the settling client wrote into the message with the same update.
+``["out", id, at]``
+    It was deleted, at this time of the machine's monotonic clock in seconds.
 """
 
 from __future__ import annotations
@@ -22,20 +25,20 @@ from bson import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-__all__ = ["END", "note", "watch"]
+__all__ = ["END", "line_of", "watch"]
 
-#: The id of the document that the program inserts when all is done.
+#: The id of the document that ends the log. The program inserts it when the workload has ended.
 END = "~end"
 
-#: What a change sets that the audit asks for.
-_PLAIN = ("q", "token", "owner")
+#: Fields that go into the log with their values.
+_COPIED = ("q", "token", "owner")
 
 
-def note(event: Mapping[str, Any]) -> list[Any] | None:
-    """The line of an event of the change stream, its time on the monotonic clock; None for what the audit does not ask for."""
+def line_of(event: Mapping[str, Any]) -> list[Any] | None:
+    """Return the line of an event of the change stream, or None if the checker does not need it."""
     kind, id = event["operationType"], str(event["documentKey"]["_id"])
     if id.startswith("~"):
-        return None  # a queue's record
+        return None  # the record of a queue
     if kind == "insert":
         document = event["fullDocument"]
         pushed = round(document["pushed"].timestamp() * 1000)
@@ -43,37 +46,47 @@ def note(event: Mapping[str, Any]) -> list[Any] | None:
     if kind == "delete":
         ago = time.time() - event["wallTime"].timestamp()
         return ["out", id, round(time.monotonic() - ago, 3)]
-    changed = event["updateDescription"]
-    put, gone = changed["updatedFields"], changed["removedFields"]
-    told: dict[str, Any] = {name: put[name] for name in _PLAIN if name in put}
-    if "token" in gone:
-        told["token"] = None
+    update = event["updateDescription"]
+    put, removed = update["updatedFields"], update["removedFields"]
+    logged: dict[str, Any] = {name: put[name] for name in _COPIED if name in put}
+    if "token" in removed:
+        logged["token"] = None
     for name in ("processed", "dead"):
         if name in put:
-            told[name] = True
-    for name, value in put.items() if "dead" not in put else ():
-        if name == "payload":
-            if "n" in value:
-                told["n"] = value["n"]
-            if value["trail"]:
-                told["by"] = value["trail"][-1][1]
-        elif name == "payload.trail":
-            told["by"] = value[-1][1]
-        elif name.startswith("payload.trail."):
-            told["by"] = value[1]
-        elif name == "error" and value["message"].startswith("by "):
-            told["by"] = value["message"].removeprefix("by ")
-    return ["set", id, told] if told else None
+            logged[name] = True
+    if "dead" not in put:
+        for name, value in put.items():
+            logged |= _evidence(name, value)
+    return ["set", id, logged] if logged else None
+
+
+def _evidence(name: str, value: Any) -> dict[str, Any]:
+    """Return the content and the token that an updated field shows; see ``workload``."""
+    if name == "payload":
+        content = {"n": value["n"]} if "n" in value else {}
+        return content | ({"by": value["trail"][-1][1]} if value["trail"] else {})
+    if name == "payload.trail":
+        return {"by": value[-1][1]}
+    if name.startswith("payload.trail."):
+        return {"by": value[1]}
+    if name == "error" and value["message"].startswith("by "):
+        return {"by": value["message"].removeprefix("by ")}
+    return {}
 
 
 def watch(spec: dict[str, Any]) -> None:
-    """Be the witness, from a time of the database on, until the end."""
+    """Write the log until the document ``END`` arrives.
+
+    Args:
+        spec: ``url``, ``database`` and ``namespace`` of the collection; ``since``, the operation time
+            to start at; ``path`` of the log.
+    """
     options: dict[str, Any] = {"socketTimeoutMS": 5000, "connectTimeoutMS": 2000, "tz_aware": True}
     since: dict[str, Any] = {"start_at_operation_time": Timestamp(*spec["since"])}
     with open(spec["path"], "w") as out:
         while True:
             with (
-                suppress(PyMongoError),  # a fail-over: go on where the stream was
+                suppress(PyMongoError),  # a fail-over: open the stream again where it ended
                 MongoClient[dict[str, Any]](spec["url"], **options) as mongo,
                 mongo[spec["database"]][spec["namespace"]].watch(
                     **since, max_await_time_ms=500
@@ -86,7 +99,7 @@ def watch(spec: dict[str, Any]) -> None:
                         continue
                     if event["operationType"] == "insert" and event["documentKey"]["_id"] == END:
                         return
-                    line = note(event)
+                    line = line_of(event)
                     if line is not None:
                         out.write(json.dumps(line, separators=(",", ":")) + "\n")
                     since = {"resume_after": event["_id"]}

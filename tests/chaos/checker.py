@@ -1,8 +1,8 @@
-"""The audit: what every process says it did, held against what the witness saw happen. Pure: lines in, figures out.
+"""The checker: compares what every process recorded with the change log. It does no I/O.
 
-The witness's lines give the life of each message: its claims, each known by its token, and how each of them ended. What a client was told must be
-there: an acknowledged push as a message that came into being, an acknowledged settle as the end of that very claim. What nobody was told
-the outcome of may be there or not.
+The change log gives the claims of each message, each known by its token, and how each claim ended. A
+result that a client got must appear there: an acknowledged push as a message that was stored, an
+acknowledged settle as the end of exactly that claim. A call with an unknown outcome may appear or not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.chaos.pop_checker import Circumstances, Got, Popped, Unheard, judge
+from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 
-__all__ = ["MUST_BE_ZERO", "Ledgers", "Times", "Witnessed", "audit"]
+__all__ = ["MUST_BE_ZERO", "ChangeLog", "Ledgers", "Times", "check"]
 
-#: What must not happen. Undone: settles that were acknowledged, and of which the database has nothing.
+#: What must not happen. "undone" counts acknowledged settles that the database does not have.
 MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone")
 
 #: How a claim ends when an operation has its effect.
@@ -28,91 +28,99 @@ _ENDS = {
     "rollback": ("back", "buried"),
     "release": ("back",),
 }
-_POPPED, _KEYED = "events", "states"
+_POPPED_QUEUE, _KEYED_QUEUE = "events", "states"
+_SHOWN = 10  # lines of each kind in the result
 
 Line = list[Any]
-#: When a call began, when it was answered, and how many messages it was about.
+#: When a call began, when it returned, and its number of messages.
 Done = tuple[float, float, int]
+#: An operation on a message: its name, the queue, the id and the token.
+Settled = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class Life:
-    """A message that is stored."""
+class StoredMessage:
+    """A stored message: its queue and its claim."""
 
     queue: str
     token: str | None = None
     owner: str | None = None
 
 
-class Witnessed:
-    """What really happened, from the lines of the witness."""
+class ChangeLog:
+    """What really happened.
+
+    Args:
+        lines: The lines of the change log.
+    """
 
     def __init__(self, lines: Iterable[Line]) -> None:
-        #: The messages that are stored in the end.
-        self.stored: dict[str, Life] = {}
-        #: How often each came into being; what was popped and given back came only once.
+        #: The messages that are stored at the end.
+        self.stored: dict[str, StoredMessage] = {}
+        #: How often each id was stored. A popped message that was given back counts once.
         self.came: Counter[str] = Counter()
-        #: The contents that a message had other than the one it is named after.
+        #: The contents that a message had, except the one that equals its id.
         self.contents: dict[str, set[str]] = defaultdict(set)
-        #: How each claim ended, {token: {id: how}}: "held" if it did not, "taken" if another claim took over.
+        #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another claim.
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
-        #: What was popped, and not given back.
+        #: The messages that were popped and not given back.
         self.popped: dict[str, list[Popped]] = defaultdict(list)
-        #: When those that are popped were pushed last.
+        #: The time of the last push of each message of the popped queue.
         self._pushed: dict[str, int] = {}
-        #: What was deleted though nobody held it.
-        self.vanished: set[str] = set()
-        #: What was settled by (id, token) though that claim did not hold it.
+        #: The messages that were deleted while they had no claim.
+        self.deleted_unclaimed: set[str] = set()
+        #: Messages and tokens, (id, token), that were settled by a claim that did not hold them.
         self.fenced: set[tuple[str, str]] = set()
         for kind, id, *rest in lines:
             if kind == "in":
-                self._came(id, *rest)
+                self._inserted(id, *rest)
             elif kind == "out":
-                self._went(id, *rest)
+                self._deleted(id, *rest)
             else:
-                self._changed(id, *rest)
+                self._updated(id, *rest)
 
-    def _came(self, id: str, queue: str, content: str | None, pushed: int) -> None:
-        self.stored[id] = Life(queue)
+    def _inserted(self, id: str, queue: str, content: str | None, pushed: int) -> None:
+        self.stored[id] = StoredMessage(queue)
         if self.popped.get(id) and self._pushed[id] == pushed:
-            self.popped[id].pop()  # given back; another push has another time
+            self.popped[id].pop()  # given back; a new push would have another time
             return
         self.came[id] += 1
-        if queue == _POPPED:
+        if queue == _POPPED_QUEUE:
             self._pushed[id] = pushed
         if content not in (None, id):
             self.contents[id].add(content)
 
-    def _went(self, id: str, at: float) -> None:
-        life = self.stored.pop(id)
-        if life.queue == _POPPED:
-            self.popped[id].append(Popped(at, life.token, life.owner))
-        elif life.token is None:
-            self.vanished.add(id)
+    def _deleted(self, id: str, at: float) -> None:
+        message = self.stored.pop(id)
+        if message.queue == _POPPED_QUEUE:
+            self.popped[id].append(Popped(at, message.token, message.owner))
+        elif message.token is None:
+            self.deleted_unclaimed.add(id)
         else:
-            self.claims[life.token][id] = "out"
+            self.claims[message.token][id] = "out"
 
-    def _changed(self, id: str, put: Mapping[str, Any]) -> None:
-        life = self.stored[id]
+    def _updated(self, id: str, put: Mapping[str, Any]) -> None:
+        message = self.stored[id]
         if put.get("n", id) != id:
             self.contents[id].add(put["n"])
-        if put.get("by", life.token) != life.token:
+        if put.get("by", message.token) != message.token:
             self.fenced.add((id, put["by"]))
         if "token" in put:
-            if life.token is not None:
-                self.claims[life.token][id] = _how(put)
-            life.token, life.owner = None if "processed" in put else put["token"], put.get("owner")
-            if life.token is not None:
-                self.claims[life.token][id] = "held"
-        life.queue = put.get("q", life.queue)
+            if message.token is not None:
+                self.claims[message.token][id] = _end_of_claim(put)
+            message.token = None if "processed" in put else put["token"]
+            message.owner = put.get("owner")
+            if message.token is not None:
+                self.claims[message.token][id] = "held"
+        message.queue = put.get("q", message.queue)
 
     def ended(self, id: str, token: str) -> str | None:
-        """How a claim ended; None: there was none, or a fail-over undid it."""
+        """Return how a claim ended, or None if it never was or a fail-over rolled it back."""
         return self.claims[token].get(id) if token in self.claims else None
 
 
-def _how(put: Mapping[str, Any]) -> str:
-    """How a claim ended, by the change that ended it."""
+def _end_of_claim(put: Mapping[str, Any]) -> str:
+    """Return how a claim ended, given the update that ended it."""
     if "processed" in put:
         return "out"
     if put["token"] is not None:
@@ -124,19 +132,27 @@ def _how(put: Mapping[str, Any]) -> str:
 
 @dataclass
 class Times:
-    """What the ledgers say of time, on the machine's monotonic clock, in seconds."""
+    """The times in the ledgers, in seconds of the machine's monotonic clock."""
 
     pushes: list[Done] = field(default_factory=list)
     settles: list[Done] = field(default_factory=list)
-    #: When calls of a process were answered well, by its name.
+    #: When calls of each process succeeded, by its name.
     answered: dict[str, list[float]] = field(default_factory=dict)
 
     def recovered(self, at: float) -> dict[str, float | None]:
-        """How long after an instant the first push and the first settle that began after it were answered; None: none was."""
+        """Return the seconds from ``at`` to the first successful push and settle that began after it.
+
+        None stands for no such call.
+        """
         return {"push": _first(self.pushes, at), "settle": _first(self.settles, at)}
 
     def outage(self, kinds: str, suspended: Mapping[str, Sequence[tuple[float, float]]]) -> float:
-        """The longest time for which a process of a kind had no call answered well. Not counted: while it was itself suspended."""
+        """Return the longest time without a successful call of one process.
+
+        Args:
+            kinds: The kinds of processes, separated by spaces.
+            suspended: The times, by process, that do not count because the process was suspended.
+        """
         return max(
             (
                 after - before
@@ -150,7 +166,10 @@ class Times:
 
 
 def _first(done: list[Done], at: float) -> float | None:
-    """``done`` is sorted. Calls that began later may be answered earlier; none takes longer than some seconds."""
+    """Return the seconds from ``at`` to the first end of a call that began later.
+
+    ``done`` is sorted by the beginning. A call that began later may end earlier.
+    """
     later = done[bisect_left(done, (at, 0.0, 0)) :]
     if not later:
         return None
@@ -163,38 +182,43 @@ def _first(done: list[Done], at: float) -> float | None:
 
 
 @dataclass(slots=True)
-class Said:
-    """A call as a ledger has it, and what was heard of it."""
+class RecordedCall:
+    """A call in a ledger, and its result if there is one."""
 
     began: float
     op: str
     queue: str
-    about: Any
+    items: Any
     outcome: str = "unknown"
-    items: Any = None
+    result: Any = None
     ended: float = 0.0
 
 
 class Ledgers:
-    """What the processes say, from the lines of their ledgers, by the names of the processes."""
+    """What the processes recorded.
+
+    Args:
+        ledgers: The lines of each ledger, by the name of its process.
+    """
 
     def __init__(self, ledgers: Mapping[str, Iterable[Line]]) -> None:
         self.times = Times()
         self.figures: Counter[str] = Counter()
-        #: Other errors than those that faults bring about, how often each.
+        #: Errors that no fault explains, with their counts.
         self.errors: Counter[str] = Counter()
-        #: The pushes that were acknowledged: (id, content).
+        #: The acknowledged pushes: (id, content).
         self.acknowledged: list[tuple[str, str]] = []
-        #: Who got what was popped.
-        self.got: dict[str, list[Got]] = defaultdict(list)
-        #: The pops of which nobody heard what they took.
-        self.unheard: list[Unheard] = []
-        #: The claims that were received: {token: ids}.
+        #: The pops that returned each message.
+        self.returned: dict[str, list[Returned]] = defaultdict(list)
+        #: The pops without a result.
+        self.unknown_pops: list[UnknownPop] = []
+        #: The claims that clients received: {token: ids}.
         self.received: dict[str, set[str]] = defaultdict(set)
-        #: The settles that were acknowledged, and those that were refused at the first try: (op, queue, id, token).
-        self.settled: list[tuple[str, str, str, str]] = []
-        self.refused: list[tuple[str, str, str, str]] = []
-        #: Who may have committed what: {token: ids}.
+        #: The acknowledged settles.
+        self.settled: list[Settled] = []
+        #: The settles that were refused at the first try.
+        self.refused: list[Settled] = []
+        #: The ids that each claim asked to commit: {token: ids}.
         self.committing: dict[str, set[str]] = defaultdict(set)
         for name, lines in ledgers.items():
             self._read(name, lines)
@@ -202,168 +226,211 @@ class Ledgers:
         self.times.settles.sort()
 
     def _read(self, name: str, lines: Iterable[Line]) -> None:
-        calls: dict[int, Said] = {}
+        calls: dict[int, RecordedCall] = {}
         answered = self.times.answered[name] = []
         for kind, number, at, *rest in lines:
             if kind == "call":
-                calls[number] = Said(at, *rest)
+                calls[number] = RecordedCall(at, *rest)
                 continue
-            said = calls.pop(number)
-            said.ended, (said.outcome, said.items) = at, rest
-            if said.outcome in ("ok", "refused") or (
-                said.outcome == "taken" and said.queue == _KEYED
+            call = calls.pop(number)
+            call.ended, (call.outcome, call.result) = at, rest
+            if call.outcome in ("ok", "refused") or (
+                call.outcome == "taken" and call.queue == _KEYED_QUEUE
             ):
                 answered.append(at)
-            elif said.outcome not in ("unknown", "cancelled"):
-                self.errors[f"{said.op}: {said.outcome}"] += 1
-            self._take(name, said)
-        for said in calls.values():
-            self._take(name, said)
+            elif call.outcome not in ("unknown", "cancelled"):
+                self.errors[f"{call.op}: {call.outcome}"] += 1
+            self._add(name, call)
+        for call in calls.values():
+            self._add(name, call)
 
-    def _take(self, name: str, said: Said) -> None:
-        good = said.outcome == "ok"
-        if said.op == "push":
-            self.figures["pushed"] += len(said.about)
-            if good:
-                pairs = zip(said.items, said.about, strict=True)
-                self.acknowledged += [(id, content) for id, content in pairs if id is not None]
-                self.times.pushes.append((said.began, said.ended, len(said.about)))
-        elif said.op == "pop":
-            if good:
-                for id in said.items:
-                    self.got[id].append(Got(said.ended, name, said.about == 1))
-                self.figures["received"] += len(said.items)
-                self.figures["popped"] += len(said.items)
-            else:
-                why = (
-                    "killed"
-                    if not said.ended
-                    else "cancelled"
-                    if said.outcome == "cancelled"
-                    else "unknown"
-                )
-                ended = said.ended or float("inf")
-                self.unheard.append(
-                    Unheard(name, said.began, said.about, why, ended, said.about == 1)
-                )
-        elif said.op == "reserve":
-            for token, ids in said.items.items() if good else ():
+    def _add(self, name: str, call: RecordedCall) -> None:
+        if call.op == "push":
+            self._add_push(call)
+        elif call.op == "pop":
+            self._add_pop(name, call)
+        elif call.op == "reserve":
+            for token, ids in call.result.items() if call.outcome == "ok" else ():
                 self.received[token].update(ids)
                 self.figures["received"] += len(ids)
                 self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
-        elif said.op != "look":
-            self._settle(said)
+        elif call.op != "counts":
+            self._add_settle(call)
 
-    def _settle(self, said: Said) -> None:
-        op, _, again = said.op.partition(" ")
-        if op == "commit":
-            for token, ids in said.about.items():
-                self.committing[token].update(ids)
-        if said.outcome not in ("ok", "refused"):
+    def _add_push(self, call: RecordedCall) -> None:
+        self.figures["pushed"] += len(call.items)
+        if call.outcome == "ok":
+            pairs = zip(call.result, call.items, strict=True)
+            self.acknowledged += [(id, content) for id, content in pairs if id is not None]
+            self.times.pushes.append((call.began, call.ended, len(call.items)))
+
+    def _add_pop(self, name: str, call: RecordedCall) -> None:
+        single = call.items == 1
+        if call.outcome == "ok":
+            for id in call.result:
+                self.returned[id].append(Returned(call.ended, name, single))
+            self.figures["received"] += len(call.result)
+            self.figures["popped"] += len(call.result)
             return
-        lost, unknown = said.items if said.outcome == "refused" else ({}, {})
-        left = {token: {*lost.get(token, ()), *unknown.get(token, ())} for token in said.about}
+        reason = "unknown"
+        if not call.ended:
+            reason = "killed"
+        elif call.outcome == "cancelled":
+            reason = "cancelled"
+        ended = call.ended or float("inf")
+        self.unknown_pops.append(UnknownPop(name, call.began, call.items, reason, ended, single))
+
+    def _add_settle(self, call: RecordedCall) -> None:
+        op, _, again = call.op.partition(" ")
+        if op == "commit":
+            for token, ids in call.items.items():
+                self.committing[token].update(ids)
+        if call.outcome not in ("ok", "refused"):
+            return
+        lost, unknown = call.result if call.outcome == "refused" else ({}, {})
+        left = {token: {*lost.get(token, ()), *unknown.get(token, ())} for token in call.items}
         done = [
-            (op, said.queue, id, token)
-            for token, ids in said.about.items()
+            (op, call.queue, id, token)
+            for token, ids in call.items.items()
             for id in ids
             if id not in left[token]
         ]
         self.figures["refused"] += sum(map(len, left.values()))
         if not again:
             self.refused += [
-                (op, said.queue, id, token) for token, ids in lost.items() for id in ids
+                (op, call.queue, id, token) for token, ids in lost.items() for id in ids
             ]
         self.settled += done
         if done and op in ("commit", "move"):
-            self.times.settles.append((said.began, said.ended, len(done)))
+            self.times.settles.append((call.began, call.ended, len(done)))
 
 
-def audit(
-    ledgers: Ledgers, witnessed: Witnessed, stored: Iterable[str], known: Circumstances
+class _Check:
+    """One comparison. ``wrong`` collects what must not have happened, in words."""
+
+    def __init__(self, ledgers: Ledgers, log: ChangeLog, known: Disturbances) -> None:
+        self._ledgers, self._log, self._known = ledgers, log, known
+        self.wrong: dict[str, list[str]] = defaultdict(list)
+        #: How often each message left a queue by an acknowledged commit or move: (id, queue).
+        self.finals: Counter[tuple[str, str]] = Counter()
+
+    def pushes(self) -> None:
+        """Every acknowledged push must have stored its message."""
+        for id, content in self._ledgers.acknowledged:
+            known = content == id or content in self._log.contents[id]
+            if not self._log.came[id] or not known:
+                self.wrong["lost"].append(
+                    f"{content}: its push was acknowledged, but it was never stored as {id}"
+                )
+
+    def messages(self, remaining: set[str]) -> None:
+        """Every message must be stored at the end, or have left in a way that a client asked for."""
+        self.wrong["lost"] += [
+            f"{id}: not stored at the end, although nothing deleted it"
+            for id in self._log.stored
+            if id not in remaining
+        ]
+        self.wrong["lost"] += [
+            f"{id}: deleted while it had no claim" for id in sorted(self._log.deleted_unclaimed)
+        ]
+        for token, ends in self._log.claims.items():
+            for id, end in ends.items():
+                if end == "out" and id not in self._ledgers.committing.get(token, ()):
+                    self.wrong["lost"].append(
+                        f"{id}: finished, although its holder ({token}) had not asked for that"
+                    )
+
+    def pops(self) -> None:
+        """Every popped message must have reached one caller, as far as this can be known."""
+        lost, twice = check_pops(
+            self._log.popped, self._ledgers.returned, self._ledgers.unknown_pops, self._known
+        )
+        self.wrong["lost"] += [f"{id}: popped, but no process got it" for id in lost]
+        self.wrong["settled_twice"] += [
+            f"{id}: returned by pop more often than it was popped" for id in twice
+        ]
+
+    def settles(self) -> None:
+        """Every acknowledged settle must be the end of its claim, and only once."""
+        fenced = set(self._log.fenced)
+        seen: set[tuple[str, str]] = set()
+        for op, queue, id, token in self._ledgers.settled:
+            end = self._log.ended(id, token)
+            if op == "extend":
+                if end is None:
+                    self.wrong["undone"].append(
+                        f"{id}: {op} in {queue} was acknowledged, but claim {token} does not exist"
+                    )
+                continue
+            if op in ("commit", "move"):
+                self.finals[id, queue] += 1
+            if end in ("taken", "replaced"):
+                fenced.add((id, token))
+            elif end not in _ENDS[op]:
+                self.wrong["undone"].append(
+                    f"{id}: {op} in {queue} by {token} was acknowledged, "
+                    f"but the claim is {end or 'missing'}"
+                )
+            elif (id, token) in seen:
+                self.wrong["settled_twice"].append(
+                    f"{id}: settled again by {op} in {queue} with {token}"
+                )
+            seen.add((id, token))
+        for (id, queue), times in self.finals.items():
+            if times > self._log.came[id]:
+                self.wrong["settled_twice"].append(
+                    f"{id}: stored {self._log.came[id]} times, but left {queue} {times} times"
+                )
+        self.wrong["fenced_effects"] += [
+            f"{id}: settled by {token}, which did not hold it any more"
+            for id, token in sorted(fenced)
+        ]
+
+    def refusals(self) -> None:
+        """A settle that raised LeaseLost at its first try should not have had its effect."""
+        self.wrong["refused_though_done"] += [
+            f"{id}: {op} in {queue} by {token} was refused, but it was done"
+            for op, queue, id, token in self._ledgers.refused
+            if op in _ENDS and self._log.ended(id, token) in _ENDS[op]
+        ]
+
+
+def check(
+    ledgers: Ledgers, log: ChangeLog, stored: Iterable[str], known: Disturbances
 ) -> dict[str, Any]:
-    """Hold one against the other, and against the ids of what is stored in the end. The figures, and some of what is wrong, in words."""
-    wrong: dict[str, list[str]] = defaultdict(list)
+    """Compare the ledgers with the change log.
+
+    Args:
+        ledgers: What the processes recorded.
+        log: What really happened.
+        stored: The ids of the messages that are stored at the end.
+        known: The faults that excuse a lost pop.
+
+    Returns:
+        The figures, and under ``wrong`` the first lines of each kind that should be empty.
+    """
     remaining = set(stored)
-
-    acknowledged: set[str] = set()
-    for id, content in ledgers.acknowledged:
-        acknowledged.add(id)
-        if not witnessed.came[id] or (content != id and content not in witnessed.contents[id]):
-            wrong["lost"].append(
-                f"{content}: its push was acknowledged, and it was never stored as {id}"
-            )
-    wrong["lost"] += [
-        f"{id}: it is stored no longer" for id in witnessed.stored if id not in remaining
-    ]
-    wrong["lost"] += [
-        f"{id}: it was deleted though nobody held it" for id in sorted(witnessed.vanished)
-    ]
-    for token, ends in witnessed.claims.items():
-        for id, how in ends.items():
-            if how == "out" and id not in ledgers.committing.get(token, ()):
-                wrong["lost"].append(
-                    f"{id}: it was finished, and its holder, of {token}, had not asked for that"
-                )
-    nobodys, twice = judge(witnessed.popped, ledgers.got, ledgers.unheard, known)
-    wrong["lost"] += [f"{id}: it was popped, and no process got it" for id in nobodys]
-
-    finals: Counter[tuple[str, str]] = Counter()
-    fenced = set(witnessed.fenced)
-    seen: set[tuple[str, str]] = set()
-    for op, queue, id, token in ledgers.settled:
-        end = witnessed.ended(id, token)
-        if op == "extend":
-            if end is None:
-                wrong["undone"].append(
-                    f"{id}: {op} in {queue} was acknowledged, and there is no such claim: {token}"
-                )
-            continue
-        if op in ("commit", "move"):
-            finals[id, queue] += 1
-        if end in ("taken", "replaced"):
-            fenced.add((id, token))
-        elif end not in _ENDS[op]:
-            wrong["undone"].append(
-                f"{id}: {op} in {queue} by {token} was acknowledged; that claim is {end or 'not there'}"
-            )
-        elif (id, token) in seen:
-            wrong["settled_twice"].append(f"{id}: settled again, by {op} in {queue} with {token}")
-        seen.add((id, token))
-    for (id, queue), times in finals.items():
-        if times > witnessed.came[id]:
-            wrong["settled_twice"].append(
-                f"{id}: it came {witnessed.came[id]} times and left {queue} {times} times"
-            )
-    wrong["settled_twice"] += [
-        f"{id}: it was received by pop more often than it was popped" for id in twice
-    ]
-    wrong["fenced_effects"] += [
-        f"{id}: it was settled by {token}, whose claim held it no longer"
-        for id, token in sorted(fenced)
-    ]
-
-    wrong["refused_though_done"] += [
-        f"{id}: {op} in {queue} by {token} was refused, and was done"
-        for op, queue, id, token in ledgers.refused
-        if op in _ENDS and witnessed.ended(id, token) in _ENDS[op]
-    ]
-    undone_claims = sum(
-        witnessed.ended(id, token) is None for token, ids in ledgers.received.items() for id in ids
-    )
+    found = _Check(ledgers, log, known)
+    found.pushes()
+    found.messages(remaining)
+    found.pops()
+    found.settles()
+    found.refusals()
     figures = ledgers.figures
     return {
-        "messages": len(acknowledged),
+        "messages": len({id for id, _ in ledgers.acknowledged}),
         "pushed": figures["pushed"],
         "acknowledged": len(ledgers.acknowledged),
         "received": figures["received"],
-        "settled": finals.total() + figures["popped"],
+        "settled": found.finals.total() + figures["popped"],
         "redelivered": figures["redelivered"],
         "refused": figures["refused"],
-        "claims_undone": undone_claims,
+        "claims_undone": sum(
+            log.ended(id, token) is None for token, ids in ledgers.received.items() for id in ids
+        ),
         "stored": len(remaining),
-        "dead": sum(life.queue.endswith(".dead") for life in witnessed.stored.values()),
-        **{name: len(wrong[name]) for name in (*MUST_BE_ZERO, "refused_though_done")},
+        "dead": sum(message.queue.endswith(".dead") for message in log.stored.values()),
+        **{name: len(found.wrong[name]) for name in (*MUST_BE_ZERO, "refused_though_done")},
         "errors": dict(ledgers.errors.most_common()),
-        "wrong": {name: lines[:10] for name, lines in wrong.items() if lines},
+        "wrong": {name: lines[:_SHOWN] for name, lines in found.wrong.items() if lines},
     }

@@ -1,27 +1,26 @@
 """A wall clock that can be set wrong, for one process.
 
-Of the wall clock, pyqueue, its buses and its driver read ``time.time`` alone; that is what is replaced. The monotonic clock stays right,
-as it does when somebody sets a machine's clock.
+pyqueue, its buses and its driver read the wall clock only by ``time.time``, so that is replaced. The
+monotonic clock stays right, as it does when the clock of a machine is set.
 """
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["install", "step"]
+__all__ = ["install", "set_offset"]
 
 _true_time, _true_time_ns = time.time, time.time_ns
-_ahead = 0.0  # seconds
+_offset_s = 0.0
 
 
-def install(ahead: float = 0.0) -> None:
-    """Replace the wall clock of this process by one that is so many seconds ahead."""
-    step(ahead)
-    time.time = lambda: _true_time() + _ahead
-    time.time_ns = lambda: _true_time_ns() + round(_ahead * 1e9)
+def install() -> None:
+    """Replace the wall clock of this process by one that ``set_offset`` controls."""
+    time.time = lambda: _true_time() + _offset_s
+    time.time_ns = lambda: _true_time_ns() + round(_offset_s * 1e9)
 
 
-def step(ahead: float) -> None:
-    """Set it so many seconds ahead of the true one, at once; behind it if negative."""
-    global _ahead
-    _ahead = ahead
+def set_offset(seconds: float) -> None:
+    """Set the wall clock ahead of the true time; behind it if negative."""
+    global _offset_s
+    _offset_s = seconds

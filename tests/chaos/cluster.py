@@ -1,4 +1,4 @@
-"""What faults act on: the servers, the ways to them, the bus, and the processes of the load."""
+"""The cluster that faults act on: servers, proxies, the change log, and the processes of the workload."""
 
 from __future__ import annotations
 
@@ -19,83 +19,106 @@ from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
 from tests.chaos.processes import Process
 from tests.chaos.proxies import Proxies
-from tests.chaos.workload import CREW, QUEUES
+from tests.chaos.workload import QUEUES, ROLES
 
-__all__ = ["Crew", "World"]
+__all__ = ["Cluster", "WorkloadProcesses"]
 
 DATABASE, NAMESPACE = "faults", "load"
-BUS = "pyqueue.signals"  # the collection of the default bus
-DRAIN = 120.0  # seconds for the load to finish what is there, when all faults are mended
+BUS_COLLECTION = "pyqueue.signals"  # of the default bus
+DRAIN_TIMEOUT_S = 120.0
 
 
-class Crew:
-    """The processes of the load. One that is killed is replaced by another of the same name, with a ledger of its own."""
+class WorkloadProcesses:
+    """The processes of the workload, one for each role of ``workload``.
 
-    def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
+    A killed process is replaced by another one with the same role and a new ledger.
+
+    Args:
+        folder: A folder for the ledgers.
+        spec: What all processes need to know.
+        roles: The names of the roles.
+    """
+
+    def __init__(self, folder: Path, spec: dict[str, Any], roles: tuple[str, ...]) -> None:
         self._folder, self._spec = folder, spec
         self._numbers = itertools.count(1)
         self.ledgers: list[Path] = []
-        #: When which was killed, by the names of its ledger.
+        #: When each process was killed, by the name of its ledger.
         self.killed: dict[str, float] = {}
+        #: The running processes, by their role.
         self.processes: dict[str, Process] = {}
-        for name in CREW:
-            self.start(name)
+        for role in roles:
+            self.start(role)
 
-    def kill(self, crew: str) -> None:
-        """End one by SIGKILL."""
-        process = self.processes.pop(crew)
+    def kill(self, role: str) -> None:
+        """Kill the process of a role."""
+        process = self.processes.pop(role)
         process.kill()
         self.killed[process.name] = time.monotonic()
 
-    def start(self, crew: str) -> None:
-        """Start one."""
-        name = f"{crew}.{next(self._numbers)}"
+    def start(self, role: str) -> None:
+        """Start a process for a role."""
+        name = f"{role}.{next(self._numbers)}"
         self.ledgers.append(self._folder / f"{name}.ledger")
-        spec = {**self._spec, "crew": crew, "name": name, "ledger": str(self.ledgers[-1])}
-        self.processes[crew] = Process("load", self._folder, spec, name)
+        spec = {**self._spec, "role": role, "name": name, "ledger": str(self.ledgers[-1])}
+        self.processes[role] = Process("workload", self._folder, spec, name)
 
-    def one(self, kind: str, dice: random.Random, *, asynchronous: bool | None = None) -> str:
-        """The name of one of a kind."""
+    def choose(self, kind: str, dice: random.Random, *, asynchronous: bool | None = None) -> str:
+        """Choose a role of a kind.
+
+        Args:
+            kind: "producer", "mover" or "consumer".
+            dice: The source of randomness.
+            asynchronous: Choose among roles with an async client, or with a blocking one.
+        """
         fitting = [
             name
-            for name, role in CREW.items()
+            for name, role in ROLES.items()
             if role.kind == kind and asynchronous in (None, role.asynchronous)
         ]
         return dice.choice(fitting)
 
-    def at_work(self, crew: str) -> bool:
-        """Whether one has begun to write its ledger."""
-        ledger = self._folder / f"{self.processes[crew].name}.ledger"
+    def is_running(self, role: str) -> bool:
+        """Return whether the process of a role has begun to write its ledger."""
+        ledger = self._folder / f"{self.processes[role].name}.ledger"
         return ledger.exists() and ledger.stat().st_size > 0
 
     def check(self) -> None:
-        """Raise QueueError if one ended by itself."""
+        """Raise QueueError if a process has ended."""
         for process in self.processes.values():
             process.check()
 
     def stop(self, *kinds: str) -> None:
-        """Have all of these kinds end, and wait for them."""
+        """Stop all processes of these kinds and wait for them."""
         ending = [
-            self.processes.pop(name) for name in list(self.processes) if CREW[name].kind in kinds
+            self.processes.pop(role) for role in list(self.processes) if ROLES[role].kind in kinds
         ]
         for process in ending:
-            process.tell(["stop"])
+            process.send(["stop"])
         for process in ending:
-            process.end()
+            process.wait()
 
     def close(self) -> None:
-        """End them in any case."""
+        """Kill all processes."""
         for process in self.processes.values():
             process.kill()
 
 
-class World:
-    """All of it; a context manager that ends everything it started."""
+class Cluster:
+    """Everything that a run starts; a context manager that ends it.
+
+    Args:
+        folder: A folder for data, logs and ledgers.
+        seed: The seed of the workload.
+        rate: Messages pushed per second.
+    """
 
     def __init__(self, folder: Path, seed: int, rate: float) -> None:
         self.folder = folder
-        #: Whether a fault of the servers or the network is on; and whether none is to begin.
-        self.broken = self.calm = False
+        #: Whether a fault of the servers or the network is active.
+        self.broken = False
+        #: Whether no such fault may begin.
+        self.calm = False
         with ExitStack() as stack:
             self.servers = stack.enter_context(ReplicaSet(folder))
             self.proxies = Proxies(folder, [each.port for each in self.servers.members])
@@ -104,25 +127,23 @@ class World:
                 MongoClient(self.servers.url, tz_aware=True, appname="faults", socketTimeoutMS=5000)
             )
             since = self.mongo.admin.command("ping")["operationTime"]
-            self.witnessed = folder / "witness"
-            self.witness = Process(
-                "witness",
+            self.change_log = folder / "change_log"
+            self._logger = Process(
+                "change_log",
                 folder,
                 {
                     "url": self.servers.url,
                     "since": [since.time, since.inc],
-                    "path": str(self.witnessed),
+                    "path": str(self.change_log),
                     "database": DATABASE,
                     "namespace": NAMESPACE,
                 },
             )
-            stack.callback(self.witness.kill)
-            self.crew = Crew(
-                folder,
-                {"url": self.proxies.url, "namespace": NAMESPACE, "seed": seed, "rate": rate},
-            )
-            stack.callback(self.crew.close)
-            while not all(map(self.crew.at_work, CREW)):
+            stack.callback(self._logger.kill)
+            spec = {"url": self.proxies.url, "namespace": NAMESPACE, "seed": seed, "rate": rate}
+            self.workload = WorkloadProcesses(folder, spec, tuple(ROLES))
+            stack.callback(self.workload.close)
+            while not all(map(self.workload.is_running, ROLES)):
                 self.check()
                 time.sleep(0.05)
             self._stack = stack.pop_all()
@@ -135,49 +156,60 @@ class World:
         )
 
     def check(self) -> None:
-        """Raise QueueError if a process ended that should not have."""
+        """Raise QueueError if a process has ended that should run."""
         self.proxies.check()
-        self.witness.check()
-        self.crew.check()
+        self._logger.check()
+        self.workload.check()
 
     def drop_bus(self, member: Member) -> None:
         """Drop the collection of the bus."""
-        member.mongo[DATABASE].drop_collection(BUS)
+        member.mongo[DATABASE].drop_collection(BUS_COLLECTION)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Have the load finish what is there; then end it and the witness. What is stored in the end."""
-        self.crew.stop("producer")
-        for process in self.crew.processes.values():
-            process.tell(["hurry"])
+        """Drain the queues, then stop the workload and the change log.
+
+        Returns:
+            The messages that are stored at the end.
+        """
+        self.workload.stop("producer")
+        for process in self.workload.processes.values():
+            process.send(["drain"])
         live = {
             "q": {"$in": list(QUEUES)},
             "record": {"$exists": False},
             "processed": {"$exists": False},
         }
-        deadline = time.monotonic() + DRAIN
-        while self._left(live) and time.monotonic() < deadline:
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        while is_any_left(self.messages, live) and time.monotonic() < deadline:
             self.check()
             time.sleep(0.2)
-        self.crew.stop("mover", "consumer")
+        self.workload.stop("mover", "consumer")
         self.messages.insert_one({"_id": END, "q": END, "when": datetime.now(UTC), "record": True})
-        self.witness.end()
+        self._logger.wait()
         return list(self.messages.find({"record": {"$exists": False}}, {"q": 1, "processed": 1}))
 
     @staticmethod
     def unfinished(stored: list[dict[str, Any]]) -> int:
-        """How many of what is stored in the end should have been worked on: the machine is too slow, or something does not go on."""
+        """Return how many of the stored messages the workload should have finished.
+
+        Not 0: the machine is too slow, or a consumer does not go on.
+        """
         return sum(each["q"] in QUEUES and "processed" not in each for each in stored)
 
-    def _left(self, live: dict[str, Any]) -> bool:
-        try:
-            return self.messages.find_one(live) is not None
-        except PyMongoError as error:
-            raise Unavailable(
-                f"the servers are away though every fault was mended: {error}"
-            ) from error
-
-    def __enter__(self) -> World:
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def is_any_left(messages: Collection[dict[str, Any]], live: dict[str, Any]) -> bool:
+    """Return whether a message matches a filter, after the last fault.
+
+    Raises:
+        Unavailable: The servers do not answer.
+    """
+    try:
+        return messages.find_one(live) is not None
+    except PyMongoError as error:
+        raise Unavailable(f"the servers do not answer after the last fault: {error}") from error

@@ -1,4 +1,4 @@
-"""Servers of the fault tests' own: they stop them, and have them fail."""
+"""A server that tests may stop or make fail, and a proxy in front of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import psutil
 import pytest
 from pymongo import MongoClient
 
-from pyqueue import ConfigurationError
-from pyqueue.embedded import EmbeddedServer, find_mongod
-from tests.conftest import missing
+from pyqueue.embedded import EmbeddedServer
 from tests.support.proxy import Proxy
+from tests.support.servers import require_mongod
 
 
 class Server:
-    """A mongod that can be stopped, killed and started again, always on the same port."""
+    """A mongod that can be stopped, killed and started again on the same port."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,31 +29,31 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start the server unless it runs."""
         if not self.running:
             self._embedded = EmbeddedServer(self.path, parameters={"enableTestCommands": 1})
-            assert self.port in (0, self._embedded.port), "another program took the port"
+            assert self.port in (0, self._embedded.port), "the port was taken by another program"
             self.port = self._embedded.port
             self.running = True
 
     def stop(self) -> None:
-        """Shut it down."""
+        """Shut the server down."""
         self._embedded.close()
         self.running = False
 
     def kill(self) -> None:
-        """End it by SIGKILL: whatever it has not written is gone."""
+        """Kill the server: writes that it has not stored are lost."""
         process = psutil.Process(self._embedded.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
         self.stop()
 
     def url(self, database: str) -> str:
-        """The URL of a database."""
+        """Return the URL of a database."""
         return f"mongodb://127.0.0.1:{self.port}/{database}?replicaSet=pyqueue"
 
     def fail(self, times: int, command: str, **data: object) -> None:
-        """Have the next commands of a name fail, if they come from a client of pyqueue."""
+        """Make the next commands of this name fail if a client of pyqueue sends them."""
         with MongoClient[dict[str, Any]](self.url("admin")) as mongo:
             mongo.admin.command(
                 "configureFailPoint",
@@ -63,8 +62,8 @@ class Server:
                 data={"failCommands": [command], "appName": "pyqueue", **data},
             )
 
-    def spent(self) -> bool:
-        """Whether all of those have failed."""
+    def has_failed(self) -> bool:
+        """Turn ``fail`` off, and return whether a command has failed."""
         with MongoClient[dict[str, Any]](self.url("admin")) as mongo:
             found = mongo.admin.command("configureFailPoint", "failCommand", mode="off")
             return int(found["count"]) > 0
@@ -72,10 +71,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    try:
-        find_mongod()
-    except ConfigurationError as error:
-        missing(str(error))
+    require_mongod()
     server = Server(tmp_path_factory.mktemp("faulty"))
     yield server
     if server.running:
@@ -84,20 +80,20 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(own_server: Server) -> Iterator[Server]:
-    """A running server that the test may stop."""
+    """A running server that the test may stop. Tests share it, so each test uses its own database."""
     own_server.start()
     yield own_server
-    gc.collect()  # what the test left unclosed is said here, and not in another test
+    gc.collect()  # a warning about what the test left open belongs to this test
 
 
 @pytest.fixture
 def database() -> str:
-    """The name of a database of the test's own."""
+    """The name of a database that only this test uses."""
     return f"t{uuid4().hex[:16]}"
 
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """A proxy before that server."""
+    """A proxy in front of the server."""
     with Proxy(server.port) as proxy:
         yield proxy

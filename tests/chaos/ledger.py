@@ -1,11 +1,13 @@
-"""The ledger of a process of the load: what it was about to do, and then what it heard of it.
+"""The ledger of a process of the workload: each call that it was about to make, and then its outcome.
 
-Each line goes to the file by one write, before the call and after it, so a process that is killed leaves all it knew. A call without a
-result is one whose outcome nobody knows. The clock is the machine's monotonic one, which all processes share.
+Each line reaches the file by one write, before the call and after it, so a killed process leaves all
+that it knew. The outcome of a call without a result is unknown. Times are those of the machine's
+monotonic clock, which all processes share.
 
-A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["heard", number, at, outcome, items]``. The items of a push or
-pop are ids; those of a settle are ``{token: [ids]}``, those that a reserve got ``{token: {id: tries}}``. Of a settle that was refused they
-are the two lists ``lost`` and ``unknown`` of LeaseLost, each like a settle's.
+A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at, outcome,
+items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``, and those of a
+reserve ``{token: {id: tries}}``. If a settle was refused, the result has the two lists ``lost`` and
+``unknown`` of LeaseLost, each in the form of a settle.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import Any
 
 from pyqueue import DuplicateKey, LeaseLost, QueueError, Reservation, Unavailable
 
-__all__ = ["Call", "Ledger", "by_token", "read"]
+__all__ = ["Call", "Ledger", "ids_by_token", "read"]
 
 Line = list[Any]
 
 
-def by_token(held: Iterable[Reservation[Any]]) -> dict[str, list[str]]:
-    """The ids of reservations, by the tokens of their claims."""
+def ids_by_token(held: Iterable[Reservation[Any]]) -> dict[str, list[str]]:
+    """Return the ids of reservations, grouped by the token of their claim."""
     found: dict[str, list[str]] = {}
     for each in held:
         found.setdefault(each.token, []).append(str(each.id))
@@ -36,38 +38,46 @@ def by_token(held: Iterable[Reservation[Any]]) -> dict[str, list[str]]:
 
 
 class Call:
-    """A call under way, and what came of it."""
+    """A call and its outcome."""
 
     def __init__(self) -> None:
-        #: What it returned.
-        self.got: Any = None
-        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "taken" (DuplicateKey), "cancelled", or what another error says.
+        #: The value that it returned.
+        self.result: Any = None
+        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "taken" (DuplicateKey), "cancelled",
+        #: or the type and text of another error.
         self.outcome = "ok"
-        #: What a refused settle left to be done by nobody: its members were lost.
+        #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []
 
 
 class Ledger:
-    """The ledger of this process."""
+    """The ledger of this process.
+
+    Args:
+        path: The file that lines are appended to.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._numbers = itertools.count()
 
     def about_to(self, op: str, queue: str, items: object) -> int:
-        """Note a call that is about to be made; its number."""
+        """Record a call before it is made and return its number."""
         number = next(self._numbers)
         self._write(["call", number, round(time.monotonic(), 3), op, queue, items])
         return number
 
     @contextmanager
-    def noted(self, op: str, queue: str, items: object) -> Iterator[Call]:
-        """Note a call and what came of it. The errors of pyqueue end here: the call's ``outcome`` says them."""
+    def recorded(self, op: str, queue: str, items: object) -> Iterator[Call]:
+        """Record a call and its outcome. Errors of pyqueue end here and become the ``outcome``."""
         number, call = self.about_to(op, queue, items), Call()
         try:
             yield call
         except LeaseLost as error:
-            call.outcome, call.refused = "refused", [by_token(error.lost), by_token(error.unknown)]
+            call.outcome, call.refused = (
+                "refused",
+                [ids_by_token(error.lost), ids_by_token(error.unknown)],
+            )
         except Unavailable:
             call.outcome = "unknown"
         except DuplicateKey:
@@ -75,35 +85,34 @@ class Ledger:
         except QueueError as error:
             call.outcome = f"{type(error).__name__}: {str(error)[:200]}"
         except asyncio.CancelledError:
-            self._heard(number, "cancelled", None)
+            self._record_result(number, "cancelled", None)
             raise
-        self._heard(
-            number, call.outcome, call.refused if call.outcome == "refused" else _told(op, call.got)
-        )
+        items = call.refused if call.outcome == "refused" else _items_of(op, call.result)
+        self._record_result(number, call.outcome, items)
 
-    def _heard(self, number: int, outcome: str, items: object) -> None:
-        self._write(["heard", number, round(time.monotonic(), 3), outcome, items])
+    def _record_result(self, number: int, outcome: str, items: object) -> None:
+        self._write(["result", number, round(time.monotonic(), 3), outcome, items])
 
     def _write(self, line: Line) -> None:
         os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
-def _told(op: str, got: Any) -> object:
-    """What a call returned, for the ledger."""
+def _items_of(op: str, result: Any) -> object:
+    """Return the items of a result in the form of the ledger."""
     if op == "reserve":
         found: dict[str, dict[str, int]] = {}
-        for each in got or ():
+        for each in result or ():
             found.setdefault(each.token, {})[str(each.id)] = each.tries
         return found
     if op == "pop":
-        return [str(each.id) for each in got or ()]
+        return [str(each.id) for each in result or ()]
     if op == "push":
-        return [None if id is None else str(id) for id in got or ()]
+        return [None if id is None else str(id) for id in result or ()]
     return None
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a ledger, or of the witness; a last one that was not written to its end is left out."""
+    """Yield the lines of a ledger or of the change log, without an incomplete last line."""
     with path.open() as lines:
         for line in lines:
             if line.endswith("\n"):

@@ -1,7 +1,7 @@
-"""The replica set that is made to fail: three mongods of this process, and what can be done to them.
+"""The replica set of the fault suite: three mongods, and the faults of a single server.
 
-Their watchdogs see to it that none outlives this process (see ``pyqueue/_watchdog.py``). The members know one another by their real addresses;
-clients reach them through ``proxies``.
+A watchdog ends each mongod when this process ends (see ``pyqueue/_watchdog.py``). The members know
+each other by their real addresses; clients reach them through ``proxies``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +26,37 @@ from pyqueue.errors import Unavailable
 
 __all__ = ["Member", "ReplicaSet", "url_of"]
 
-PATIENCE = 60.0  # seconds until all members are to be up, at first and after a fault
+START_TIMEOUT_S = 60.0
 
-_NAME = "pyqueue"  # of the replica set, as the options of an embedded server have it
-#: A primary that answers nothing is replaced after two seconds, and its successor does not wait for what only the old one had.
+_REPLICA_SET = "pyqueue"  # as in the options of an embedded server
+#: A silent primary is replaced after two seconds. Its successor waits at most one second for writes
+#: that only the old primary had.
 _SETTINGS = {
     "electionTimeoutMillis": 2000,
     "heartbeatIntervalMillis": 500,
     "heartbeatTimeoutSecs": 2,
     "catchUpTimeoutMillis": 1000,
 }
-#: With SIGXFSZ ignored, a write beyond the limit fails, as on a full disk, instead of ending the process.
+#: With SIGXFSZ ignored, a write beyond the limit on file sizes fails as it does on a full disk.
 _FULL_DISK_FAILS = ["/bin/sh", "-c", 'trap "" XFSZ; exec "$@"', "mongod"]
 
 Document = dict[str, Any]
 
 
 def url_of(ports: list[int], database: str = "") -> str:
-    """The URL of the replica set whose members are reached at these ports."""
+    """Return the URL of the replica set whose members are reached at these ports."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    return f"mongodb://{hosts}/{database}?replicaSet={_NAME}"
+    return f"mongodb://{hosts}/{database}?replicaSet={_REPLICA_SET}"
 
 
 class Member:
-    """A mongod that can be killed, suspended, told to fail, and started again on the same port."""
+    """A mongod that can be killed, suspended, made to fail, and started again on the same port.
+
+    Args:
+        place: Its number in the replica set.
+        path: A folder for its data and its log.
+        mongod: The path of the program.
+    """
 
     def __init__(self, place: int, path: Path, mongod: str) -> None:
         self.place = place
@@ -66,14 +74,14 @@ class Member:
             connectTimeoutMS=1000,
             socketTimeoutMS=10_000,
             w=1,
-            appname="faults",  # fail points ask for the name that pyqueue's clients have
+            appname="faults",  # so that fail points for pyqueue's clients do not strike
         )
         (path / "db").mkdir(parents=True)
         for name in ("lock", "mongod.log"):
             (path / name).open("a").close()
 
     def start(self) -> None:
-        """Start it, if it does not run."""
+        """Start the server unless it runs."""
         if self.running:
             return
         parameters = {**embedded._PARAMETERS, "enableTestCommands": True}
@@ -107,50 +115,50 @@ class Member:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process, suspended or not."""
+        """Whether the process exists, suspended or not."""
         return self._watchdog is not None and self._watchdog.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process id of mongod, known since it answered."""
-        if not self._pid:  # 0 would mean this process
-            raise Unavailable(f"member {self.place} has not answered since it was started")
+        """The process id of mongod, known after its first answer."""
+        if not self._pid:  # signals to 0 would reach this process
+            raise Unavailable(f"member {self.place} has not answered since its start")
         return self._pid
 
     def hello(self) -> Document:
-        """What it says of itself; nothing if it does not answer."""
+        """Return its reply to ``hello``, or an empty document if it does not answer."""
         if self.running and not self.suspended:
             with suppress(PyMongoError):
-                said = self.mongo.admin.command("hello")
+                reply = self.mongo.admin.command("hello")
                 self._pid = self._pid or int(self.mongo.admin.command("serverStatus")["pid"])
-                return said
+                return reply
         return {}
 
     def kill(self) -> None:
-        """End it by SIGKILL, and wait until it is gone."""
+        """Kill the server and wait until it is gone."""
         os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def suspend(self) -> None:
-        """Stop it where it stands: its connections stay open, and nothing is answered."""
+        """Stop the server by SIGSTOP: its connections stay open and get no answers."""
         os.kill(self.pid, signal.SIGSTOP)
         self.suspended = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the suspended server."""
         os.kill(self.pid, signal.SIGCONT)
         self.suspended = False
 
     def limit_files(self, size: int) -> None:
-        """Have it fail at the first write beyond so many bytes of a file."""
+        """Make every write beyond ``size`` bytes of a file fail."""
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def command(self, name: str, *args: Any, **options: Any) -> Document:
-        """Have it carry out a command of the database ``admin``."""
+        """Run a command of the database ``admin``."""
         return self.mongo.admin.command(name, *args, **options)
 
     def fail_point(self, name: str, mode: object, data: Mapping[str, object] | None = None) -> int:
-        """Set a fail point; how often it was met since it was set before."""
+        """Set a fail point and return how often it struck since it was last set."""
         return int(
             self.command("configureFailPoint", name, mode=mode, data=data or {}).get("count", 0)
         )
@@ -161,21 +169,32 @@ class Member:
         self._watchdog.wait(3 * _watchdog.GRACE_S)
 
     def close(self) -> None:
-        """End it in any case."""
+        """Kill the server, whatever its state."""
         self.mongo.close()
         if self._watchdog is not None and self.running:
             if self._pid:
-                os.kill(self._pid, signal.SIGKILL)  # the data go, too: nothing is to be saved
+                os.kill(self._pid, signal.SIGKILL)  # its data are not needed any more
             self._watchdog.terminate()
             self.wait()
 
     def log_end(self) -> str:
-        """The end of its log."""
+        """Return the last lines of its log."""
         return "\n".join((self._path / "mongod.log").read_text(errors="replace").splitlines()[-5:])
 
 
+def _answers(member: Member) -> bool:
+    return bool(member.hello())
+
+
 class ReplicaSet:
-    """Three members, started and initiated; a context manager that ends them."""
+    """Three members of a replica set; a context manager that ends them.
+
+    Args:
+        path: A folder for their data.
+
+    Raises:
+        Unavailable: A member did not start.
+    """
 
     def __init__(self, path: Path) -> None:
         mongod = embedded.find_mongod()
@@ -184,39 +203,36 @@ class ReplicaSet:
             for member in self.members:
                 member.start()
             for member in self.members:
-                self._until(
-                    lambda member=member: bool(member.hello()),
-                    f"member {member.place} did not start",
-                )
+                self._until(partial(_answers, member), f"member {member.place} did not start")
             hosts = [{"_id": each.place, "host": f"127.0.0.1:{each.port}"} for each in self.members]
             self.members[0].command(
-                "replSetInitiate", {"_id": _NAME, "members": hosts, "settings": _SETTINGS}
+                "replSetInitiate", {"_id": _REPLICA_SET, "members": hosts, "settings": _SETTINGS}
             )
             self._until(self.healthy, "there is no primary with two secondaries")
         except BaseException:
             self.close()
             raise
 
-    def _until(self, what: Any, else_: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not what():
+    def _until(self, condition: Callable[[], bool], error: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not condition():
             if time.monotonic() > deadline or not all(each.running for each in self.members):
                 logs = "\n".join(each.log_end() for each in self.members)
-                raise Unavailable(f"{else_}; the ends of the logs:\n{logs}")
+                raise Unavailable(f"{error}; the ends of the logs:\n{logs}")
             time.sleep(0.05)
 
     @property
     def url(self) -> str:
-        """Where the members really are."""
+        """The URL with the real addresses of the members."""
         return url_of([each.port for each in self.members])
 
     def primary(self) -> Member | None:
-        """The member that takes writes, if there is one."""
-        said = [(each.hello(), each) for each in self.members]
+        """Return the member that takes writes, if there is one."""
+        replies = [(each.hello(), each) for each in self.members]
         return max(
             (
                 (str(hello["electionId"]), each)
-                for hello, each in said
+                for hello, each in replies
                 if hello.get("isWritablePrimary")
             ),
             key=lambda pair: pair[0],
@@ -224,10 +240,10 @@ class ReplicaSet:
         )[1]
 
     def healthy(self) -> bool:
-        """Whether there is one primary, and the others follow it."""
-        said = [each.hello() for each in self.members]
+        """Return whether there are a primary and two secondaries."""
+        replies = [each.hello() for each in self.members]
         return sorted(
-            (bool(each.get("isWritablePrimary")), bool(each.get("secondary"))) for each in said
+            (bool(each.get("isWritablePrimary")), bool(each.get("secondary"))) for each in replies
         ) == [
             (False, True),
             (False, True),
@@ -235,7 +251,7 @@ class ReplicaSet:
         ]
 
     def close(self) -> None:
-        """End them."""
+        """End the members."""
         for member in self.members:
             with suppress(OSError):
                 member.close()

@@ -1,31 +1,32 @@
-"""The kinds of faults. Each is a generator: it breaks something, yields how many seconds that is to last, mends it, and returns what it did.
+"""The faults that the suite injects.
 
-``yield None`` means: not yet, go on with me a little later. What is random is drawn from ``dice``, so that a seed gives the same faults again.
+A fault is a function that makes an ``Injection``: a generator that breaks something, yields for how
+many seconds it stays broken, repairs it, and returns what it did. ``yield None`` means "not yet: resume
+me soon". All random choices come from ``dice``, so the same seed gives the same faults.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from pymongo.errors import PyMongoError
 
-from tests.chaos.cluster import World
+from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.workload import QUEUES
 
-__all__ = ["OF_CLIENTS", "OF_SERVERS", "Fault", "Kind", "rounds"]
+__all__ = ["CLIENT_FAULTS", "SERVER_FAULTS", "Fault", "Injection", "in_rounds"]
 
-Fault = Generator[float | None, None, str]
-Kind = Callable[[World, random.Random], Fault]
+Injection = Generator[float | None, None, str]
+Fault = Callable[[Cluster, random.Random], Injection]
 
-LONGEST_LEASE = max(options["lease"] for options in QUEUES.values())
+LONGEST_LEASE_S: float = max(options["lease"] for options in QUEUES.values())
 WRITES = ["insert", "update", "delete", "findAndModify"]
-SKEW = 600.0  # seconds
-GIVEN_BACK = 5.0  # seconds until all that was popped for cancelled callers is surely given back
-
+CLOCK_SKEW_S = 600.0
+#: After this time, everything that cancelled pops took has been given back.
+GIVE_BACK_S = 5.0
 
 Search = Generator[float | None, None, Member]
 
@@ -33,76 +34,77 @@ Search = Generator[float | None, None, Member]
 # ---- servers
 
 
-def _primary(world: World) -> Search:
-    while (member := world.servers.primary()) is None:
+def _primary(cluster: Cluster) -> Search:
+    """Wait for a primary."""
+    while (member := cluster.servers.primary()) is None:
         yield None
     return member
 
 
-def _another(world: World, old: Member) -> Search:
-    """Wait for another primary than the old one."""
-    while (member := world.servers.primary()) in (None, old):
+def _new_primary(cluster: Cluster, old: Member) -> Search:
+    """Wait for a primary other than the old one."""
+    while (member := cluster.servers.primary()) in (None, old):
         yield None
     assert member is not None
     return member
 
 
-def kill_primary(world: World, dice: random.Random) -> Fault:
-    """What it has not written is gone."""
-    member = yield from _primary(world)
+def kill_primary(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill the primary and start it again. Writes that it had not stored are lost."""
+    member = yield from _primary(cluster)
     member.kill()
     yield dice.uniform(0.5, 3)
     member.start()
     return f"member {member.place}"
 
 
-def suspend_primary(world: World, dice: random.Random) -> Fault:
-    """It wakes up as the primary that it no longer is."""
-    member = yield from _primary(world)
+def suspend_primary(cluster: Cluster, dice: random.Random) -> Injection:
+    """Suspend the primary until another one is elected. It resumes in the belief to be primary."""
+    member = yield from _primary(cluster)
     member.suspend()
     try:
-        new = yield from _another(world, member)
+        new = yield from _new_primary(cluster, member)
         yield dice.uniform(0.5, 3)
     finally:
         member.resume()
     return f"member {member.place}; {new.place} took over"
 
 
-def step_down(world: World, dice: random.Random) -> Fault:
-    """An election, as at a maintenance."""
-    member = yield from _primary(world)
+def step_down(cluster: Cluster, dice: random.Random) -> Injection:
+    """Make the primary step down, as for maintenance."""
+    member = yield from _primary(cluster)
     try:
         member.command("replSetStepDown", 5, secondaryCatchUpPeriodSecs=2)
-    except PyMongoError:  # no other has caught up
+    except PyMongoError:  # no secondary has caught up
         return f"member {member.place} refused"
-    new = yield from _another(world, member)
+    new = yield from _new_primary(cluster, member)
     return f"member {member.place}; {new.place} took over"
 
 
-def undo_claims(world: World, dice: random.Random) -> Fault:
-    """The others get no writes for a while, and then one of them becomes the primary: what only the old one had is rolled back."""
-    member = yield from _primary(world)
-    others = [each for each in world.servers.members if each is not member]
+def undo_claims(cluster: Cluster, dice: random.Random) -> Injection:
+    """Stop replication, then force an election: writes that only the old primary had roll back."""
+    member = yield from _primary(cluster)
+    secondaries = [each for each in cluster.servers.members if each is not member]
     try:
-        for each in others:
+        for each in secondaries:
             each.fail_point("stopReplProducer", "alwaysOn")
         yield dice.uniform(0.5, 1.5)
         member.suspend()
     finally:
-        for each in others:
+        for each in secondaries:
             each.fail_point("stopReplProducer", "off")
     try:
-        new = yield from _another(world, member)
+        new = yield from _new_primary(cluster, member)
         yield dice.uniform(0.5, 2)
     finally:
         member.resume()
     return f"member {member.place}; {new.place} took over"
 
 
-def fill_disk(world: World, dice: random.Random) -> Fault:
-    """A secondary cannot write any more, and ends."""
-    primary = yield from _primary(world)
-    member = dice.choice([each for each in world.servers.members if each is not primary])
+def fill_disk(cluster: Cluster, dice: random.Random) -> Injection:
+    """Make all writes of a secondary fail, which ends it."""
+    primary = yield from _primary(cluster)
+    member = dice.choice([each for each in cluster.servers.members if each is not primary])
     member.limit_files(0)
     while member.running:
         yield None
@@ -112,225 +114,233 @@ def fill_disk(world: World, dice: random.Random) -> Fault:
 
 
 def _fail_point(
-    world: World, seconds: float, name: str, mode: object, data: dict[str, object]
-) -> Fault:
-    member = yield from _primary(world)
-    met = 0
-    while not met:
+    cluster: Cluster, seconds: float, name: str, mode: object, data: Mapping[str, object]
+) -> Injection:
+    """Set a fail point until it has struck at least once."""
+    member = yield from _primary(cluster)
+    times = 0
+    while not times:
         member.fail_point(name, mode, data)
         try:
             yield seconds
         finally:
-            met = member.fail_point(name, "off")
-    return f"met {met} times"
+            times = member.fail_point(name, "off")
+    return f"struck {times} times"
 
 
-def _commands_fail(world: World, dice: random.Random, **how: object) -> Fault:
-    data = {"failCommands": WRITES, "appName": "pyqueue", **how}
-    return _fail_point(
-        world, dice.uniform(1, 2), "failCommand", {"activationProbability": 0.3}, data
-    )
+def _fail_writes(cluster: Cluster, dice: random.Random, **failure: object) -> Injection:
+    data = {"failCommands": WRITES, "appName": "pyqueue", **failure}
+    mode = {"activationProbability": 0.3}
+    return _fail_point(cluster, dice.uniform(1, 2), "failCommand", mode, data)
 
 
-def close_connection(world: World, dice: random.Random) -> Fault:
-    """Before the command was carried out."""
-    return _commands_fail(world, dice, closeConnection=True)
+def close_connections(cluster: Cluster, dice: random.Random) -> Injection:
+    """Close connections before writes run."""
+    return _fail_writes(cluster, dice, closeConnection=True)
 
 
-def write_conflict(world: World, dice: random.Random) -> Fault:
-    """In the storage; the server tries again by itself."""
-    return _fail_point(
-        world, dice.uniform(1, 2), "WTWriteConflictException", {"activationProbability": 0.2}, {}
-    )
+def write_conflicts(cluster: Cluster, dice: random.Random) -> Injection:
+    """Make the storage engine report write conflicts, which the server retries."""
+    mode = {"activationProbability": 0.2}
+    return _fail_point(cluster, dice.uniform(1, 2), "WTWriteConflictException", mode, {})
 
 
-def write_concern(world: World, dice: random.Random) -> Fault:
-    """The write is there, and nobody knows whether it stays."""
+def write_concern_timeouts(cluster: Cluster, dice: random.Random) -> Injection:
+    """Make writes report that no majority has them in time. They may stay or roll back."""
     error = {
         "code": 64,
         "errmsg": "waiting for replication timed out",
         "errInfo": {"wtimeout": True},
     }
-    return _commands_fail(world, dice, writeConcernError=error)
+    return _fail_writes(cluster, dice, writeConcernError=error)
 
 
-def not_primary(world: World, dice: random.Random) -> Fault:
-    """As if another were the primary."""
-    return _commands_fail(world, dice, errorCode=10107)
+def not_primary(cluster: Cluster, dice: random.Random) -> Injection:
+    """Make the primary answer writes as a secondary does."""
+    return _fail_writes(cluster, dice, errorCode=10107)
 
 
 # ---- the network between clients and the primary
 
 
-def _way(
-    world: World, seconds: float, did: str, begin: dict[str, object], end: dict[str, object]
-) -> Fault:
-    member = yield from _primary(world)
-    before = world.proxies.change(member.place)
-    world.proxies.change(member.place, **begin)
+def _network_fault(
+    cluster: Cluster, seconds: float, counter: str, begin: dict[str, object], end: dict[str, object]
+) -> Injection:
+    """Change the primary's proxy until the fault has struck at least once."""
+    member = yield from _primary(cluster)
+    before = cluster.proxies.change(member.place)
+    cluster.proxies.change(member.place, **begin)
     try:
         yield seconds
-        while world.proxies.change(member.place)[did] == before[did]:
+        while cluster.proxies.change(member.place)[counter] == before[counter]:
             yield None
     finally:
-        after = world.proxies.change(member.place, **end)
-    return f"{did} {after[did] - before[did]} times"
+        after = cluster.proxies.change(member.place, **end)
+    return f"{counter} {after[counter] - before[counter]} times"
 
 
-def cut(world: World, dice: random.Random) -> Fault:
-    """Connections are reset, and refused."""
-    return _way(world, dice.uniform(1, 5), "cut", {"cut": True}, {"cut": False})
+def cut(cluster: Cluster, dice: random.Random) -> Injection:
+    """Reset and refuse connections."""
+    return _network_fault(cluster, dice.uniform(1, 5), "cut", {"cut": True}, {"cut": False})
 
 
-def stall(world: World, dice: random.Random) -> Fault:
-    """Nothing arrives; in the end all does, however late."""
-    return _way(world, dice.uniform(2, 6), "held", {"hold": True}, {"hold": False})
+def stall(cluster: Cluster, dice: random.Random) -> Injection:
+    """Hold all messages back, then deliver them late."""
+    return _network_fault(cluster, dice.uniform(2, 6), "held", {"hold": True}, {"hold": False})
 
 
-def delay(world: World, dice: random.Random) -> Fault:
-    """Everything arrives late."""
-    return _way(world, dice.uniform(1, 4), "late", {"delay": dice.uniform(0.02, 0.2)}, {"delay": 0})
+def slow_down(cluster: Cluster, dice: random.Random) -> Injection:
+    """Delay each message."""
+    seconds, delay = dice.uniform(1, 4), dice.uniform(0.02, 0.2)
+    return _network_fault(cluster, seconds, "late", {"delay": delay}, {"delay": 0})
 
 
-def swallow(world: World, dice: random.Random) -> Fault:
-    """Commands are carried out, and their replies are lost."""
+def swallow(cluster: Cluster, dice: random.Random) -> Injection:
+    """Lose replies to writes that ran."""
     replies = {name: dice.randint(1, 5) for name in WRITES}
-    return _way(world, dice.uniform(1, 2), "swallowed", {"swallow": replies}, {"swallow": {}})
+    seconds = dice.uniform(1, 2)
+    return _network_fault(cluster, seconds, "swallowed", {"swallow": replies}, {"swallow": {}})
 
 
-def tear(world: World, dice: random.Random) -> Fault:
-    """Connections are reset in the middle of a reply."""
-    return _way(
-        world, dice.uniform(1, 2), "torn", {"tear": [20, dice.randint(1, 60)]}, {"tear": [0, 0]}
-    )
+def tear(cluster: Cluster, dice: random.Random) -> Injection:
+    """Reset connections in the middle of a reply."""
+    seconds, size = dice.uniform(1, 2), dice.randint(1, 60)
+    return _network_fault(cluster, seconds, "torn", {"tear": [20, size]}, {"tear": [0, 0]})
 
 
 # ---- clients
 
 
-def _killed(world: World, dice: random.Random, kind: str) -> Fault:
-    name = world.crew.one(kind, dice)
-    world.crew.kill(name)
+def _kill(cluster: Cluster, dice: random.Random, kind: str) -> Injection:
+    name = cluster.workload.choose(kind, dice)
+    cluster.workload.kill(name)
     yield dice.uniform(0, 1)
-    world.crew.start(name)
+    cluster.workload.start(name)
     return name
 
 
-def kill_producer(world: World, dice: random.Random) -> Fault:
-    """Nobody knows what became of its last pushes."""
-    return _killed(world, dice, "producer")
+def kill_producer(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill a producer. The outcome of its last pushes is unknown."""
+    return _kill(cluster, dice, "producer")
 
 
-def kill_mover(world: World, dice: random.Random) -> Fault:
-    """What it held comes back."""
-    return _killed(world, dice, "mover")
+def kill_mover(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill a mover. Its reservations lapse."""
+    return _kill(cluster, dice, "mover")
 
 
-def kill_consumer(world: World, dice: random.Random) -> Fault:
-    """What it held comes back; what it popped and had not noted is gone."""
-    return _killed(world, dice, "consumer")
+def kill_consumer(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill a consumer. Its reservations lapse; what it popped and had not recorded is gone."""
+    return _kill(cluster, dice, "consumer")
 
 
-def suspend_consumer(world: World, dice: random.Random) -> Fault:
-    """Others take what it holds; then it goes on to settle that."""
-    name = world.crew.one(dice.choice(["mover", "consumer"]), dice)
-    while not world.crew.at_work(name):
+def suspend_consumer(cluster: Cluster, dice: random.Random) -> Injection:
+    """Suspend a process until its leases lapse. It resumes and settles what it has lost."""
+    name = cluster.workload.choose(dice.choice(["mover", "consumer"]), dice)
+    while not cluster.workload.is_running(name):
         yield None
-    process = world.crew.processes[name]
+    process = cluster.workload.processes[name]
     process.suspend()
     try:
-        yield from _lasting(LONGEST_LEASE + 0.5)
+        yield from _wait(LONGEST_LEASE_S + 0.5)
     finally:
         process.resume()
     return process.name
 
 
-def set_clock(world: World, dice: random.Random) -> Fault:
-    """The wall clock of a process is set wrong by ten minutes, and later right again."""
-    process = world.crew.processes[
-        world.crew.one(dice.choice(["producer", "mover", "consumer"]), dice)
-    ]
-    ahead = dice.choice([-SKEW, SKEW])
-    process.tell(["skew", ahead])
+def set_clock(cluster: Cluster, dice: random.Random) -> Injection:
+    """Set the wall clock of a process wrong by ten minutes for a while."""
+    kind = dice.choice(["producer", "mover", "consumer"])
+    process = cluster.workload.processes[cluster.workload.choose(kind, dice)]
+    offset = dice.choice([-CLOCK_SKEW_S, CLOCK_SKEW_S])
+    process.send(["clock", offset])
     yield dice.uniform(2, 5)
-    process.tell(["skew", 0])
-    return f"{process.name}, {ahead:+g} s"
+    process.send(["clock", 0])
+    return f"{process.name}, {offset:+g} s"
 
 
-def storm(world: World, dice: random.Random) -> Fault:
-    """Callers that receive are cancelled at any point of it. Half of the storms keep the servers whole: then there is no excuse for a loss."""
-    name = world.crew.one("consumer", dice, asynchronous=True)
-    world.calm = dice.random() < 0.5
+def cancellation_storm(cluster: Cluster, dice: random.Random) -> Injection:
+    """Cancel receiving callers at random points.
+
+    During half of the storms no fault of the servers begins. Then no cancelled pop may lose a message.
+    """
+    name = cluster.workload.choose("consumer", dice, asynchronous=True)
+    cluster.calm = dice.random() < 0.5
     try:
-        while not world.crew.at_work(name) or (world.calm and world.broken):
+        while not cluster.workload.is_running(name) or (cluster.calm and cluster.broken):
             yield None
-        process = world.crew.processes[name]
+        process = cluster.workload.processes[name]
         seconds = dice.uniform(2, 4)
-        process.tell(["storm", seconds])
-        yield from _lasting(seconds + (GIVEN_BACK if world.calm else 0))
-        return f"{process.name}, {'servers whole' if world.calm else 'whatever the servers do'}"
+        process.send(["storm", seconds])
+        yield from _wait(seconds + (GIVE_BACK_S if cluster.calm else 0))
+        return (
+            f"{process.name}, {'healthy servers' if cluster.calm else 'any state of the servers'}"
+        )
     finally:
-        world.calm = False
+        cluster.calm = False
 
 
-def _lasting(seconds: float) -> Generator[None, None, None]:
-    """However hasty the run is: so long it takes to have an effect."""
+def _wait(seconds: float) -> Generator[None, None, None]:
+    """Wait for that long, whatever ``haste`` the run has: a shorter fault would have no effect."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield None
 
 
-def drop_bus(world: World, dice: random.Random) -> Fault:
-    """The capped collection through which processes wake one another."""
-    member = yield from _primary(world)
+def drop_bus(cluster: Cluster, dice: random.Random) -> Injection:
+    """Drop the capped collection through which processes wake each other."""
+    member = yield from _primary(cluster)
     try:
-        world.drop_bus(member)
-    except PyMongoError:  # there is an election
+        cluster.drop_bus(member)
+    except PyMongoError:  # an election is going on
         return "not dropped"
     return "dropped"
 
 
-def _until_whole(kind: Kind) -> Kind:
-    """The same, and it lasts until there is a primary with two secondaries again."""
+def _until_healthy(fault: Fault) -> Fault:
+    """Return the same fault, which ends when there are a primary and two secondaries again."""
 
-    def fault(world: World, dice: random.Random) -> Fault:
-        what = yield from kind(world, dice)
-        while not world.servers.healthy():
+    def inject(cluster: Cluster, dice: random.Random) -> Injection:
+        description = yield from fault(cluster, dice)
+        while not cluster.servers.healthy():
             yield None
-        return what
+        return description
 
-    return fault
+    return inject
 
 
-_OF_SERVERS: dict[str, Kind] = {
-    "primary killed": kill_primary,
-    "primary suspended": suspend_primary,
-    "primary stepped down": step_down,
-    "claims undone by a fail-over": undo_claims,
-    "disk of a secondary full": fill_disk,
-    "clients cut off": cut,
-    "network stalled": stall,
-    "network slow": delay,
-    "replies swallowed": swallow,
-    "replies torn": tear,
-    "fail point: connection closed": close_connection,
-    "fail point: WriteConflict": write_conflict,
-    "fail point: write concern time-out": write_concern,
-    "fail point: NotWritablePrimary": not_primary,
+#: The faults by the names in the report.
+SERVER_FAULTS: dict[str, Fault] = {
+    name: _until_healthy(fault)
+    for name, fault in {
+        "primary killed": kill_primary,
+        "primary suspended": suspend_primary,
+        "primary stepped down": step_down,
+        "claims undone by a fail-over": undo_claims,
+        "disk of a secondary full": fill_disk,
+        "clients cut off": cut,
+        "network stalled": stall,
+        "network slow": slow_down,
+        "replies swallowed": swallow,
+        "replies torn": tear,
+        "fail point: connection closed": close_connections,
+        "fail point: WriteConflict": write_conflicts,
+        "fail point: write concern time-out": write_concern_timeouts,
+        "fail point: NotWritablePrimary": not_primary,
+    }.items()
 }
-OF_SERVERS = {name: _until_whole(kind) for name, kind in _OF_SERVERS.items()}
-OF_CLIENTS: dict[str, Kind] = {
+CLIENT_FAULTS: dict[str, Fault] = {
     "producer killed": kill_producer,
     "mover killed": kill_mover,
     "consumer killed": kill_consumer,
     "consumer suspended": suspend_consumer,
     "clock set wrong": set_clock,
-    "cancellation storm": storm,
+    "cancellation storm": cancellation_storm,
     "bus dropped": drop_bus,
 }
 
 
-def rounds(kinds: dict[str, Kind], dice: random.Random) -> Generator[tuple[str, Kind], Any, None]:
-    """The kinds, each once in every round, each round in another order."""
+def in_rounds(faults: dict[str, Fault], dice: random.Random) -> Iterator[tuple[str, Fault]]:
+    """Yield the faults forever: each once in every round, each round in a random order."""
     while True:
-        yield from dice.sample(sorted(kinds.items()), len(kinds))
+        yield from dice.sample(sorted(faults.items()), len(faults))

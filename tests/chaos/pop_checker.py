@@ -1,13 +1,15 @@
-"""Who got what was popped. A pop finishes its messages before anybody hears of it, so there are some of which nobody can know.
+"""The check of pops: which process got each message that was popped.
 
-Every message that the witness saw popped must have been got by a caller, or else there must be a call that may have taken it:
+A pop deletes its messages before it returns, so a lost reply leaves messages that no ledger shows.
+Every message that the change log shows as popped must have been returned to a caller, or there must be
+a call that may have taken it:
 
-* one whose process was killed before it noted what it got, or which heard that the outcome is unknown;
-* one that was cancelled. What it took is given back; but not if the process was killed meanwhile, nor if its reply was lost for good or the servers
-  could not be reached, which can be while faults of the servers or of the network go on.
+* a call whose process was killed before it recorded the result, or whose outcome is unknown;
+* a call that was cancelled. pyqueue gives back what it took, unless its process was killed meanwhile
+  or the servers or the network failed at that time.
 
-Pops of several messages claim them first, so of these it is known in which process they were popped; and callers of one process share a
-claim, so if one of them was answered, all were.
+A pop of several messages claims them first, so the change log shows which process popped them. Callers
+of one process share a claim: if one of them got an answer, all of them did.
 """
 
 from __future__ import annotations
@@ -17,125 +19,150 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Circumstances", "Got", "Popped", "Unheard", "judge"]
+__all__ = ["Disturbances", "Popped", "Returned", "UnknownPop", "check_pops"]
 
-#: By how much, in seconds, the clocks of servers and processes are apart: all are this machine's.
-_COARSE = 0.05
-#: How long, in seconds, after its caller gave up a command may still be carried out: a stalled network, a suspended primary.
-_LATE = 20.0
-#: How long a pop may take: some commands, each with its time-out, in a process that is suspended meanwhile.
-_LONGEST = 60.0
-#: How long after a fault is over what it did may show.
-_AFTER = 2.0
-#: How long giving back may take, if the machine is busy.
-_BACK = 3.0
+#: The difference between the times that servers and processes record, all on this machine.
+_CLOCK_ERROR_S = 0.05
+#: How long after its caller gave up a command may still run, in a stalled network or server.
+_LATE_COMMAND_S = 20.0
+#: How long a pop may take: several commands with a timeout each, in a process that is suspended.
+_LONGEST_POP_S = 60.0
+#: How long after a fault its effects may appear.
+_AFTER_FAULT_S = 2.0
+#: How long giving messages back may take on a busy machine.
+_GIVE_BACK_S = 3.0
 
 
 class Popped(NamedTuple):
-    """A message that was popped: when, and which claim it had last, of whom.
+    """A message that was popped, from the change log.
 
-    A single pop claims nothing: what it takes has no claim, or one of anybody's that lapsed.
+    ``token`` and ``owner`` are those of its last claim. A single pop makes no claim: its message has
+    none, or one that lapsed, of any process.
     """
 
     at: float
     token: str | None
     owner: str | None
 
-    def may_be(self, who: str, *, single: bool) -> bool:
-        """Whether a pop in this process can have taken it."""
-        return single or self.owner in (None, who)
+    def may_be_of(self, process: str, *, single: bool) -> bool:
+        """Return whether a pop in this process can have taken it."""
+        return single or self.owner in (None, process)
 
 
-class Got(NamedTuple):
-    """An answer that a caller got: when, in which process, and whether it had asked for one message."""
+class Returned(NamedTuple):
+    """A message that a pop returned, from a ledger. ``single``: the pop asked for one message."""
 
     at: float
-    who: str
+    process: str
     single: bool
 
 
 @dataclass
-class Circumstances:
-    """What the program did, on the machine's monotonic clock."""
+class Disturbances:
+    """The faults that excuse a lost pop, on the machine's monotonic clock."""
 
-    #: The processes that were killed, and when.
+    #: When each process was killed, by its name.
     killed: Mapping[str, float] = field(default_factory=dict)
-    #: When servers or the network were made to fail: from, to.
+    #: When faults of the servers or the network began and ended.
     broken: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(slots=True)
-class Unheard:
-    """A pop of which nobody heard what it took."""
+class UnknownPop:
+    """A pop whose result no ledger shows."""
 
-    who: str
+    process: str
     began: float
-    #: How many it may have taken at most.
+    #: How many messages it may have taken at most.
     limit: int
     #: "killed", "unknown" or "cancelled".
-    why: str
-    #: When it gave up; infinite if its process died first.
+    reason: str
+    #: When it gave up; infinite if its process was killed first.
     ended: float
     #: Whether it asked for one message.
     single: bool
 
-    def may_have(self, popped: Popped, answered: bool, known: Circumstances) -> bool:
-        """Whether it may have taken this message, as far as its process says; ``answered``: a caller got messages of the same claim."""
-        death = known.killed.get(self.who, float("inf"))
-        late = popped.at > min(self.ended, death) + _LATE
-        if late or not self.limit or not popped.may_be(self.who, single=self.single):
+    def may_have_taken(self, popped: Popped, shared: bool, known: Disturbances) -> bool:
+        """Return whether it may have taken this message.
+
+        Args:
+            popped: The message.
+            shared: Another caller got messages of the same claim.
+            known: The faults of the run.
+        """
+        killed = known.killed.get(self.process, float("inf"))
+        late = popped.at > min(self.ended, killed) + _LATE_COMMAND_S
+        if late or not self.limit or not popped.may_be_of(self.process, single=self.single):
             return False
-        if self.why == "cancelled":
-            times = [(death, death), *known.broken]
-            return any(start - _BACK <= popped.at <= end + _AFTER for start, end in times)
-        return self.why == "killed" or not answered
+        if self.reason == "cancelled":
+            times = [(killed, killed), *known.broken]
+            return any(
+                start - _GIVE_BACK_S <= popped.at <= end + _AFTER_FAULT_S for start, end in times
+            )
+        return self.reason == "killed" or not shared
 
 
-def judge(
+def check_pops(
     popped: Mapping[str, Sequence[Popped]],
-    got: Mapping[str, Sequence[Got]],
-    unheard: Sequence[Unheard],
-    known: Circumstances,
+    returned: Mapping[str, Sequence[Returned]],
+    unknown: Sequence[UnknownPop],
+    known: Disturbances,
 ) -> tuple[list[str], list[str]]:
-    """The messages that were popped and that nobody can have got; and those that were got more often than they were popped.
+    """Match the popped messages with the calls that returned or may have taken them.
 
     Args:
-        popped: what the witness saw, by the ids.
-        got: who got each.
-        unheard: the pops of which nobody heard; each ``limit`` becomes what is left of it.
-        known: what the program did.
+        popped: Every pop in the change log, by the id of the message.
+        returned: The callers that got each message.
+        unknown: The calls without a result. Each ``limit`` is reduced by what the call is matched to.
+        known: The faults of the run.
+
+    Returns:
+        The ids of messages that were popped and that no call can have taken, and the ids of messages
+        that were returned more often than popped.
     """
     twice = []
-    missing: list[tuple[Popped, str]] = []
-    answered: set[str | None] = set()
-    for id in popped.keys() | got.keys():
+    unmatched: list[tuple[Popped, str]] = []
+    shared_claims: set[str | None] = set()
+    for id in popped.keys() | returned.keys():
         left = list(popped.get(id, ()))
-        for answer in sorted(got.get(id, ())):
-            # A message that is pushed again may be popped again within a moment: the last one before is the one.
-            before = (each for each in reversed(left) if each.at <= answer.at + _COARSE)
-            if each := next(
-                (each for each in before if each.may_be(answer.who, single=answer.single)), None
-            ):
+        for answer in sorted(returned.get(id, ())):
+            # A message may be pushed and popped again within a moment: take the last pop before.
+            before = (each for each in reversed(left) if each.at <= answer.at + _CLOCK_ERROR_S)
+            fitting = (
+                each for each in before if each.may_be_of(answer.process, single=answer.single)
+            )
+            if each := next(fitting, None):
                 left.remove(each)
-                answered |= {each.token} if each.owner == answer.who else set()
+                shared_claims |= {each.token} if each.owner == answer.process else set()
             else:
                 twice.append(id)
-        missing += [(each, id) for each in left]
-    calls = sorted(unheard, key=lambda call: call.began)
-    beginnings = [call.began for call in calls]
+        unmatched += [(each, id) for each in left]
+    lost = _match(unmatched, sorted(unknown, key=lambda call: call.began), shared_claims, known)
+    return lost, sorted(twice)
+
+
+def _match(
+    unmatched: list[tuple[Popped, str]],
+    calls: Sequence[UnknownPop],
+    shared_claims: set[str | None],
+    known: Disturbances,
+) -> list[str]:
+    """Assign messages to calls, and return the ids of those that fit no call.
+
+    A greedy match: messages of single pops come first, and each message takes the fitting call with
+    the smallest limit. So a message that fits many calls does not take the place of one that fits one.
+    """
+    starts = [call.began for call in calls]
     lost = []
-    # The single ones first, and of the calls first those that can have taken few: what fits many must not take the place of what fits one.
     for each, id in sorted(
-        missing, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])
+        unmatched, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])
     ):
-        near = calls[
-            bisect_left(beginnings, each.at - _LONGEST) : bisect_right(
-                beginnings, each.at + _COARSE
-            )
-        ]
-        fitting = [call for call in near if call.may_have(each, each.token in answered, known)]
+        first = bisect_left(starts, each.at - _LONGEST_POP_S)
+        last = bisect_right(starts, each.at + _CLOCK_ERROR_S)
+        shared = each.token in shared_claims
+        fitting = [call for call in calls[first:last] if call.may_have_taken(each, shared, known)]
         if fitting:
             min(fitting, key=lambda call: call.limit).limit -= 1
         else:
             lost.append(id)
-    return lost, sorted(twice)
+    return lost

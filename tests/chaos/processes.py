@@ -1,7 +1,8 @@
-"""The processes of the suite: how the program starts, tells and ends them, and how one of them begins.
+"""The processes of the fault suite: how the program starts, controls and ends them.
 
-Each is ``python -m tests.chaos.roles ROLE``. The first line of its standard input says what it is to know, each further one is an order; all
-lines are JSON. The kernel kills it when the thread that started it ends, so that one that is suspended does not outlive the program.
+Each runs ``python -m tests.chaos.roles ROLE``. The first line of its standard input is its
+specification, each further line is an order. All lines are JSON. The kernel kills the process when the
+thread that started it ends, so that a suspended process does not outlive the program.
 """
 
 from __future__ import annotations
@@ -19,19 +20,25 @@ from typing import Any
 from pyqueue import _watchdog
 from pyqueue.errors import QueueError
 
-__all__ = ["Process", "begin"]
+__all__ = ["Process", "start_role"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds for a process to end when it was told to
+END_TIMEOUT_S = 30.0
 
 
 class Process:
-    """A process of the suite, as the program holds it."""
+    """A process of the suite, controlled by the program.
+
+    Args:
+        role: A role of ``roles``.
+        folder: A folder for its standard error.
+        spec: What the role needs, as JSON.
+        name: Its name in errors; the role if None.
+    """
 
     def __init__(
         self, role: str, folder: Path, spec: dict[str, Any], name: str | None = None
     ) -> None:
-        self.role = role
         self.name = name or role
         self._errors = folder / f"{self.name}.stderr"
         with self._errors.open("wb") as errors:
@@ -42,61 +49,67 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # the terminal's Ctrl-C is for the program
+                start_new_session=True,  # Ctrl-C must reach only the program
             )
         self.suspended = False
-        self.tell({"parent": os.getpid(), **spec})
+        self.send({"parent": os.getpid(), **spec})
 
-    def tell(self, order: object) -> None:
-        """Give it an order, without waiting; one that has ended hears nothing."""
+    def send(self, order: object) -> None:
+        """Send an order without waiting. A process that has ended ignores it."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
-    def hear(self) -> Any:
-        """Wait for the next line it says."""
+    def receive(self) -> Any:
+        """Wait for the next line that the process prints and return its value."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self.failure()
+            raise self._failure()
         return json.loads(line)
 
     def check(self) -> None:
-        """Raise QueueError if it ended by itself."""
+        """Raise QueueError if the process has ended."""
         if self._process.poll() is not None:
-            raise self.failure()
+            raise self._failure()
 
-    def failure(self) -> QueueError:
-        """That it ended by itself, and what it said to that."""
+    def _failure(self) -> QueueError:
         self.kill()
-        said = self._errors.read_text(errors="replace").strip()
+        errors = self._errors.read_text(errors="replace").strip()
         return QueueError(
-            f"{self.name} ended by itself, with status {self._process.returncode}: {said[-2000:]}"
+            f"{self.name} ended early with status {self._process.returncode}: {errors[-2000:]}"
         )
 
     def suspend(self) -> None:
-        """Stop it where it stands."""
+        """Stop the process by SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
         self.suspended = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the suspended process."""
         self._process.send_signal(signal.SIGCONT)
         self.suspended = False
 
-    def end(self) -> None:
-        """Wait for it to end by itself, well; it was told to."""
+    def wait(self, timeout: float = END_TIMEOUT_S) -> None:
+        """Wait until the process ends with status 0.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            QueueError: The process did not end in time, or failed.
+        """
         try:
-            status = self._process.wait(PATIENCE)
+            status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise QueueError(f"{self.name} did not end when it was told to") from None
+            raise QueueError(f"{self.name} did not end within {timeout:g} s") from None
         if status:
-            raise self.failure()
+            raise self._failure()
         self._close()
 
     def kill(self) -> None:
-        """End it by SIGKILL, and wait until it is gone."""
+        """Kill the process and wait until it is gone."""
         self._process.kill()
         self._process.wait()
         self._close()
@@ -107,8 +120,8 @@ class Process:
                 pipe.close()
 
 
-def begin(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:
-    """Be a process of the suite: take the role that the command line names."""
+def start_role(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:
+    """Run the role that the command line names, in a process that ``Process`` started."""
     spec = json.loads(sys.stdin.readline())
     _watchdog.die_with_parent(spec["parent"])
     roles[sys.argv[1]](spec)

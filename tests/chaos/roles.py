@@ -1,7 +1,9 @@
-"""``python -m tests.chaos.roles ROLE`` is a process of the suite; see ``processes``."""
+"""``python -m tests.chaos.roles ROLE`` is a process of the fault suite; see ``processes``."""
 
 from tests.chaos import change_log, proxies, workload
-from tests.chaos.processes import begin
+from tests.chaos.processes import start_role
 
 if __name__ == "__main__":
-    begin({"load": workload.work, "proxies": proxies.serve, "witness": change_log.watch})
+    start_role(
+        {"workload": workload.work, "proxies": proxies.serve, "change_log": change_log.watch}
+    )

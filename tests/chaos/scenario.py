@@ -1,48 +1,55 @@
-"""Made-up runs for the audit of the fault suite: what clients say in their ledgers, and what the witness saw, line by line."""
+"""Invented runs for the checker: the lines of ledgers and of the change log."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.chaos.checker import Ledgers, Witnessed, audit
-from tests.chaos.pop_checker import Circumstances
+from tests.chaos.checker import MUST_BE_ZERO, ChangeLog, Ledgers, check
+from tests.chaos.pop_checker import Disturbances
 
-__all__ = ["Story"]
+__all__ = ["Scenario", "expect_only"]
 
 Line = list[Any]
 
 
-class Story:
-    """A run that did not happen. What is said and what is seen are told apart: they need not agree."""
+def expect_only(found: dict[str, Any], *wrong: str) -> None:
+    """Assert that each of these went wrong once, and nothing else."""
+    names = (*MUST_BE_ZERO, "refused_though_done")
+    expected = {name: int(name in wrong) for name in names}
+    assert {name: found[name] for name in names} == expected, found["wrong"]
+
+
+class Scenario:
+    """An invented run. What clients record and what the database shows need not agree."""
 
     def __init__(self) -> None:
-        self.seen: list[Line] = []
-        self.said: dict[str, list[Line]] = {}
+        self._changes: list[Line] = []
+        self._ledgers: dict[str, list[Line]] = {}
         self._number = 0
 
-    # ---- what the witness saw
+    # ---- the change log
 
-    def came(self, id: str, queue: str = "orders", *, pushed: int = 1) -> None:
-        """A message was stored; what is given back is as it was pushed."""
-        self.seen.append(["in", id, queue, id, pushed])
+    def inserted(self, id: str, queue: str = "orders", *, pushed: int = 1) -> None:
+        """A message was stored. One that is given back has the same time of its push."""
+        self._changes.append(["in", id, queue, id, pushed])
 
-    def changed(self, id: str, **put: Any) -> None:
-        """It was changed."""
-        self.seen.append(["set", id, put])
+    def updated(self, id: str, **put: Any) -> None:
+        """A message was updated."""
+        self._changes.append(["set", id, put])
 
     def claimed(self, id: str, token: str) -> None:
-        """It was reserved."""
-        self.changed(id, token=token)
+        """A message was reserved."""
+        self.updated(id, token=token)
 
     def moved(self, id: str, by: str, to: str = "parsed") -> None:
-        """It was moved, by the holder of this token."""
-        self.changed(id, token=None, q=to, by=by)
+        """A message was moved by the holder of this token."""
+        self.updated(id, token=None, q=to, by=by)
 
-    def went(self, id: str, at: float | None = None) -> None:
-        """It was deleted: now, or at a time of its own."""
-        self.seen.append(["out", id, float(self._number) if at is None else at])
+    def deleted(self, id: str, at: float | None = None) -> None:
+        """A message was deleted, now or at a given time."""
+        self._changes.append(["out", id, float(self._number) if at is None else at])
 
-    # ---- what a client said
+    # ---- the ledgers
 
     def called(
         self,
@@ -50,22 +57,25 @@ class Story:
         queue: str,
         items: Any,
         outcome: str | None = "ok",
-        heard: Any = None,
+        result: Any = None,
         *,
-        who: str = "consumer-1.1",
+        process: str = "consumer-1.1",
         at: float | None = None,
     ) -> None:
-        """A call, and what was heard of it; None: nothing, since the process was killed. Unless it says when, it took its time."""
-        ledger = self.said.setdefault(who, [])
+        """A call and its result. An outcome of None means that the process was killed before.
+
+        Without a time, the call began long before and ends now.
+        """
+        ledger = self._ledgers.setdefault(process, [])
         self._number += 1
         began, ended = (self._number - 10.0, self._number + 0.5) if at is None else (at, at + 0.5)
         ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
-            ledger.append(["heard", self._number, ended, outcome, heard])
+            ledger.append(["result", self._number, ended, outcome, result])
 
     def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> None:
         """A push."""
-        self.called("push", queue, [id], outcome, [id], who="producer-1.1")
+        self.called("push", queue, [id], outcome, [id], process="producer-1.1")
 
     def received(self, id: str, token: str, queue: str = "orders", tries: int = 1) -> None:
         """A reserve."""
@@ -74,24 +84,28 @@ class Story:
     def settled(
         self, op: str, id: str, token: str, queue: str = "orders", outcome: str | None = "ok"
     ) -> None:
-        """A settle; refused: as lost."""
-        self.called(
-            op, queue, {token: [id]}, outcome, [{token: [id]}, {}] if outcome == "refused" else None
-        )
+        """A settle. A refused one reports the message as lost."""
+        result = [{token: [id]}, {}] if outcome == "refused" else None
+        self.called(op, queue, {token: [id]}, outcome, result)
 
     # ---- both
 
     def stored(self, id: str, queue: str = "orders") -> None:
-        """A push that was acknowledged, and its message."""
+        """An acknowledged push and its message."""
         self.pushed(id, queue)
-        self.came(id, queue)
+        self.inserted(id, queue)
 
     def held(self, id: str, token: str, queue: str = "orders", tries: int = 1) -> None:
-        """A reserve that was answered, and its claim."""
+        """A successful reserve and its claim."""
         self.received(id, token, queue, tries)
         self.claimed(id, token)
 
-    def verdict(self, *stored: str, **known: Any) -> dict[str, Any]:
-        """What the audit finds, if these are stored in the end, and the program did what is known."""
-        ledgers = Ledgers({name: iter(lines) for name, lines in self.said.items()})
-        return audit(ledgers, Witnessed(iter(self.seen)), stored, Circumstances(**known))
+    def check(self, *stored: str, **known: Any) -> dict[str, Any]:
+        """Return what the checker finds.
+
+        Args:
+            stored: The ids of the messages that are stored at the end.
+            known: The fields of ``Disturbances``.
+        """
+        ledgers = Ledgers({name: iter(lines) for name, lines in self._ledgers.items()})
+        return check(ledgers, ChangeLog(iter(self._changes)), stored, Disturbances(**known))

@@ -1,4 +1,4 @@
-"""The tools of the fault suite: its servers and processes, its kinds of faults, its load, its ledgers and its witness, each by itself."""
+"""The parts of the fault suite: servers, processes, faults, the workload and the ledgers."""
 
 from __future__ import annotations
 
@@ -28,42 +28,35 @@ from pyqueue import (
     Unavailable,
     embedded,
 )
-from tests.chaos import cluster as world
-from tests.chaos import ledger, processes
-from tests.chaos import nemesis as kinds
-from tests.chaos import run as faults
-from tests.chaos.change_log import END, watch
-from tests.chaos.cluster import Crew, World
-from tests.chaos.conftest import Server
+from tests.chaos import ledger, nemesis
+from tests.chaos.cluster import Cluster, WorkloadProcesses, is_any_left
 from tests.chaos.ledger import Call, Ledger
 from tests.chaos.members import Member, ReplicaSet
-from tests.chaos.nemesis import Fault, Kind
+from tests.chaos.nemesis import Fault, Injection
 from tests.chaos.processes import Process
-from tests.chaos.workload import BACKLOG, CREW, Do, Load, Role, Tasks, _blocking
-from tests.conftest import missing
-from tests.integration.eventually import async_until, until
+from tests.chaos.schedule import Schedule
+from tests.chaos.workload import BACKLOG, AsyncRunner, Role, Step, Workload, run_blocking
+from tests.support.eventually import async_eventually, eventually
+from tests.support.servers import require_mongod
 
 # ---- the servers
 
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Member]:
-    """A member that is no part of a replica set, and does not run yet."""
-    try:
-        member = Member(0, tmp_path / "member", embedded.find_mongod())
-    except ConfigurationError as error:
-        missing(str(error))
+    """A member outside of a replica set, not started."""
+    member = Member(0, tmp_path / "member", require_mongod())
     yield member
     member.close()
 
 
-def test_a_member_is_killed_when_it_has_said_who_it_is(member: Member) -> None:
+def test_member_can_be_killed_after_its_first_answer(member: Member) -> None:
     member.start()
     with pytest.raises(Unavailable, match="member 0 has not answered"):
         member.kill()
-    until(member.hello)
+    eventually(member.hello)
     pid = member.pid
-    member.start()  # it runs already
+    member.start()  # does nothing: it runs
     assert member.hello()
     assert member.pid == pid
     member.kill()
@@ -71,13 +64,15 @@ def test_a_member_is_killed_when_it_has_said_who_it_is(member: Member) -> None:
     assert member.hello() == {}
 
 
-def test_a_member_that_has_not_answered_is_ended_all_the_same(member: Member) -> None:
+def test_member_without_an_answer_can_be_closed(member: Member) -> None:
     member.start()
     member.close()
     assert not member.running
 
 
-def test_members_that_do_not_start_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_set_start_failure_shows_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "mongod"
     program.write_text("#!/bin/sh\necho there is no room\nexit 1\n")
     program.chmod(0o700)
@@ -91,156 +86,156 @@ def test_members_that_do_not_start_say_why(tmp_path: Path, monkeypatch: pytest.M
 # ---- the processes
 
 
-def test_a_process_that_ends_by_itself_says_why(tmp_path: Path) -> None:
-    told = r"(?s)nobody ended by itself, with status 1: .*KeyError: 'nobody'"
-    with pytest.raises(QueueError, match=told):
-        Process("nobody", tmp_path, {}).hear()
-    with pytest.raises(QueueError, match=told):
-        Process("nobody", tmp_path, {}).end()
+def test_process_that_ends_early_shows_its_error(tmp_path: Path) -> None:
+    error = r"(?s)unknown ended early with status 1: .*KeyError: 'unknown'"
+    process = Process("unknown", tmp_path, {})
+    with pytest.raises(QueueError, match=error):
+        process.receive()
+    with pytest.raises(QueueError, match=error):
+        process.wait()
 
 
-def test_a_process_that_does_not_end_when_it_is_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "PATIENCE", 0.1)
+def test_process_that_does_not_end_in_time_is_an_error(tmp_path: Path) -> None:
     process = Process("proxies", tmp_path, {"ports": []})
-    with pytest.raises(QueueError, match="proxies did not end when it was told to"):
-        process.end()
+    with pytest.raises(QueueError, match=r"proxies did not end within 0\.1 s"):
+        process.wait(0.1)
     process.check()
     process.kill()
 
 
-def test_a_crew_is_ended_in_any_case(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(world, "CREW", {"producer-1": CREW["producer-1"]})
-    crew = Crew(tmp_path, {"url": url, "namespace": "load", "seed": 1, "rate": 100.0})
-    until(lambda: crew.at_work("producer-1"))
-    crew.check()
-    crew.close()
-    with pytest.raises(QueueError, match=r"producer-1\.1 ended by itself, with status -9"):
-        crew.check()
+def test_workload_processes_are_killed_on_close(tmp_path: Path, url: str) -> None:
+    spec = {"url": url, "namespace": "load", "seed": 1, "rate": 100.0}
+    workload = WorkloadProcesses(tmp_path, spec, ("producer-1",))
+    eventually(lambda: workload.is_running("producer-1"))
+    workload.check()
+    workload.close()
+    with pytest.raises(QueueError, match=r"producer-1\.1 ended early with status -9"):
+        workload.check()
 
 
-def test_servers_that_are_away_when_all_is_mended_are_a_failure() -> None:
-    made_up = object.__new__(World)
-    with pymongo.MongoClient[dict[str, Any]](
-        "mongodb://127.0.0.1:1", serverSelectionTimeoutMS=50
-    ) as mongo:
-        made_up.mongo = mongo
-        with pytest.raises(Unavailable, match="the servers are away though every fault was mended"):
-            made_up._left({})
+def test_unreachable_servers_at_the_end_are_an_error() -> None:
+    with (
+        pymongo.MongoClient[dict[str, Any]](
+            "mongodb://127.0.0.1:1", serverSelectionTimeoutMS=50
+        ) as mongo,
+        pytest.raises(Unavailable, match="the servers do not answer after the last fault"),
+    ):
+        is_any_left(mongo["faults"]["load"], {})
 
 
-# ---- the kinds of faults, and their order
+# ---- faults and their schedule
 
 
-def made_up_world(**parts: Any) -> Any:
-    """What a fault sees of the world."""
+def fake_cluster(**parts: Any) -> Any:
+    """Return the parts of a cluster that a fault uses."""
     return SimpleNamespace(**parts)
 
 
-def ended(fault: Fault, steps: int) -> str:
-    """What a fault says of itself, when it has waited so often."""
+def finish(injection: Injection, steps: int) -> str:
+    """Return the description of an injection that waits this many times before it ends."""
     for _ in range(steps):
-        assert next(fault) is None
+        assert next(injection) is None
     with pytest.raises(StopIteration) as end:
-        next(fault)
+        next(injection)
     return str(end.value.value)
 
 
 def refuse(*_: Any, **__: Any) -> None:
-    raise OperationFailure("no other has caught up")
+    raise OperationFailure("no secondary has caught up")
 
 
-def test_a_fault_of_the_primary_waits_until_there_is_one() -> None:
+def test_fault_of_the_primary_waits_for_a_primary() -> None:
     found = iter([None, None, SimpleNamespace(place=2, command=refuse)])
     servers = SimpleNamespace(primary=lambda: next(found))
     assert (
-        ended(kinds.step_down(made_up_world(servers=servers), random.Random(1)), 2)
+        finish(nemesis.step_down(fake_cluster(servers=servers), random.Random(1)), 2)
         == "member 2 refused"
     )
 
 
-def test_a_bus_that_cannot_be_dropped_is_not() -> None:
+def test_drop_bus_survives_a_refusal() -> None:
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=0))
     assert (
-        ended(kinds.drop_bus(made_up_world(servers=servers, drop_bus=refuse), random.Random(1)), 0)
+        finish(
+            nemesis.drop_bus(fake_cluster(servers=servers, drop_bus=refuse), random.Random(1)), 0
+        )
         == "not dropped"
     )
 
 
-def test_a_fault_of_the_network_lasts_until_it_has_met_somebody() -> None:
-    done = iter([3, 3, 3, 3, 5, 5])  # before, begun, twice nothing, then two; and mended
-    told: list[dict[str, Any]] = []
+def test_network_fault_lasts_until_it_has_struck() -> None:
+    # Before it begins, at its beginning, twice without effect, then with effect, at its end.
+    done = iter([3, 3, 3, 3, 5, 5])
+    changes: list[dict[str, Any]] = []
 
     def change(place: int, **how: Any) -> Counter[str]:
-        told.append(how)
+        changes.append(how)
         return Counter(cut=next(done))
 
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=1))
-    fault = kinds.cut(
-        made_up_world(servers=servers, proxies=SimpleNamespace(change=change)), random.Random(1)
+    injection = nemesis.cut(
+        fake_cluster(servers=servers, proxies=SimpleNamespace(change=change)), random.Random(1)
     )
-    assert (next(fault) or 0) >= 1
-    assert ended(fault, 2) == "cut 2 times"
-    assert [how for how in told if how] == [{"cut": True}, {"cut": False}]
+    assert (next(injection) or 0) >= 1
+    assert finish(injection, 2) == "cut 2 times"
+    assert [how for how in changes if how] == [{"cut": True}, {"cut": False}]
 
 
-def test_only_who_is_at_work_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "LONGEST_LEASE", -1)
+def test_suspend_consumer_waits_for_a_running_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nemesis, "LONGEST_LEASE_S", -1)
     done: list[str] = []
-    at_work = iter([False, False, True])
+    running = iter([False, False, True])
     process = SimpleNamespace(
         name="mover-1.1",
         suspend=lambda: done.append("suspended"),
         resume=lambda: done.append("resumed"),
     )
-    crew = SimpleNamespace(
-        one=lambda kind, dice: "mover-1",
-        at_work=lambda name: next(at_work),
+    workload = SimpleNamespace(
+        choose=lambda kind, dice: "mover-1",
+        is_running=lambda name: next(running),
         processes={"mover-1": process},
     )
     assert (
-        ended(kinds.suspend_consumer(made_up_world(crew=crew), random.Random(1)), 2) == "mover-1.1"
+        finish(nemesis.suspend_consumer(fake_cluster(workload=workload), random.Random(1)), 2)
+        == "mover-1.1"
     )
     assert done == ["suspended", "resumed"]
 
 
-def lane(kind: Kind) -> faults.Lane:
-    return faults.Lane({"something": kind}, made_up_world(), "1", lambda: True, 1.0, (0.0, 0.0))
+def schedule(fault: Fault, timeout: float = 60.0) -> Schedule:
+    faults, ready = {"something": fault}, lambda: True
+    return Schedule(faults, fake_cluster(), "1", ready, 1.0, (0.0, 0.0), timeout=timeout)
 
 
-def test_a_fault_that_is_never_over_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forever(world: World, dice: random.Random) -> Fault:
+def test_schedule_raises_if_a_fault_does_not_end() -> None:
+    def forever(cluster: Cluster, dice: random.Random) -> Injection:
         while True:
             yield 0.0
 
-    monkeypatch.setattr(faults, "PATIENCE", -1.0)
-    with pytest.raises(Unavailable, match="this is not over: something"):
-        lane(forever).step(more=True)
+    with pytest.raises(Unavailable, match="something: not over after -1 s"):
+        schedule(forever, timeout=-1).step(more=True)
 
 
-def test_an_error_of_the_servers_in_a_fault_names_the_fault() -> None:
-    def failing(world: World, dice: random.Random) -> Fault:
+def test_schedule_error_names_the_fault() -> None:
+    def failing(cluster: Cluster, dice: random.Random) -> Injection:
         refuse()
         yield None
         return ""
 
-    with pytest.raises(Unavailable, match="something: no other has caught up"):
-        lane(failing).step(more=True)
+    with pytest.raises(Unavailable, match="something: no secondary has caught up"):
+        schedule(failing).step(more=True)
 
 
-# ---- the load
+# ---- the workload
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[[str], Load]:
-    """Make what the workers of a process share; its ledger is in ``tmp_path``."""
-    return lambda crew: Load(
+def start(tmp_path: Path) -> Callable[[str], Workload]:
+    """Make the workload of a role; its ledger is in ``tmp_path``."""
+    return lambda role: Workload(
         {
-            "name": f"{crew}.1",
-            "crew": crew,
+            "name": f"{role}.1",
+            "role": role,
             "seed": 1,
             "rate": 1e6,
             "ledger": str(tmp_path / "ledger"),
@@ -248,68 +243,68 @@ def start(tmp_path: Path) -> Callable[[str], Load]:
     )
 
 
-def answered(outcome: str, got: Any = None) -> Call:
+def answered(outcome: str, result: Any = None) -> Call:
     call = Call()
-    call.outcome, call.got = outcome, got
+    call.outcome, call.result = outcome, result
     return call
 
 
-def test_the_load_obeys_until_the_program_is_gone(
-    start: Callable[[str], Load], monkeypatch: pytest.MonkeyPatch
+def test_workload_follows_orders_until_the_input_ends(
+    start: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, statuses = start("consumer-2"), list[int]()
-    monkeypatch.setattr(sys, "stdin", io.StringIO('["hurry"]\n["storm", 60]\n["stop"]\n'))
+    workload, statuses = start("consumer-2"), list[int]()
+    monkeypatch.setattr(sys, "stdin", io.StringIO('["drain"]\n["storm", 60]\n["stop"]\n'))
     monkeypatch.setattr(os, "_exit", statuses.append)
-    load.obey()
-    assert load.hurrying
-    assert load.stopping.is_set()
-    assert 50 < load.storm_until - time.monotonic() <= 60
+    workload.follow_orders()
+    assert workload.draining
+    assert workload.stopping.is_set()
+    assert 0 < workload.storm_until - time.monotonic() <= 60
     assert statuses == [1]
 
 
-def test_what_was_pushed_with_an_unknown_outcome_is_pushed_again_with_its_ids(
-    start: Callable[[str], Load],
+def test_workload_repeats_an_unknown_push_with_its_ids(
+    start: Callable[[str], Workload],
 ) -> None:
-    load = start("producer-1")
-    plan = load.produce("orders")
-    assert next(plan) >= 0  # until it is due
+    workload = start("producer-1")
+    plan = workload.produce("orders")
+    assert next(plan) >= 0  # the pause until it is due
     first = next(plan)
-    assert isinstance(first, Do)
+    assert isinstance(first, Step)
     assert first.items
     for _ in range(2):
         assert plan.send(answered("unknown")) == 0.05
         assert next(plan) is first
     other = plan.send(answered("ok"))
-    while not isinstance(other, Do):
+    while not isinstance(other, Step):
         other = next(plan)
     assert other.items != first.items
-    load.stopping.set()
+    workload.stopping.set()
     with pytest.raises(StopIteration):
         plan.send(answered("unknown"))
 
 
-def test_producers_wait_while_a_queue_is_full(start: Callable[[str], Load]) -> None:
-    load = start("producer-1")
-    plan = load._wait_for_room("orders")
+def test_workload_producers_wait_while_a_queue_is_full(start: Callable[[str], Workload]) -> None:
+    workload = start("producer-1")
+    plan = workload.wait_for_room("orders")
     full, room = SimpleNamespace(total=BACKLOG), SimpleNamespace(total=BACKLOG - 1)
     assert (next(plan).method, plan.send(answered("ok", full))) == ("counts", 0.5)
     assert (next(plan).method, plan.send(answered("unknown"))) == ("counts", 0.5)
     assert next(plan).method == "counts"
     with pytest.raises(StopIteration):
         plan.send(answered("ok", room))
-    stopped = load._wait_for_room("orders")
+    stopped = workload.wait_for_room("orders")
     next(stopped)
     assert stopped.send(answered("ok", full)) == 0.5
-    load.stopping.set()
+    workload.stopping.set()
     assert list(stopped) == []
 
 
-def test_when_a_worker_fails_so_does_the_process(
-    start: Callable[[str], Load], client: Client
+def test_workload_raises_the_error_of_a_thread(
+    start: Callable[[str], Workload], client: Client
 ) -> None:
-    """With the error of that one, and when the others have ended, too."""
-    load = start("consumer-1")
-    load.role = Role("consumer", False, (("failing",), ("going_on",)))
+    """The error is raised when the other threads have ended, too."""
+    workload = start("consumer-1")
+    workload.role = Role("consumer", False, (("failing",), ("going_on",)))
     went_on: list[float] = []
 
     def going_on() -> Iterator[float]:
@@ -318,18 +313,18 @@ def test_when_a_worker_fails_so_does_the_process(
             yield 0.0
 
     def failing() -> Iterator[float]:
-        until(lambda: went_on)
+        eventually(lambda: went_on)
         yield 0.0
         raise ZeroDivisionError
 
-    vars(load).update(failing=failing, going_on=going_on)
+    vars(workload).update(failing=failing, going_on=going_on)
     with pytest.raises(ZeroDivisionError):
-        _blocking(load, client)
+        run_blocking(workload, client)
     assert went_on
 
 
-def heard(path: Path) -> Iterator[tuple[str, str, Any]]:
-    """What a ledger says of each call that came to an end: the operation, the outcome and the items."""
+def results(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """Yield the operation, the outcome and the items of each call; all calls must have ended."""
     calls: dict[int, str] = {}
     for what, number, _, *more in ledger.read(path):
         if what == "call":
@@ -339,8 +334,8 @@ def heard(path: Path) -> Iterator[tuple[str, str, Any]]:
     assert calls == {}
 
 
-class Watched(Ledger):
-    """A ledger that counts what is written into it."""
+class CountingLedger(Ledger):
+    """A ledger that counts its lines by operation or outcome."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -348,11 +343,11 @@ class Watched(Ledger):
 
     def _write(self, line: list[Any]) -> None:
         super()._write(line)
-        self.counted[line[3]] += 1  # the operation, or the outcome
+        self.counted[line[3]] += 1
 
 
-class Patient(random.Random):
-    """Callers are cancelled later: on any machine some calls come to an end before that."""
+class LongPauses(random.Random):
+    """Cancels callers later, so that on any machine some calls end before that."""
 
     def uniform(self, a: float, b: float) -> float:
         return super().uniform(a, 20 * b)
@@ -360,76 +355,62 @@ class Patient(random.Random):
 
 @pytest.mark.filterwarnings(
     "ignore:unclosed:ResourceWarning"
-)  # PyMongo drops the connection of a command that is cancelled
-def test_a_storm_loses_nothing(start: Callable[[str], Load], tmp_path: Path, url: str) -> None:
-    """Each message that was pushed to callers who pop and are cancelled at it is in one's hands, or there again."""
-    load = start("consumer-2")
-    load.role = Role("consumer", True, ())
-    load.storm_until = time.monotonic() + 60
-    load.dice = Patient(1)
-    load.ledger = book = Watched(tmp_path / "ledger")
+)  # PyMongo drops the connection of a cancelled command
+def test_cancellation_storm_loses_nothing(
+    start: Callable[[str], Workload], tmp_path: Path, url: str
+) -> None:
+    """Each message that cancelled callers popped was returned to one of them, or is back."""
+    workload = start("consumer-2")
+    workload.role = Role("consumer", True, ())
+    workload.storm_until = time.monotonic() + 60
+    workload.dice = LongPauses(1)
+    workload.ledger = book = CountingLedger(tmp_path / "ledger")
 
     async def main() -> None:
         async with AsyncClient(url, namespace="load") as client:
             await client.queue("billed").push_many([{"n": str(n), "trail": []} for n in range(300)])
-            storm = asyncio.create_task(Tasks(load, client).run())
-            # Some were cancelled; and some had reserved before that, and committed it.
-            await async_until(lambda: book.counted["cancelled"] and book.counted["commit"])
-            load.stopping.set()
+            storm = asyncio.create_task(AsyncRunner(workload, client).run())
+            # Some calls are cancelled, and some callers reserve and commit before that.
+            await async_eventually(lambda: book.counted["cancelled"] and book.counted["commit"])
+            workload.stopping.set()
             await storm
 
     asyncio.run(main())
-    gc.collect()  # what PyMongo left unclosed is said here
+    gc.collect()  # PyMongo warns here of what it left unclosed
     with Client(url, namespace="load") as client:
         left = [str(each.id) for each in client.queue("events").pop_many(100_000, timeout=0)]
-    found = list(heard(tmp_path / "ledger"))
+    found = list(results(tmp_path / "ledger"))
     pushed = [id for op, outcome, ids in found if (op, outcome) == ("push", "ok") for id in ids]
     popped = [id for op, outcome, ids in found if (op, outcome) == ("pop", "ok") for id in ids]
     assert Counter(popped) + Counter(left) == Counter(pushed)
     assert {outcome for _, outcome, _ in found} <= {"ok", "cancelled", "refused"}
 
 
-# ---- the ledger and the witness
+# ---- the ledger
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (ConfigurationError("what is this?"), "ConfigurationError: what is this?"),
-        (DuplicateKey("it is there"), "taken"),
-        (Unavailable("nobody answers"), "unknown"),
+        (ConfigurationError("bad option"), "ConfigurationError: bad option"),
+        (DuplicateKey("key is taken"), "taken"),
+        (Unavailable("no answer"), "unknown"),
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_an_error_says_is_in_the_ledger(
+def test_ledger_records_the_outcome_of_an_error(
     tmp_path: Path, error: QueueError, outcome: str
 ) -> None:
     book = Ledger(tmp_path / "ledger")
 
     def call() -> None:
-        with book.noted("push", "states", ["a"]):
+        with book.recorded("push", "states", ["a"]):
             raise error
 
     call()
-    assert list(heard(tmp_path / "ledger")) == [("push", outcome, [])]
+    assert list(results(tmp_path / "ledger")) == [("push", outcome, [])]
 
 
-def test_the_witness_goes_on_when_its_stream_fails(
-    server: Server, database: str, tmp_path: Path
-) -> None:
-    url = server.url(database) + "&appName=pyqueue"  # fail points are for who has that name
-    with Client(server.url(database), namespace="load") as client:
-        client.queues()  # the collection is there
-        since = client.database.client.admin.command("ping")["operationTime"]
-        client.queue("orders").push_many([{"n": "a"}, {"n": "b"}], ids=["a", "b"])
-        client.queue("orders").pop(0)
-        client.database["load"].insert_one({"_id": END, "record": True})
-        server.fail(1, "aggregate", errorCode=50)
-        spec = {"url": url, "database": database, "namespace": "load"}
-        watch({**spec, "since": [since.time, since.inc], "path": str(tmp_path / "witness")})
-    assert server.spent()
-    assert [line[:2] for line in ledger.read(tmp_path / "witness")] == [
-        ["in", "a"],
-        ["in", "b"],
-        ["out", "a"],
-    ]
+def test_ledger_without_its_incomplete_last_line(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text('["call",1,0.5,"push","orders",["a"]]\n["result",1,0.')
+    assert list(ledger.read(tmp_path / "ledger")) == [["call", 1, 0.5, "push", "orders", ["a"]]]

@@ -1,11 +1,15 @@
-"""The load: processes that push, move, consume and pop, with blocking clients and async ones.
+"""The workload: processes that push, move, consume and pop, with blocking and async clients.
 
-What a worker does is written once, as a generator that yields what it wants done: a ``Do`` for a call, a number for a pause in seconds. In a
-process with a blocking client each runs in a thread, in one with an async client each is a task.
+The work of a process is written once for both kinds of client, as generators. A generator yields a
+``Step`` for a call, or a number for a pause in seconds. A process with a blocking client runs each
+generator in a thread, a process with an async client in a task.
 
-Messages are pushed to ``orders``, moved to ``parsed``, from there to ``billed`` or ``packed``, and committed. Those of ``events`` are popped, and
-those of ``states`` have keys. Whoever settles a message writes its token into it by the same update, where the operation allows it: a move
-and a commit with history into the payload's ``trail``, a rollback into the error. So the database has the evidence of who settled what.
+Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or ``packed``, and
+committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
+
+Whoever settles a message also writes its token into it by the same update, where the operation allows
+it: a move and a commit with history into ``trail`` of the payload, a rollback into the error. So the
+database itself shows which claim settled a message.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from pyqueue import AsyncClient, Client, Delivery, Reservation, To
-from tests.chaos import clock_skew as skew
-from tests.chaos.ledger import Call, Ledger, by_token
+from tests.chaos import clock_skew
+from tests.chaos.ledger import Call, Ledger, ids_by_token
 
-__all__ = ["CREW", "QUEUES", "Role", "work"]
+__all__ = ["QUEUES", "ROLES", "AsyncRunner", "Role", "Step", "Workload", "run_blocking", "work"]
 
-#: The options of each queue. Leases are short, so that they run out.
+#: The options of each queue. Leases are short, so that some of them lapse.
 QUEUES: dict[str, dict[str, Any]] = {
     "orders": {"lease": 3},
     "parsed": {"lease": 4},
@@ -41,28 +45,32 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
 BATCH = 100
-LATE = 20  # messages that a consumer holds for too long, of a batch: each is settled by a command of its own
+#: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
+HELD_TOO_LONG = 20
 KEYS = 50
-COMMAND = 8.0  # seconds that a command may take
-BACKLOG = 4000  # messages in a queue, from which on producers wait
-STORM = 24  # tasks of a cancellation storm
+COMMAND_TIMEOUT_S = 8.0
+BACKLOG = 4000  # messages in a queue at which producers wait
+STORM_TASKS = 24
 
 Plan = Generator[Any, Any, None]
+Held = list[Reservation[Any]]
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a process does: whether its client is async, and its workers by name and arguments."""
+    """The work of a process: its kind, its client, and its generators with their arguments."""
 
     kind: str  # producer, mover or consumer
     asynchronous: bool
-    workers: tuple[tuple[str, ...], ...]
+    plans: tuple[tuple[str, ...], ...]
 
 
-CREW: dict[str, Role] = {
+ROLES: dict[str, Role] = {
     "producer-1": Role("producer", False, (("produce", "orders"), ("produce", "events"))),
     "producer-2": Role(
-        "producer", True, (("produce", "orders"), ("produce", "events"), ("keyed",), ("trickle",))
+        "producer",
+        True,
+        (("produce", "orders"), ("produce", "events"), ("push_with_keys",), ("push_one_by_one",)),
     ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
     "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"))),
@@ -81,220 +89,211 @@ CREW: dict[str, Role] = {
 
 
 @dataclass
-class Do:
-    """A call to be made, and noted."""
+class Step:
+    """A call to make and to record."""
 
     op: str
     queue: str
     method: str
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
-    #: What of it goes into the ledger.
+    #: The items of the call for the ledger.
     items: object = None
 
-    def told(self, got: Any) -> Any:
-        """What it returned, in a list where others return several."""
+    def as_list(self, result: Any) -> Any:
+        """Return the result in a list if the call handles one message."""
         if self.method == "push":
-            return [got]
-        return (
-            [each for each in [got] if each is not None]
-            if self.method in ("pop", "reserve")
-            else got
-        )
+            return [result]
+        if self.method in ("pop", "reserve"):
+            return [] if result is None else [result]
+        return result
 
 
-class Load:
-    """What the workers of a process share."""
+class Workload:
+    """The state and the generators of one process.
+
+    Args:
+        spec: ``name``, ``role``, ``rate`` (messages per second of all processes), ``seed`` and
+            ``ledger`` (a path).
+    """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.name: str = spec["name"]
-        self.role = CREW[spec["crew"]]
+        self.role = ROLES[spec["role"]]
         self.rate: float = spec["rate"]
         self.dice = random.Random(f"{spec['seed']}/{self.name}")
         self.ledger = Ledger(Path(spec["ledger"]))
         self.stopping = threading.Event()
-        #: Whether everything is to be settled soon and well.
-        self.hurrying = False
-        #: Until when callers are cancelled, by the monotonic clock.
+        #: Whether to settle everything at once, without faults of consumers.
+        self.draining = False
+        #: When the current cancellation storm ends, on the monotonic clock.
         self.storm_until = 0.0
         self._numbers = itertools.count()
 
-    def ids(self, count: int) -> list[str]:
-        """Ids that nobody else has."""
+    def new_ids(self, count: int) -> list[str]:
+        """Return ids that no other process uses."""
         return [f"{self.name}.{next(self._numbers)}" for _ in range(count)]
 
-    def obey(self) -> None:
-        """Do as the program says, until it is gone."""
+    def follow_orders(self) -> None:
+        """Follow the orders of the program, and end the process when the program is gone."""
         for line in sys.stdin:
             match json.loads(line):
-                case ["hurry"]:
-                    self.hurrying = True
+                case ["drain"]:
+                    self.draining = True
                 case ["stop"]:
                     self.stopping.set()
-                case ["skew", ahead]:
-                    skew.step(ahead)
+                case ["clock", offset]:
+                    clock_skew.set_offset(offset)
                 case ["storm", seconds]:  # one way only: there are no other orders
                     self.storm_until = time.monotonic() + seconds
         os._exit(1)
 
-    # ---- workers: producers
+    # ---- producers
 
     def produce(self, queue: str) -> Plan:
-        """Push at a rate, mostly by the hundred. What nobody knows the outcome of is pushed again, with the same ids."""
-        share = {"orders": 0.4, "events": 0.1}[queue]  # there are two of each
+        """Push at the rate, mostly in batches. Repeat a push with its ids until it succeeds."""
+        share = {"orders": 0.4, "events": 0.1}[queue]  # each queue has two producers
         due = time.monotonic()
         while not self.stopping.is_set():
             many = self.dice.random() < 0.8
             count = self.dice.randint(BATCH // 2, BATCH) if many else 1
             due = max(due, time.monotonic() - 10) + count / (self.rate * share)
             yield max(0.0, due - time.monotonic())
-            ids = self.ids(count)
-            payloads = [{"n": id, "trail": []} for id in ids]
-            delay = self.dice.choice([None] * 9 + [1.5])
+            ids = self.new_ids(count)
+            payloads = [new_payload(id) for id in ids]
+            options: dict[str, Any] = {"delay": self.dice.choice([None] * 9 + [1.5])}
             if many:
-                push = Do(
-                    "push", queue, "push_many", (payloads,), {"ids": ids, "delay": delay}, ids
-                )
+                push = Step("push", queue, "push_many", (payloads,), {"ids": ids, **options}, ids)
             else:
-                push = Do(
-                    "push",
-                    queue,
-                    "push",
-                    (payloads[0],),
-                    {"id": ids[0], "delay": delay, "headers": {"one": True}},
-                    ids,
-                )
-            while (yield push).outcome != "ok" and not self.stopping.is_set():
-                yield 0.05
+                options |= {"id": ids[0], "headers": {"one": True}}
+                push = Step("push", queue, "push", (payloads[0],), options, ids)
+            yield from self._until_ok(push)
             if self.dice.random() < 0.1:
-                yield from self._wait_for_room(queue)
+                yield from self.wait_for_room(queue)
 
-    def _wait_for_room(self, queue: str) -> Plan:
+    def _until_ok(self, push: Step) -> Plan:
+        while (yield push).outcome != "ok" and not self.stopping.is_set():
+            yield 0.05
+
+    def wait_for_room(self, queue: str) -> Plan:
+        """Wait while the queue holds too many messages."""
         while not self.stopping.is_set():
-            counted = yield Do("look", queue, "counts")
-            if counted.got is not None and counted.got.total < BACKLOG:
+            counted = yield Step("counts", queue, "counts")
+            if counted.result is not None and counted.result.total < BACKLOG:
                 return
             yield 0.5
 
-    def trickle(self) -> Plan:
-        """Push one by one, each caller for itself: such calls are joined."""
+    def push_one_by_one(self) -> Plan:
+        """Push single messages. Concurrent pushes of an async client share a command."""
         while not self.stopping.is_set():
-            [id] = self.ids(1)
-            push = Do("push", "orders", "push", ({"n": id, "trail": []},), {"id": id}, [id])
-            while (yield push).outcome != "ok" and not self.stopping.is_set():
-                yield 0.05
+            [id] = self.new_ids(1)
+            yield from self._until_ok(
+                Step("push", "orders", "push", (new_payload(id),), {"id": id}, [id])
+            )
             yield self.dice.uniform(0, 0.2)
 
-    def keyed(self) -> Plan:
+    def push_with_keys(self) -> Plan:
         """Push with a few keys again and again."""
         while not self.stopping.is_set():
-            [n] = self.ids(1)
-            what = self.dice.choice(["ignore", "replace", "replace", "error"])
+            [content] = self.new_ids(1)
+            on_duplicate = self.dice.choice(["ignore", "replace", "replace", "error"])
             key = f"key-{self.dice.randrange(KEYS)}"
-            yield Do(
-                "push",
-                "states",
-                "push",
-                ({"n": n, "trail": []},),
-                {"key": key, "on_duplicate": what},
-                [n],
-            )
+            options = {"key": key, "on_duplicate": on_duplicate}
+            yield Step("push", "states", "push", (new_payload(content),), options, [content])
             yield self.dice.uniform(0, 0.1)
 
-    # ---- workers: movers and consumers
+    # ---- movers and consumers
 
     def settle(self, queue: str) -> Plan:
-        """Reserve, and settle in all the ways there are. Some hold what they got for longer than its lease, some never settle it."""
-        late: list[tuple[float, list[Reservation[Any]]]] = []
+        """Reserve, and settle in every way. Some reservations are held too long or never settled."""
+        late: list[tuple[float, Held]] = []
         while not self.stopping.is_set():
             limit = self.dice.choice([1, BATCH // 2, BATCH])
             name = "reserve" if limit == 1 else "reserve_many"
             args = () if limit == 1 else (limit,)
-            call = yield Do("reserve", queue, name, args, {"timeout": 0.5})
-            yield from self._settled(queue, call.got or [], late)
+            call = yield Step("reserve", queue, name, args, {"timeout": 0.5})
+            yield from self._settle_batch(queue, call.result or [], late)
             if call.outcome != "ok":
                 yield 0.1
-            while late and (self.hurrying or late[0][0] < time.monotonic()):
-                yield from self._done(queue, late.pop(0)[1])
+            while late and (self.draining or late[0][0] < time.monotonic()):
+                yield from self.complete(queue, late.pop(0)[1])
 
-    def _settled(
-        self,
-        queue: str,
-        held: list[Reservation[Any]],
-        late: list[tuple[float, list[Reservation[Any]]]],
-    ) -> Plan:
-        if self.hurrying:
-            yield from self._done(queue, held)
+    def _settle_batch(self, queue: str, held: Held, late: list[tuple[float, Held]]) -> Plan:
+        if self.draining:
+            yield from self.complete(queue, held)
             return
         if not held:
             return
         lease = QUEUES[queue]["lease"]
         chance = self.dice.random()
         if chance < 0.02:
-            return  # as if it had died
+            return  # as if the consumer had died
         if chance < 0.06:
-            late.append((time.monotonic() + lease * self.dice.uniform(1.05, 1.5), held[:LATE]))
+            at = time.monotonic() + lease * self.dice.uniform(1.05, 1.5)
+            late.append((at, held[:HELD_TOO_LONG]))
             late.sort(key=lambda pair: pair[0])
-            held = held[LATE:]
+            held = held[HELD_TOO_LONG:]
         elif chance < 0.12:
-            yield self._of("extend", queue, held)
+            yield _step("extend", queue, held)
         yield self.dice.uniform(0, 0.05)  # the work
-        ends: dict[str, list[Reservation[Any]]] = {"rollback": [], "release": [], "done": []}
+        ends: dict[str, Held] = {"rollback": [], "release": [], "complete": []}
         for each in held:
             chance = self.dice.random()
-            ends["rollback" if chance < 0.02 else "release" if chance < 0.04 else "done"].append(
-                each
-            )
-        for token, members in _grouped(ends["rollback"]).items():
-            yield self._of(
-                "rollback", queue, members, delay=self.dice.choice([0, 0.5]), error=f"by {token}"
-            )
+            end = "rollback" if chance < 0.02 else "release" if chance < 0.04 else "complete"
+            ends[end].append(each)
+        for token, members in _by_claim(ends["rollback"]).items():
+            delay = self.dice.choice([0, 0.5])
+            yield _step("rollback", queue, members, delay=delay, error=f"by {token}")
         if ends["release"]:
-            yield self._of("release", queue, ends["release"])
-        yield from self._done(queue, ends["done"])
+            yield _step("release", queue, ends["release"])
+        yield from self.complete(queue, ends["complete"])
 
-    def _done(self, queue: str, held: list[Reservation[Any]]) -> Plan:
-        """Pass them on, or finish them; those whose settling has an unknown outcome once more, now and then."""
-        for token, members in _grouped(held).items():
+    def complete(self, queue: str, held: Held) -> Plan:
+        """Move or commit reservations. Repeat some of the calls whose outcome is unknown."""
+        for token, members in _by_claim(held).items():
             mark = [queue, token]
             if queue in NEXT:
                 target = self.dice.choice(NEXT[queue])
-                step = self._of(
-                    "move", queue, members, to=target, update={"$push": {"trail": mark}}
-                )
+                update = {"$push": {"trail": mark}}
+                step = _step("move", queue, members, to=target, update=update)
             elif "history" in QUEUES[queue]:
-                # One payload for all of a batch.
+                # A batch gets one payload.
                 before = members[0].payload if len(members) == 1 else {"trail": []}
-                step = self._of(
-                    "commit", queue, members, payload={**before, "trail": [*before["trail"], mark]}
-                )
+                payload = {**before, "trail": [*before["trail"], mark]}
+                step = _step("commit", queue, members, payload=payload)
             else:
-                step = self._of("commit", queue, members)
+                step = _step("commit", queue, members)
             call = yield step
             if call.outcome == "unknown" and self.dice.random() < 0.5:
                 step.op += " again"
                 yield step
 
-    def _of(self, op: str, queue: str, held: list[Reservation[Any]], **options: Any) -> Do:
-        return Do(op, queue, op, tuple(held), options, by_token(held))
-
     def pop(self, queue: str) -> Plan:
-        """Pop, one or many."""
+        """Pop one or many."""
         while not self.stopping.is_set():
             limit = self.dice.choice([1, 1, BATCH // 2])
             name, args = ("pop", ()) if limit == 1 else ("pop_many", (limit,))
-            call = yield Do("pop", queue, name, args, {"timeout": 0.5}, limit)
+            call = yield Step("pop", queue, name, args, {"timeout": 0.5}, limit)
             if call.outcome != "ok":
                 yield 0.1
 
-    def worker(self, name: str, *args: str) -> Plan:
-        """A worker of this process."""
+    def plan(self, name: str, *args: str) -> Plan:
+        """Return a generator by its name."""
         plan: Plan = getattr(self, name)(*args)
         return plan
 
 
-def _grouped(held: list[Reservation[Any]]) -> dict[str, list[Reservation[Any]]]:
-    found: dict[str, list[Reservation[Any]]] = {}
+def new_payload(content: str) -> dict[str, Any]:
+    """Return a payload for the change log."""
+    return {"n": content, "trail": []}
+
+
+def _step(op: str, queue: str, held: Held, **options: Any) -> Step:
+    return Step(op, queue, op, tuple(held), options, ids_by_token(held))
+
+
+def _by_claim(held: Held) -> dict[str, Held]:
+    found: dict[str, Held] = {}
     for each in held:
         found.setdefault(each.token, []).append(each)
     return found
@@ -303,7 +302,8 @@ def _grouped(held: list[Reservation[Any]]) -> dict[str, list[Reservation[Any]]]:
 # ---- the two kinds of process
 
 
-def _blocking(load: Load, client: Client) -> None:
+def run_blocking(workload: Workload, client: Client) -> None:
+    """Run the generators of a process in threads until it stops, and raise the first error."""
     queues = {name: client.queue(name, **options) for name, options in QUEUES.items()}
     failed: list[BaseException] = []
 
@@ -314,18 +314,17 @@ def _blocking(load: Load, client: Client) -> None:
                 while not failed:
                     step = plan.send(answer)
                     answer = None
-                    if isinstance(step, Do):
-                        with load.ledger.noted(step.op, step.queue, step.items) as answer:
-                            answer.got = step.told(
-                                getattr(queues[step.queue], step.method)(*step.args, **step.options)
-                            )
+                    if isinstance(step, Step):
+                        with workload.ledger.recorded(step.op, step.queue, step.items) as answer:
+                            method = getattr(queues[step.queue], step.method)
+                            answer.result = step.as_list(method(*step.args, **step.options))
                     elif step:
-                        load.stopping.wait(step)
+                        workload.stopping.wait(step)
         except BaseException as error:
             failed.append(error)
 
     threads = [
-        threading.Thread(target=run, args=(load.worker(*each),)) for each in load.role.workers
+        threading.Thread(target=run, args=(workload.plan(*each),)) for each in workload.role.plans
     ]
     for thread in threads:
         thread.start()
@@ -335,42 +334,47 @@ def _blocking(load: Load, client: Client) -> None:
         raise error
 
 
-class Tasks:
-    """The workers of a process with an async client."""
+class AsyncRunner:
+    """Runs the generators of a process in tasks.
 
-    def __init__(self, load: Load, client: AsyncClient) -> None:
-        self._load, self._client = load, client
+    Args:
+        workload: The process.
+        client: Its client.
+    """
+
+    def __init__(self, workload: Workload, client: AsyncClient) -> None:
+        self._workload, self._client = workload, client
         self._stopped = asyncio.Event()
         self._queues = {name: client.queue(name, **options) for name, options in QUEUES.items()}
 
     async def run(self) -> None:
-        """Work until told to stop."""
+        """Run until the process stops."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch())
+                tasks.create_task(self._watch_for_stop())
                 tasks.create_task(self._storms())
-                for name, *args in self._load.role.workers:
+                for name, *args in self._workload.role.plans:
                     if name == "pipeline":
                         tasks.create_task(self._pipeline())
-                    else:
-                        # A few callers for the trickle: they are what is joined.
-                        for _ in range(8 if name == "trickle" else 1):
-                            tasks.create_task(self._work(self._load.worker(name, *args)))
+                        continue
+                    # Several tasks push one by one at once, so that their calls share commands.
+                    for _ in range(8 if name == "push_one_by_one" else 1):
+                        tasks.create_task(self._run(self._workload.plan(name, *args)))
         finally:
-            self._load.stopping.set()  # lets the thread of _watch end
+            self._workload.stopping.set()  # ends the thread of _watch_for_stop
 
-    async def _watch(self) -> None:
-        await asyncio.to_thread(self._load.stopping.wait)
+    async def _watch_for_stop(self) -> None:
+        await asyncio.to_thread(self._workload.stopping.wait)
         self._stopped.set()
 
-    async def _work(self, plan: Plan) -> None:
+    async def _run(self, plan: Plan) -> None:
         answer: Call | None = None
         with suppress(StopIteration):
             while True:
                 step = plan.send(answer)
                 answer = None
-                if isinstance(step, Do):
-                    answer = await self._do(step)
+                if isinstance(step, Step):
+                    answer = await self._call(step)
                 else:
                     await self._pause(step)
 
@@ -379,67 +383,60 @@ class Tasks:
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
 
-    async def _do(self, step: Do) -> Call:
-        with self._load.ledger.noted(step.op, step.queue, step.items) as call:
-            call.got = step.told(
-                await getattr(self._queues[step.queue], step.method)(*step.args, **step.options)
-            )
+    async def _call(self, step: Step) -> Call:
+        with self._workload.ledger.recorded(step.op, step.queue, step.items) as call:
+            method = getattr(self._queues[step.queue], step.method)
+            call.result = step.as_list(await method(*step.args, **step.options))
         return call
 
     async def _storms(self) -> None:
-        """When told to: many callers that receive, and are cancelled at any point of it."""
+        """During a storm, run callers that receive and are cancelled at random points."""
         while not self._stopped.is_set():
-            if time.monotonic() < self._load.storm_until:
+            if time.monotonic() < self._workload.storm_until:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._feed())
-                    for _ in range(STORM):
-                        tasks.create_task(self._be_cancelled())
+                    tasks.create_task(self._feed_storm())
+                    for _ in range(STORM_TASKS):
+                        tasks.create_task(self._receive_and_cancel())
             await self._pause(0.05)
 
-    async def _feed(self) -> None:
-        """Push what the storm's callers pop, lest they find nothing to lose."""
-        while time.monotonic() < self._load.storm_until and not self._stopped.is_set():
-            ids = self._load.ids(BATCH // 2)
-            await self._do(
-                Do(
-                    "push",
-                    "events",
-                    "push_many",
-                    ([{"n": id, "trail": []} for id in ids],),
-                    {"ids": ids},
-                    ids,
-                )
-            )
+    async def _feed_storm(self) -> None:
+        """Push messages for the callers of the storm to pop."""
+        while time.monotonic() < self._workload.storm_until and not self._stopped.is_set():
+            ids = self._workload.new_ids(BATCH // 2)
+            payloads = [new_payload(id) for id in ids]
+            await self._call(Step("push", "events", "push_many", (payloads,), {"ids": ids}, ids))
 
-    async def _be_cancelled(self) -> None:
-        dice = self._load.dice
-        while time.monotonic() < self._load.storm_until and not self._load.stopping.is_set():
+    async def _receive_and_cancel(self) -> None:
+        dice, workload = self._workload.dice, self._workload
+        while time.monotonic() < workload.storm_until and not workload.stopping.is_set():
             queue = dice.choice(["events", "billed", "packed"])
             limit = dice.choice([1, 10])
             if queue == "events":
-                step = Do("pop", queue, "pop_many", (limit,), {"timeout": 0.2}, limit)
+                step = Step("pop", queue, "pop_many", (limit,), {"timeout": 0.2}, limit)
             else:
-                step = Do("reserve", queue, "reserve_many", (limit,), {"timeout": 0.2})
-            receiving = asyncio.ensure_future(self._do(step))
+                step = Step("reserve", queue, "reserve_many", (limit,), {"timeout": 0.2})
+            receiving = asyncio.ensure_future(self._call(step))
             await asyncio.wait([receiving], timeout=dice.uniform(0, 0.03))
             receiving.cancel()
             with suppress(asyncio.CancelledError):
                 call = await receiving
                 if queue != "events":
-                    await self._work(self._load._done(queue, call.got or []))
+                    await self._run(workload.complete(queue, call.result or []))
 
     async def _pipeline(self) -> None:
-        """A pipeline over the queues that are moved from; its renewals, batches and settles are its own."""
+        """Run a pipeline over the queues that are moved from.
+
+        The pipeline reserves, renews and settles by itself, so the handlers record its calls.
+        """
         pipeline = self._client.pipeline("load")
-        ledger, dice = self._load.ledger, self._load.dice
+        ledger, dice = self._workload.ledger, self._workload.dice
 
         def marked(payload: dict[str, Any], delivery: Delivery[Any]) -> dict[str, Any]:
             held = delivery.message
-            with ledger.noted("reserve", held.queue, None) as call:
-                call.got = [held]
-            ledger.about_to(
-                "move", held.queue, by_token([held])
-            )  # what comes of it only the pipeline is told
+            with ledger.recorded("reserve", held.queue, None) as call:
+                call.result = [held]
+            # Only the pipeline learns the outcome, so the ledger has no result for the move.
+            ledger.about_to("move", held.queue, ids_by_token([held]))
             return {**payload, "trail": [*payload["trail"], [held.queue, held.token]]}
 
         async def parse(payload: dict[str, Any], delivery: Delivery[Any]) -> dict[str, Any]:
@@ -461,28 +458,32 @@ class Tasks:
 
 
 def work(spec: dict[str, Any]) -> None:
-    """Be a process of the load, until told to stop."""
-    skew.install()
-    load = Load(spec)
-    threading.Thread(target=load.obey, daemon=True).start()
+    """Run a process of the workload until it is stopped.
+
+    Args:
+        spec: As of ``Workload``; also ``url`` and ``namespace``.
+    """
+    clock_skew.install()
+    workload = Workload(spec)
+    threading.Thread(target=workload.follow_orders, daemon=True).start()
     options: dict[str, Any] = {
         "namespace": spec["namespace"],
-        "owner": load.name,
-        "command_timeout": COMMAND,
+        "owner": workload.name,
+        "command_timeout": COMMAND_TIMEOUT_S,
     }
 
     async def main() -> None:
         client = AsyncClient(spec["url"], **options)
         try:
-            await Tasks(load, client).run()
+            await AsyncRunner(workload, client).run()
         finally:
             await client.close()
 
-    if load.role.asynchronous:
+    if workload.role.asynchronous:
         asyncio.run(main())
     else:
         client = Client(spec["url"], **options)
         try:
-            _blocking(load, client)
+            run_blocking(workload, client)
         finally:
             client.close()

@@ -1,48 +1,214 @@
-"""A TCP proxy before a mongod, which can swallow replies: the command is carried out, and nobody hears of it.
+"""A TCP proxy in front of a mongod, with faults of the network.
 
-Fail points of mongod cut a connection before a command runs; this is the other half, the one that leaves outcomes unknown.
+``ProxyLink`` is the proxy itself and runs in an event loop. ``Proxy`` runs one in a thread, for tests
+whose client blocks. The fault suite runs one for each member of its replica set, in a process
+(see ``tests/chaos/proxies.py``).
+
+A fail point of mongod closes a connection before a command runs. The proxy can lose the reply after
+the command ran. Only then is the outcome of the command unknown to the client.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import socket
 import struct
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import bson
 
+__all__ = ["Proxy", "ProxyLink"]
+
 _OP_MSG = 2013
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends a reset
+_EVERY = 1_000_000
+
+
+class ProxyLink:
+    """The connections of all clients to one server, and the faults on them.
+
+    Args:
+        target: The port of the server.
+        names: Pairs of bytes; in replies the first of a pair is replaced by the second. Members of a
+            replica set tell clients their real addresses, so the proxy writes its own instead. Both
+            must have the same length.
+        port: The port to listen on; 0 takes a free one.
+    """
+
+    def __init__(
+        self, target: int, names: Sequence[tuple[bytes, bytes]] = (), *, port: int = 0
+    ) -> None:
+        self.port = port
+        self.target = target
+        self._names = names
+        self._open = asyncio.Event()
+        self._open.set()
+        self._cut = False
+        self._delay = 0.0
+        self._swallow: Counter[str] = Counter()
+        self._tear, self._tear_at = 0, 0
+        self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        #: How often each fault struck: "swallowed", "torn", "held", "late" and "cut".
+        self.done: Counter[str] = Counter()
+        #: How many replies were swallowed, by the name of the command.
+        self.swallowed: Counter[str] = Counter()
+
+    def change(
+        self,
+        *,
+        hold: bool | None = None,
+        cut: bool | None = None,
+        delay: float | None = None,
+        swallow: Mapping[str, int] | None = None,
+        tear: tuple[int, int] | None = None,
+    ) -> None:
+        """Change the faults that are given and leave the rest.
+
+        Args:
+            hold: Keep all messages back until ``hold=False``.
+            cut: Reset all connections and refuse new ones.
+            delay: Seconds by which each message is late.
+            swallow: How many replies to lose, by the name of the command. The connection is reset.
+            tear: How many replies to cut off, and after how many bytes. The connection is reset.
+        """
+        if hold is not None:
+            (self._open.clear if hold else self._open.set)()
+        if cut is not None:
+            self._cut = cut
+        if cut:
+            for pair in list(self._connections):
+                self.done["cut"] += 1
+                _reset(*pair)
+        if delay is not None:
+            self._delay = delay
+        if swallow is not None:
+            self._swallow = Counter(swallow)
+        if tear is not None:
+            self._tear, self._tear_at = tear
+
+    async def listen(self) -> asyncio.Server:
+        """Accept connections until the returned server is closed."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if self._cut:
+                raise ConnectionRefusedError
+            replies, commands = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            _reset(writer)
+            return
+        pair = (writer, commands)
+        self._connections.add(pair)
+        lost = ""  # the command whose reply is to be swallowed
+
+        async def pass_command(message: bytes) -> None:
+            nonlocal lost
+            if self._swallow and (name := _command_of(message)) and self._swallow[name] > 0:
+                self._swallow[name] -= 1
+                lost = name
+            commands.write(message)
+
+        async def pass_reply(message: bytes) -> None:
+            if lost:
+                self.done["swallowed"] += 1
+                self.swallowed[lost] += 1
+                raise ConnectionResetError
+            for real, ours in self._names:
+                message = message.replace(real, ours)
+            if self._tear > 0:
+                self._tear -= 1
+                self.done["torn"] += 1
+                writer.write(message[: self._tear_at])
+                await writer.drain()
+                raise ConnectionResetError
+            writer.write(message)
+
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(reader, pass_command, commands))
+                pumps.create_task(self._pump(replies, pass_reply, writer))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections.discard(pair)
+            _reset(*pair)
+
+    async def _pump(
+        self,
+        source: asyncio.StreamReader,
+        pass_on: Callable[[bytes], Awaitable[None]],
+        sink: asyncio.StreamWriter,
+    ) -> None:
+        while True:
+            head = await source.readexactly(4)
+            message = head + await source.readexactly(int.from_bytes(head, "little") - 4)
+            if self._delay:
+                self.done["late"] += 1
+                await asyncio.sleep(self._delay)
+            if not self._open.is_set():
+                self.done["held"] += 1
+                await self._open.wait()
+            await pass_on(message)
+            await sink.drain()
 
 
 class Proxy:
-    """Listens on a port of its own; ``cut[name]`` replies to the command of that name are swallowed and their connection is closed."""
+    """A ``ProxyLink`` in a thread of its own; a context manager.
 
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listening.getsockname()[1])
-        self._lock = threading.Lock()
-        self._cut: Counter[str] = Counter()
-        self._seen: Counter[str] = Counter()
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    Args:
+        target: The port of the server.
+    """
 
-    def cut(self, command: str, replies: int = 1_000_000) -> None:
-        """Swallow the next replies to a command."""
-        with self._lock:
-            self._cut[command] = replies
-            self._seen[command] = 0
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._link.port
+
+    def cut(self) -> None:
+        """Reset all connections and refuse new ones."""
+
+        async def change() -> None:
+            self._link.change(cut=True)
+
+        asyncio.run_coroutine_threadsafe(change(), self._loop).result()
+
+    def swallow(self, command: str, replies: int = _EVERY) -> None:
+        """Lose the next replies to a command, and count the lost ones from 0 again."""
+
+        async def change() -> None:
+            self._link.change(swallow={command: replies})
+            self._link.swallowed.clear()
+
+        asyncio.run_coroutine_threadsafe(change(), self._loop).result()
 
     def swallowed(self, command: str) -> int:
-        """How many were, since ``cut``."""
-        return self._seen[command]
+        """Return how many replies to a command were lost since the last ``swallow``."""
+        return self._link.swallowed[command]
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._link = ProxyLink(self._target)
+        server = await self._link.listen()
+        self._listening.set()
+        await self._stop.wait()
+        server.close()
 
     def __enter__(self) -> Self:
+        self._thread.start()
+        self._listening.wait()
         return self
 
     def __exit__(
@@ -51,89 +217,23 @@ class Proxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listening.close()
-        for each in self._sockets:
-            _end(each)
-        for thread in self._threads:
-            thread.join()
-        for each in self._sockets:
-            each.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                client.close()
-                continue
-            cutting = threading.Event()
-            self._sockets += [client, server]
-            for pump in (self._requests, self._replies):
-                thread = threading.Thread(target=pump, args=(client, server, cutting))
-                self._threads.append(thread)
-                thread.start()
-
-    def _requests(
-        self, client: socket.socket, server: socket.socket, cutting: threading.Event
-    ) -> None:
-        try:
-            while message := _message(client):
-                name = _command(message)
-                with self._lock:
-                    if self._cut[name] > 0:
-                        self._cut[name] -= 1
-                        self._seen[name] += 1
-                        cutting.set()
-                server.sendall(message)
-        except OSError:
-            pass
-        _end(client)
-        _end(server)
-
-    def _replies(
-        self, client: socket.socket, server: socket.socket, cutting: threading.Event
-    ) -> None:
-        try:
-            while (data := server.recv(65536)) and not cutting.is_set():
-                client.sendall(data)
-        except OSError:
-            pass
-        _end(client)
-        _end(server)
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
 
 
-def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        connection.shutdown(socket.SHUT_RDWR)
+def _reset(*ends: asyncio.StreamWriter) -> None:
+    for end in ends:
+        with suppress(OSError):  # already closed
+            end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        end.transport.abort()
 
 
-def _message(connection: socket.socket) -> bytes:
-    head = _exactly(connection, 4)
-    return head and head + _exactly(connection, struct.unpack("<i", head)[0] - 4)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            return b""
-        data += part
-    return data
-
-
-def _command(message: bytes) -> str:
-    """The name of the command in a message: the first field of its body."""
-    if struct.unpack_from("<i", message, 12)[0] != _OP_MSG:
+def _command_of(message: bytes) -> str:
+    """Return the name of the command in a message: the first field of its body."""
+    if int.from_bytes(message[12:16], "little") != _OP_MSG:
         return ""
-    body = 20  # behind the header and the flags
-    while message[body] == 1:  # a sequence of documents may come first
-        body += 1 + struct.unpack_from("<i", message, body + 1)[0]
-    size = struct.unpack_from("<i", message, body + 1)[0]
+    body = 20  # after the header and the flags
+    while message[body] == 1:  # document sequences may come before the body
+        body += 1 + int.from_bytes(message[body + 1 : body + 5], "little")
+    size = int.from_bytes(message[body + 1 : body + 5], "little")
     return str(next(iter(bson.decode(message[body + 1 : body + 1 + size]))))

@@ -1,0 +1,143 @@
+"""The report of a run: recovery times and outages, the progress bar, and the text for people."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.chaos.checker import MUST_BE_ZERO, Times
+
+__all__ = ["is_good", "progress", "show", "timings"]
+
+#: Shown in one line, next to what must be zero.
+FIGURES = (
+    *("messages", "pushed", "acknowledged", "received", "settled", "redelivered", "refused"),
+    *("refused_though_done", "claims_undone", "stored", "dead", "unfinished"),
+)
+
+Result = dict[str, Any]
+
+
+def is_good(result: Result) -> bool:
+    """Return whether nothing happened that must not."""
+    return not any(result[name] for name in MUST_BE_ZERO)
+
+
+def timings(times: Times, events: Sequence[Mapping[str, Any]], begun: float) -> Result:
+    """Return outages, recovery times, and the faults with times since the beginning.
+
+    Args:
+        times: The times in the ledgers.
+        events: The faults, with times on the monotonic clock.
+        begun: When the run began.
+    """
+    suspended: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["kind"] == "consumer suspended":
+            span = (event["at"], event["at"] + event["seconds"])
+            suspended.setdefault(event["what"], []).append(span)
+    shown = [
+        {
+            **event,
+            "at": round(event["at"] - begun, 2),
+            "seconds": round(event["seconds"], 2),
+            "recovered": {
+                name: None if seconds is None else round(seconds, 2)
+                for name, seconds in times.recovered(event["at"]).items()
+            },
+        }
+        for event in events
+    ]
+    return {
+        "longest_outage": {
+            "producer": round(times.outage("producer", suspended), 2),
+            "consumer": round(times.outage("mover consumer", suspended), 2),
+        },
+        "recovery": _recovery(shown),
+        "events": shown,
+    }
+
+
+def _recovery(events: Sequence[Mapping[str, Any]]) -> Result:
+    """Return the median and the longest recovery from each kind of fault."""
+    found: Result = {kind: {} for kind in sorted({event["kind"] for event in events})}
+    for kind, recovery in found.items():
+        for name in ("push", "settle"):
+            times = [event["recovered"][name] for event in events if event["kind"] == kind]
+            if known := [seconds for seconds in times if seconds is not None]:
+                median = round(statistics.median(known), 2)
+                recovery[name] = {"median": median, "longest": max(known)}
+    return found
+
+
+@contextmanager
+def progress(total: float) -> Iterator[Callable[[float, int, list[str]], None]]:
+    """Show a progress bar on stderr if that is a terminal.
+
+    Args:
+        total: The expected seconds.
+
+    Yields:
+        A function to call with the seconds so far, the number of faults, and the active ones.
+    """
+    from rich import progress as rich
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        rich.BarColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[faults]} faults"),
+        rich.TextColumn("{task.description}"),
+    )
+    with rich.Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task("starting", total=total, faults=0)
+
+        def update(passed: float, faults: int, active: list[str]) -> None:
+            description = "  ".join(filter(None, active))
+            bar.update(task, completed=passed, faults=faults, description=description)
+
+        yield update
+
+
+def show(result: Result) -> None:
+    """Print the result for people."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    console = Console(highlight=False, markup=False)
+    columns = (Column(name, justify="right") for name in ("times", "push again", "settle again"))
+    grid = Table("fault", *columns)
+    for kind, times in sorted(result["kinds"].items()):
+        recovery = result["recovery"].get(kind, {})
+        cells = [recovery.get(name, {}) for name in ("push", "settle")]
+        grid.add_row(
+            kind,
+            str(times),
+            *(f"{cell['median']:.1f} s, {cell['longest']:.1f} s" if cell else "" for cell in cells),
+        )
+    console.print(grid)
+    console.print(
+        "Push again, settle again: seconds from the beginning of a fault to the first successful "
+        "push or settle that began after it; the median and the longest."
+    )
+    outage = result["longest_outage"]
+    console.print(
+        f"Longest time without a successful call: {outage['producer']:.1f} s for a producer, "
+        f"{outage['consumer']:.1f} s for a consumer."
+    )
+    console.print(_figures(result, FIGURES))
+    for error, times in result["errors"].items():
+        console.print(f"error, {times} times: {error}")
+    for name, lines in result["wrong"].items():
+        for line in lines:
+            console.print(f"WRONG: {name.replace('_', ' ')}: {line}")
+    console.print(_figures(result, MUST_BE_ZERO))
+
+
+def _figures(result: Result, names: Sequence[str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {result[name]}" for name in names)

@@ -1,0 +1,148 @@
+"""A run of the fault suite: start the cluster, inject faults, drain the queues, check the records.
+
+``members`` starts the servers, ``proxies`` the network in front of them, ``workload`` the processes that
+use the queues. ``nemesis`` has the faults and ``schedule`` their order. ``change_log`` reads from the
+database what happened to each message, and ``checker`` compares that with the ``ledger`` of each process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos import ledger
+from tests.chaos.checker import ChangeLog, Ledgers, check
+from tests.chaos.cluster import Cluster
+from tests.chaos.nemesis import CLIENT_FAULTS, SERVER_FAULTS
+from tests.chaos.plot import draw, per_second
+from tests.chaos.pop_checker import Disturbances
+from tests.chaos.report import Result, progress, timings
+from tests.chaos.schedule import PAUSE_S, POLL_S, Schedule
+
+__all__ = ["ALL_FAULTS", "run"]
+
+RATE = 400.0
+ALL_FAULTS = (*SERVER_FAULTS, *CLIENT_FAULTS)
+
+
+def run(
+    minutes: float,
+    seed: int,
+    *,
+    kinds: Collection[str] = ALL_FAULTS,
+    at_least: int = 0,
+    haste: float = 1.0,
+    pause: tuple[float, float] = PAUSE_S,
+    plot: Path | None = None,
+    rate: float = RATE,
+    keep: Path | None = None,
+) -> Result:
+    """Run the suite once.
+
+    Args:
+        minutes: For how long faults are injected.
+        seed: The seed of all random choices: the faults, their order and lengths, and the workload.
+        kinds: The names of the faults to inject; at least one of the servers and one of the clients.
+        at_least: How often to inject each kind of fault, even if that takes longer.
+        haste: The factor for the lengths of faults.
+        pause: The shortest and the longest pause between two faults, in seconds.
+        plot: The path of a chart to draw.
+        rate: Messages pushed per second.
+        keep: A folder to keep the records in: the ledgers, the change log and the faults.
+
+    Returns:
+        The result, as ``show`` takes it.
+
+    Raises:
+        Unavailable: The servers did not start or recover.
+        QueueError: A process of the workload ended early.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="pyqueue-faults-", ignore_cleanup_errors=True
+    ) as folder:
+        with Cluster(Path(folder), seed, rate) as cluster, progress(minutes * 60) as update:
+            begun = time.monotonic()
+            schedules = _schedules(cluster, kinds, seed, haste, pause)
+            _inject(cluster, schedules, begun, minutes * 60, at_least, update)
+            ended = time.monotonic()
+            stored = cluster.finish()
+            drained = time.monotonic()
+        server_events = schedules[0].events
+        events = sorted(server_events + schedules[1].events, key=lambda event: float(event["at"]))
+        known = Disturbances(
+            cluster.workload.killed,
+            [(event["at"], event["at"] + event["seconds"]) for event in server_events],
+        )
+        if keep is not None:  # one way only: a run takes long, so the tests make one, and it keeps
+            _keep(keep, cluster, known)
+        ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
+        changes = ChangeLog(ledger.read(cluster.change_log))
+        found = check(ledgers, changes, [str(each["_id"]) for each in stored], known)
+        found["unfinished"] = cluster.unfinished(stored)
+    timed = timings(ledgers.times, events, begun)
+    if plot is not None:  # one way only: as above
+        lines = {
+            "pushed": per_second(ledgers.times.pushes, begun, ended),
+            "settled": per_second(ledgers.times.settles, begun, ended),
+        }
+        plot.write_text(draw(lines, timed["events"], f"{len(events)} faults, seed {seed}"))
+    return {
+        "seed": seed,
+        "minutes": minutes,
+        "seconds": round(ended - begun, 1),
+        "faults": len(events),
+        "kinds": dict(Counter(event["kind"] for event in events)),
+        **found,
+        **timed,
+        "drained_in": round(drained - ended, 1),
+    }
+
+
+def _inject(
+    cluster: Cluster,
+    schedules: tuple[Schedule, Schedule],
+    begun: float,
+    seconds: float,
+    at_least: int,
+    update: Callable[[float, int, list[str]], None],
+) -> None:
+    """Inject faults until the time is over and each kind was injected often enough."""
+    active = True
+    while active:
+        passed = time.monotonic() - begun
+        more = [passed < seconds or each.rounds < at_least for each in schedules]
+        broken = [each.step(more=go_on) for each, go_on in zip(schedules, more, strict=True)]
+        cluster.broken, active = broken[0], any(more) or any(broken)
+        cluster.check()
+        names = [each.active for each in schedules] if active else ["draining the queues"]
+        update(passed, sum(len(each.events) for each in schedules), names)
+        time.sleep(POLL_S)
+
+
+def _schedules(
+    cluster: Cluster, kinds: Collection[str], seed: int, haste: float, pause: tuple[float, float]
+) -> tuple[Schedule, Schedule]:
+    """Return the schedules of server faults and of client faults, which run side by side."""
+
+    def may_break() -> bool:
+        return not cluster.calm and cluster.servers.healthy()
+
+    servers = {name: fault for name, fault in SERVER_FAULTS.items() if name in kinds}
+    clients = {name: fault for name, fault in CLIENT_FAULTS.items() if name in kinds}
+    return (
+        Schedule(servers, cluster, f"{seed}/servers", may_break, haste, pause),
+        Schedule(clients, cluster, f"{seed}/clients", lambda: True, haste, pause),
+    )
+
+
+def _keep(folder: Path, cluster: Cluster, known: Disturbances) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (*cluster.workload.ledgers, cluster.change_log):
+        shutil.copy(path, folder)
+    (folder / "known.json").write_text(json.dumps(asdict(known)))

@@ -1,0 +1,415 @@
+"""The checker finds each kind of loss in invented runs, and nothing in good ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import MUST_BE_ZERO, Times
+from tests.chaos.plot import per_second
+from tests.chaos.scenario import Scenario, expect_only
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return Scenario()
+
+
+def test_checker_accepts_a_good_run(scenario: Scenario) -> None:
+    for id in ("a", "b"):
+        scenario.stored(id)
+        scenario.held(id, f"{id}1")
+        scenario.settled("move", id, f"{id}1")
+        scenario.moved(id, f"{id}1", to="billed")
+        scenario.held(id, f"{id}2", "billed")
+    scenario.settled("rollback", "a", "a2", "billed")
+    scenario.updated("a", token=None, by="a2")
+    scenario.held("a", "a3", "billed", tries=2)
+    scenario.settled("commit", "a", "a3", "billed")
+    scenario.deleted("a")
+    found = scenario.check("b")
+    expect_only(found)
+    expected = {
+        "messages": 2,
+        "acknowledged": 2,
+        "pushed": 2,
+        "stored": 1,
+        "received": 5,
+        "redelivered": 1,
+        "settled": 3,
+        "refused": 0,
+        "claims_undone": 0,
+        "errors": {},
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+# ---- lost
+
+
+def test_checker_push_never_stored_is_lost(scenario: Scenario) -> None:
+    scenario.pushed("a")
+    expect_only(scenario.check(), "lost")
+
+
+def test_checker_content_never_stored_is_lost(scenario: Scenario) -> None:
+    """A push that replaces a message returns the id of that message."""
+    scenario.stored("a", "states")
+    scenario.called("push", "states", ["new"], "ok", ["a"])
+    expect_only(scenario.check("a"), "lost")
+    scenario.updated("a", n="new")
+    expect_only(scenario.check("a"))
+
+
+def test_checker_message_missing_at_the_end_is_lost(scenario: Scenario) -> None:
+    scenario.stored("a")
+    expect_only(scenario.check(), "lost")
+    expect_only(scenario.check("a"))
+
+
+def test_checker_message_deleted_unclaimed_is_lost(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.deleted("a")
+    expect_only(scenario.check(), "lost")
+
+
+def test_checker_message_deleted_instead_of_moved_is_lost(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.settled("move", "a", "1", outcome="unknown")
+    scenario.deleted("a")
+    expect_only(scenario.check(), "lost")
+
+
+def test_checker_popped_message_without_receiver_is_lost(scenario: Scenario) -> None:
+    scenario.stored("a", "events")
+    scenario.deleted("a")
+    scenario.called("pop", "events", 1, "ok", [])
+    expect_only(scenario.check(), "lost")
+
+
+@pytest.mark.parametrize("outcome", [None, "unknown"])
+def test_checker_unknown_pop_excuses_one_message(scenario: Scenario, outcome: str | None) -> None:
+    scenario.stored("a", "events")
+    scenario.deleted("a")
+    scenario.called("pop", "events", 1, outcome)
+    expect_only(scenario.check())
+    scenario.stored("b", "events")
+    scenario.deleted("b")
+    expect_only(scenario.check(), "lost")  # one pop of one message cannot have taken two
+
+
+def test_checker_single_pops_share_no_claim(scenario: Scenario) -> None:
+    """An answer to one of them says nothing about the other, unlike in a batch."""
+    for id in "ab":
+        scenario.stored(id, "events")
+        scenario.deleted(id)
+    scenario.called("pop", "events", 1, "ok", ["a"])
+    scenario.called("pop", "events", 1, "unknown")
+    expect_only(scenario.check())
+
+
+def test_checker_matches_pops_that_fit_the_claim(scenario: Scenario) -> None:
+    """Only the large call can have taken the batch, so the small one took the single message."""
+    for id in "abc":
+        scenario.stored(id, "events")
+    for id in "ab":
+        scenario.updated(id, token="1", owner="consumer-1.1")
+    for id in "abc":
+        scenario.deleted(id)
+    scenario.called("pop", "events", 2, "unknown", process="consumer-1.1")
+    scenario.called("pop", "events", 1, "unknown", process="consumer-2.1")
+    expect_only(scenario.check())
+
+
+@pytest.mark.parametrize("outcome", [None, "unknown"])
+def test_checker_unknown_pop_excuses_only_its_time(scenario: Scenario, outcome: str | None) -> None:
+    scenario.called("pop", "events", 50, outcome, at=10.0)
+    killed = {"consumer-1.1": 11.0}
+    scenario.stored("a", "events")
+    scenario.deleted("a", at=30.0)
+    expect_only(scenario.check(killed=killed))
+    scenario.stored("b", "events")
+    scenario.deleted("b", at=40.0)
+    expect_only(scenario.check(killed=killed), "lost")
+
+
+def test_checker_tells_quickly_repeated_pops_apart(scenario: Scenario) -> None:
+    """Of three pops of the same messages only the first one has no answer."""
+    for token, number, at, outcome in (
+        ("1", 1, 5.0, "unknown"),
+        ("2", 2, 5.3, "ok"),
+        ("3", 1, 5.6, "ok"),
+    ):
+        scenario.called(
+            "pop", "events", 2, outcome, ["a", "b"], process=f"consumer-{number}.1", at=at - 0.4
+        )
+        for id in "ab":
+            scenario.pushed(id, "events")
+            scenario.inserted(id, "events", pushed=int(token))
+            scenario.updated(id, token=token, owner=f"consumer-{number}.1")
+            scenario.deleted(id, at=at)
+    expect_only(scenario.check())
+
+
+def test_checker_batch_pop_belongs_to_its_claim_owner(scenario: Scenario) -> None:
+    """A batch pop claims its messages first, so the change log shows its process."""
+    scenario.called("pop", "events", 50, "unknown", process="consumer-1.1")
+    scenario.stored("a", "events")
+    scenario.updated("a", token="1", owner="consumer-1.1")
+    scenario.deleted("a")
+    expect_only(scenario.check())
+    scenario.stored("b", "events")
+    scenario.updated("b", token="2", owner="consumer-2.1")
+    scenario.deleted("b")
+    expect_only(scenario.check(), "lost")
+
+
+@pytest.mark.parametrize("outcome", [None, "unknown"])
+def test_checker_shared_claim_answers_all_callers(scenario: Scenario, outcome: str | None) -> None:
+    """Callers of one process share a claim. If one got an answer, all did, unless it was killed."""
+    for id in "ab":
+        scenario.stored(id, "events")
+        scenario.updated(id, token="1", owner="consumer-1.1")
+    for id in "ab":
+        scenario.deleted(id)
+    scenario.called("pop", "events", 1, "ok", ["a"])
+    scenario.called("pop", "events", 1, outcome)
+    expect_only(scenario.check(), *(["lost"] if outcome else []))
+
+
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_checker_single_pop_may_take_a_lapsed_claim(scenario: Scenario, outcome: str) -> None:
+    """A single pop makes no claim, so the message still shows the lapsed one."""
+    scenario.stored("a", "events")
+    scenario.updated("a", token="1", owner="consumer-1.1")
+    scenario.deleted("a")
+    scenario.called("pop", "events", 50, "ok", [], process="consumer-1.1")
+    scenario.called("pop", "events", 1, outcome, ["a"], process="consumer-2.1")
+    expect_only(scenario.check())
+
+
+def test_checker_cancelled_pop_must_give_back(scenario: Scenario) -> None:
+    scenario.stored("a", "events")
+    scenario.deleted("a")
+    scenario.called("pop", "events", 1, "cancelled")
+    expect_only(scenario.check(), "lost")
+    scenario.inserted("a", "events")
+    expect_only(scenario.check("a"))
+    scenario.deleted("a")
+    scenario.called("pop", "events", 1, "ok", ["a"])
+    expect_only(scenario.check())
+
+
+@pytest.mark.parametrize(
+    ("known", "excused"),
+    [
+        ({"killed": {"consumer-1.1": 102.0}}, True),
+        ({"killed": {"consumer-1.1": 110.0}}, False),
+        ({"killed": {"consumer-2.1": 102.0}}, False),
+        ({"broken": [(102.0, 103.0)]}, True),
+        ({"broken": [(110.0, 111.0)]}, False),
+        ({"broken": [(80.0, 90.0)]}, False),
+    ],
+)
+def test_checker_faults_excuse_a_cancelled_pop(
+    scenario: Scenario, known: dict[str, Any], excused: bool
+) -> None:
+    """Its process was killed, or the servers failed at that time."""
+    scenario.stored("a", "events")
+    scenario.updated("a", token="1", owner="consumer-1.1")
+    scenario.deleted("a", at=100.0)
+    scenario.called("pop", "events", 1, "cancelled", at=99.0)
+    expect_only(scenario.check(**known), *([] if excused else ["lost"]))
+
+
+# ---- settled twice
+
+
+def test_checker_message_left_twice_is_settled_twice(scenario: Scenario) -> None:
+    scenario.stored("a", "billed")
+    scenario.held("a", "1", "billed")
+    scenario.settled("commit", "a", "1", "billed")
+    scenario.settled("commit", "a", "1", "billed")
+    scenario.deleted("a")
+    found = scenario.check()
+    assert found["settled_twice"] == 2  # once for the claim, once for the message
+    assert not any(found[name] for name in MUST_BE_ZERO if name != "settled_twice")
+
+
+def test_checker_repeated_push_may_be_settled_again(scenario: Scenario) -> None:
+    """A push is repeated because its outcome was unknown. A committed message is stored anew."""
+    scenario.pushed("a", "billed", "unknown")
+    for token in "12":
+        scenario.inserted("a", "billed", pushed=int(token))
+        scenario.held("a", token, "billed")
+        scenario.settled("commit", "a", token, "billed")
+        scenario.deleted("a")
+    scenario.pushed("a", "billed")
+    expect_only(scenario.check())
+
+
+def test_checker_message_popped_twice_is_settled_twice(scenario: Scenario) -> None:
+    scenario.stored("a", "events")
+    scenario.deleted("a")
+    for process in ("consumer-1.1", "consumer-2.1"):
+        scenario.called("pop", "events", 1, "ok", ["a"], process=process)
+    expect_only(scenario.check(), "settled_twice")
+
+
+def test_checker_repeated_push_may_be_popped_again(scenario: Scenario) -> None:
+    scenario.pushed("a", "events", "unknown")
+    for pushed in (1, 2):
+        scenario.inserted("a", "events", pushed=pushed)
+        scenario.deleted("a")
+        scenario.called("pop", "events", 1, "ok", ["a"])
+    scenario.pushed("a", "events")
+    expect_only(scenario.check())
+
+
+# ---- fenced effects
+
+
+def test_checker_settle_after_another_claim_is_fenced(scenario: Scenario) -> None:
+    scenario.stored("a", "billed")
+    scenario.held("a", "1", "billed")
+    scenario.held("a", "2", "billed", tries=2)
+    scenario.settled("commit", "a", "1", "billed")
+    scenario.deleted("a")
+    scenario.settled("commit", "a", "2", "billed", outcome=None)
+    expect_only(scenario.check(), "fenced_effects")
+
+
+def test_checker_move_of_another_claim_is_fenced(scenario: Scenario) -> None:
+    """The change log alone shows it, whatever the ledgers say."""
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.held("a", "2", tries=2)
+    scenario.moved("a", by="1")
+    expect_only(scenario.check("a"), "fenced_effects")
+
+
+def test_checker_move_without_a_claim_is_fenced(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.moved("a", by="1")
+    scenario.updated("a", q="billed", by="1")
+    expect_only(scenario.check("a"), "fenced_effects")
+
+
+def test_checker_settle_of_a_replaced_message_is_fenced(scenario: Scenario) -> None:
+    scenario.stored("a", "states")
+    scenario.held("a", "1", "states")
+    scenario.updated("a", token=None, n="new")
+    scenario.settled("commit", "a", "1", "states")
+    expect_only(scenario.check("a"), "fenced_effects")
+
+
+def test_checker_counts_a_refused_former_holder(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.held("a", "2", tries=2)
+    scenario.settled("move", "a", "1", outcome="refused")
+    scenario.settled("move", "a", "2")
+    scenario.moved("a", by="2")
+    found = scenario.check("a")
+    expect_only(found)
+    assert found["refused"] == 1
+
+
+# ---- undone
+
+
+@pytest.mark.parametrize("op", ["commit", "move", "rollback", "release", "extend"])
+def test_checker_settle_of_a_missing_claim_is_undone(scenario: Scenario, op: str) -> None:
+    """A fail-over rolled the claim back. A settle with its token must not be acknowledged."""
+    scenario.stored("a")
+    scenario.received("a", "1")
+    found = scenario.check("a")
+    expect_only(found)
+    assert found["claims_undone"] == 1
+    scenario.settled(op, "a", "1")
+    expect_only(scenario.check("a"), "undone")
+
+
+def test_checker_missing_settle_is_undone(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.settled("move", "a", "1")
+    expect_only(scenario.check("a"), "undone")
+
+
+# ---- unknown outcomes and refusals
+
+
+@pytest.mark.parametrize("outcome", [None, "unknown", "cancelled", "QueueError: something"])
+@pytest.mark.parametrize("done", [True, False])
+def test_checker_unknown_outcome_may_be_done_or_not(
+    scenario: Scenario, outcome: str | None, done: bool
+) -> None:
+    scenario.pushed("a", outcome=outcome)
+    scenario.stored("b")
+    scenario.held("b", "1")
+    scenario.settled("move", "b", "1", outcome=outcome)
+    if done:
+        scenario.inserted("a")
+        scenario.moved("b", by="1")
+    found = scenario.check(*("ab" if done else "b"))
+    expect_only(found)
+    assert (found["messages"], found["settled"]) == (1, 0)
+    assert sum(found["errors"].values()) == (2 if outcome and ":" in outcome else 0)
+
+
+def test_checker_counts_settles_refused_though_done(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.settled("move", "a", "1", outcome="refused")
+    scenario.moved("a", by="1")
+    expect_only(scenario.check("a"), "refused_though_done")
+
+
+def test_checker_repeated_settle_may_be_refused(scenario: Scenario) -> None:
+    scenario.stored("a")
+    scenario.held("a", "1")
+    scenario.settled("move", "a", "1", outcome="unknown")
+    scenario.moved("a", by="1")
+    scenario.settled("move again", "a", "1", outcome="refused")
+    expect_only(scenario.check("a"))
+
+
+def test_checker_refused_batch_settles_the_rest(scenario: Scenario) -> None:
+    for id in "ab":
+        scenario.stored(id, "billed")
+        scenario.held(id, "1", "billed")
+    scenario.claimed("b", "2")
+    scenario.called("commit", "billed", {"1": ["a", "b"]}, "refused", [{"1": ["b"]}, {}])
+    scenario.deleted("a")
+    found = scenario.check("b")
+    expect_only(found)
+    assert (found["settled"], found["refused"]) == (1, 1)
+
+
+# ---- times
+
+
+def test_times_recovery_and_outages() -> None:
+    """Recovery counts from the fault. An outage leaves out the time a process was suspended."""
+    times = Times(
+        pushes=[(0.0, 9.0, 1), (2.0, 8.0, 1), (3.0, 5.0, 1), (6.0, 7.0, 1)],
+        answered={
+            "producer-1.1": [1.0, 2.0, 7.5],
+            "consumer-1.1": [1.0, 9.0, 10.0],
+            "mover-1.1": [4.0, 6.0],
+        },
+    )
+    assert times.recovered(1.0) == {"push": 4.0, "settle": None}
+    assert times.recovered(5.0) == {"push": 2.0, "settle": None}
+    assert times.outage("producer", {}) == 5.5
+    assert times.outage("mover consumer", {}) == 8.0
+    assert times.outage("mover consumer", {"consumer-1.1": [(2.0, 5.0)]}) == 2.0
+
+
+def test_per_second_counts_messages() -> None:
+    done = [(0.0, 0.5, 10), (1.0, 1.5, 20), (1.0, 1.9, 5)]
+    assert per_second(done, 0.0, 2.0) == [(0.0, 10.0), (1.0, 25.0), (2.0, 0.0)]
