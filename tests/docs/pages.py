@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what is in them: code, commands, links, headings."""
+"""Reading the pages of the documentation: their code, commands, links and headings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Block(NamedTuple):
 
 
 def pages() -> list[str]:
-    """The paths of all pages, from the root of the repository."""
+    """Return the paths of all pages, from the root of the repository."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path.relative_to(ROOT).as_posix() for path in found]
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     text = (ROOT / page).read_text()
     return [
         Block(match[1], text.count("\n", 0, match.start()) + 2, match[2])
@@ -35,24 +35,27 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def links(page: str) -> list[str]:
-    """Where the links of a page lead, other than to the web."""
+    """Return the targets of a page's links, except those on the web."""
     found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page)))
     return [target for target in found if not target.startswith(("http://", "https://"))]
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page's headings, as code hosts make them."""
+    """Return the anchors of a page's headings, as code hosts build them."""
     titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The command lines of a page, in words: those of its console blocks, and inline code that begins like one."""
+    """Split the command lines of a page into words.
+
+    They stand in console blocks, or in inline code that begins like a command.
+    """
     for block in blocks(page):
         if block.language in ("console", "sh"):
             for line in block.text.replace("\\\n", " ").splitlines():

@@ -1,4 +1,4 @@
-"""What the documentation says is so: its code runs, its commands exist, its links lead somewhere, its proofs are there."""
+"""The documentation is true: its code runs, and its commands, links and cited tests exist."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import pymongo
 import pytest
 import typer.main
 
@@ -25,10 +23,11 @@ from pyqueue.embedded import EmbeddedServer
 from tests.docs.pages import ROOT, Block, anchors, blocks, commands, links, pages, prose
 
 PAGES = pages()
-#: Its code takes the paths of files to read and write.
+#: A program whose arguments are paths of files. ``integration/test_demo.py`` runs it.
 BY_HAND = {"docs/examples/data/README.md"}
-#: Here `embedded:` starts a server, as it says. The other pages get a database of the run's own server, to be quick.
-EMBEDDED = {"README.md"}
+#: The first `embedded:` of this page starts a real server. All other ones get a database of the
+#: run's shared server, which is faster.
+EMBEDDED = "README.md"
 SPARK = "docs/how-to/spark.md"
 CODE = [
     page
@@ -53,24 +52,24 @@ class Shared:
 
 @pytest.fixture
 def servers(
-    request: pytest.FixtureRequest, mongod: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """What `embedded:` starts; and the run's Spark session, which the page about it takes."""
+    """What `embedded:` starts on a page; and the Spark session of the run for the page about Spark."""
     page = request.node.callspec.params["page"]
     if page == SPARK:
         request.getfixturevalue("spark")
-    if page in EMBEDDED:
-        yield
-        return
-    name = f"t{uuid4().hex[:16]}"
-    base, _, query = mongod.url.partition("?")
-    monkeypatch.setattr(Shared, "url", f"{base.rstrip('/')}/{name}?{query}")
-    monkeypatch.setattr("pyqueue.connecting.EmbeddedServer", Shared)
-    # The URL that the client shows would name the database "pyqueue": here it is another.
-    monkeypatch.setattr(Client, "url", property(lambda self: Shared.url))
+    real = [EmbeddedServer] if page == EMBEDDED else []
+
+    def start(path: str) -> EmbeddedServer | Shared:
+        return real.pop()(path) if real else Shared(path)
+
+    monkeypatch.setattr(Shared, "url", url)
+    monkeypatch.setattr("pyqueue.connecting.EmbeddedServer", start)
+    if page != EMBEDDED:
+        # The URL that the client shows would name the database "pyqueue", which is not this one.
+        monkeypatch.setattr(Client, "url", property(lambda self: url))
     yield
-    with pymongo.MongoClient[dict[str, Any]](mongod.url) as mongo:
-        mongo.drop_database(name)
+    assert real == []
 
 
 def outputs(code: str) -> list[str]:
@@ -98,7 +97,7 @@ def says(text: str, line: str) -> bool:
         for page in CODE
     ],
 )
-def test_the_code_runs_and_prints_what_it_says(
+def test_code_runs_and_prints_its_comments(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -127,7 +126,7 @@ def run(page: str, block: Block, space: dict[str, Any]) -> None:
     exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), space)
 
 
-def test_the_examples_of_the_readme_are_short() -> None:
+def test_readme_examples_are_short() -> None:
     code = [each.text for each in blocks("README.md") if each.language == "python"]
     assert len(code) == 3
     for text in code:
@@ -172,7 +171,7 @@ def test_commands_are_found() -> None:
     assert ["make", "demo"] in list(commands("README.md"))
 
 
-def test_sections_of_the_bench_exist() -> None:
+def test_bench_sections_exist() -> None:
     text = prose("docs/decisions/0002-coalescing-and-bounded-scans.md")
     named = re.findall(r"`--only (\w+)`", text)
     assert len(named) >= 5
@@ -195,7 +194,7 @@ def test_links_resolve(page: str) -> None:
             assert anchor in anchors(target.relative_to(ROOT).as_posix()), link
 
 
-def test_the_index_links_every_page() -> None:
+def test_index_links_every_page() -> None:
     reached = {
         ((ROOT / "docs") / link.partition("#")[0]).resolve() for link in links("docs/index.md")
     }
@@ -207,11 +206,11 @@ def test_the_index_links_every_page() -> None:
     assert missing == []
 
 
-# ---- proofs
+# ---- cited tests
 
 
-def proofs_in(path: Path) -> set[str]:
-    """The tests in a file, those in classes as Class::test."""
+def defined_tests(path: Path) -> set[str]:
+    """The tests in a file; those in classes are named Class::test."""
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -225,32 +224,32 @@ def proofs_in(path: Path) -> set[str]:
     return names
 
 
-def named_tests(text: str) -> list[tuple[str, str]]:
+def cited_tests(text: str) -> list[tuple[str, str]]:
     return re.findall(r"`([\w/]+\.py)::([\w:]+)`", text)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_named_tests_exist(page: str) -> None:
-    for path, name in named_tests((ROOT / page).read_text()):
+def test_cited_tests_exist(page: str) -> None:
+    for path, name in cited_tests((ROOT / page).read_text()):
         assert (ROOT / "tests" / path).is_file(), path
         assert name.startswith("test_") or "::test_" in name, name
-        assert name in proofs_in(ROOT / "tests" / path), f"{path}::{name}"
+        assert name in defined_tests(ROOT / "tests" / path), f"{path}::{name}"
 
 
-def test_every_promise_names_its_proof() -> None:
+def test_promises_each_cite_a_test() -> None:
     table = prose("docs/topics/guarantees.md").split("\n## ")[1]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 15
-    assert [row for row in rows if not named_tests(row)] == []
+    assert [row for row in rows if not cited_tests(row)] == []
 
 
-def test_the_figures_of_the_last_run_are_the_same_wherever_they_are_told() -> None:
+def test_figures_of_the_last_run_agree_on_all_pages() -> None:
     run = prose("docs/topics/guarantees.md").split("\n## The last run\n")[1].split("\n## ")[0]
     faults, messages = re.findall(
         r"\| faults; kinds \| (\d+);|\| messages; received; settled \| ([\d ]+);", run
     )
-    told = prose("README.md")
-    assert f"{faults[0]} faults, {messages[1]} messages, none lost, none settled twice" in told
+    text = f"{faults[0]} faults, {messages[1]} messages, none lost, none settled twice"
+    assert text in prose("README.md")
     assert f">{faults[0]} faults, seed 7<" in (ROOT / "docs/topics/faults.svg").read_text()
     assert "| lost; settled twice; effects by a fenced consumer; undone | 0; 0; 0; 0 |" in run
 
@@ -262,7 +261,7 @@ REFERENCE = "docs/reference.md"
 
 
 def shown(name: str, function: Any) -> str:
-    """A signature as the reference writes it: names and defaults."""
+    """Return a signature in the form of the reference: names and defaults."""
     signature = inspect.signature(function)
     parameters = [
         each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()
@@ -274,7 +273,7 @@ def shown(name: str, function: Any) -> str:
 
 
 def public(cls: type) -> dict[str, Any]:
-    """The public methods of a class, those it inherits included."""
+    """Return the public methods of a class, including inherited ones."""
     return {
         name: value
         for name, value in inspect.getmembers(cls)
@@ -283,12 +282,12 @@ def public(cls: type) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", pyqueue.__all__)
-def test_the_reference_has_every_public_name(name: str) -> None:
+def test_reference_has_every_public_name(name: str) -> None:
     assert f"`{name}" in (ROOT / REFERENCE).read_text()
 
 
 @pytest.mark.parametrize("cls", [Queue, Client])
-def test_the_reference_has_every_method_as_it_is(cls: type) -> None:
+def test_reference_has_every_method_with_its_signature(cls: type) -> None:
     text = " ".join((ROOT / REFERENCE).read_text().split())
     plumbing = {"run", "line", "backend"}
     for name, method in public(cls).items():
@@ -296,7 +295,7 @@ def test_the_reference_has_every_method_as_it_is(cls: type) -> None:
             assert shown(name, method) in text
 
 
-def test_the_reference_has_the_arguments_of_a_client() -> None:
+def test_reference_has_the_arguments_of_a_client() -> None:
     text = " ".join((ROOT / REFERENCE).read_text().split())
     assert shown("Client", pyqueue.Client.__init__) in text
     for name in ("database", "url", "stats"):
@@ -307,17 +306,17 @@ def test_the_reference_has_the_arguments_of_a_client() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in pyqueue.__all__ if is_dataclass(getattr(pyqueue, name))]
 )
-def test_the_reference_has_every_field(name: str) -> None:
+def test_reference_has_every_field(name: str) -> None:
     text = (ROOT / REFERENCE).read_text()
     for each in fields(getattr(pyqueue, name)):
         assert re.search(rf"`{each.name}[`=]|[(, ]{each.name}[=,)]", text), each.name
 
 
-# ---- the stored document, the words, the errors
+# ---- stored fields, errors, docker compose
 
 
-def test_the_states_page_has_every_stored_field(client: Client) -> None:
-    """What is really stored, over a message's life, and what the code names."""
+def test_states_page_has_every_stored_field(client: Client) -> None:
+    """Compare the page with the fields that are stored over a message's life."""
     found = {*transitions.HELD_FIELDS, *transitions.STAY_FIELDS}
     queue = client.queue("a", int, history=60)
     other = client.queue("b", history=60)
@@ -351,7 +350,7 @@ def test_the_states_page_has_every_stored_field(client: Client) -> None:
     assert sorted(name for name in record if f"`{name}`" not in text) == []
 
 
-def test_the_errors_page_has_every_error() -> None:
+def test_errors_page_has_every_error() -> None:
     text = prose("docs/topics/errors.md")
     for name in pyqueue.__all__:
         value = getattr(pyqueue, name)
@@ -359,7 +358,7 @@ def test_the_errors_page_has_every_error() -> None:
             assert f"`{name}`" in text, name
 
 
-def test_the_compose_file_is_as_the_recipe_says() -> None:
+def test_compose_file_matches_its_page() -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     page = (ROOT / "docs/how-to/docker-compose.md").read_text()
     port, name = re.findall(r"mongodb://127\.0\.0\.1:(\d+)/\w*\?replicaSet=(\w+)", page)[0]
@@ -371,7 +370,7 @@ def test_the_compose_file_is_as_the_recipe_says() -> None:
 # ---- figures
 
 
-def test_no_page_has_a_speed_without_the_command_that_prints_it() -> None:
+def test_pages_with_a_speed_name_its_command() -> None:
     speed = re.compile(r"\d ?(?:x\b|/s\b|us\b|µs\b|msg/s)")
     without = [
         page

@@ -1,4 +1,7 @@
-"""The roles of docs/how-to/least-privileges.md suffice, and nothing in them is too much: on a mongod that asks for passwords."""
+"""The roles of docs/how-to/least-privileges.md are enough, and every action in them is needed.
+
+These tests run on a mongod that asks for passwords.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Mongo = MongoClient[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
-    """The administrator's connection to such a mongod."""
+    """The administrator's connection to a mongod that asks for passwords."""
     try:
         mongod = find_mongod()
     except ConfigurationError as error:
@@ -47,9 +50,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
     ]
     process = subprocess.Popen([*command, "--nounixsocket"], stdout=subprocess.DEVNULL)
     try:
-        with Mongo(
-            "127.0.0.1", port
-        ) as first:  # without a user yet, one from this machine may make the first
+        # While there is no user, a connection from this machine may create the first one.
+        with Mongo("127.0.0.1", port) as first:
             first.admin.command("createUser", "admin", pwd="admin", roles=["root"])
         with Mongo("127.0.0.1", port, username="admin", password="admin") as admin:
             yield admin
@@ -59,7 +61,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
 
 
 def roles() -> dict[str, list[dict[str, Any]]]:
-    """The privileges of each role on the page."""
+    """Return the privileges of each role on the page."""
     text = "\n".join(each.text for each in blocks(PAGE) if each.language == "javascript")
     found = [json.loads(each) for each in re.findall(r"createRole\((\{.*?\n\})\)", text, re.DOTALL)]
     return {each["role"]: each["privileges"] for each in found}
@@ -75,7 +77,7 @@ def statements() -> list[str]:
 
 
 def prepare(admin: Mongo, number: int, role: str, privileges: list[dict[str, Any]]) -> str:
-    """An empty database with a user that has the role; the URL for it."""
+    """Make a user that has the role in an empty database. Return the URL."""
     name = f"shop{number}"
     renamed = [each | {"resource": each["resource"] | {"db": name}} for each in privileges]
     admin[name].command("createRole", role, privileges=renamed, roles=[])
@@ -85,7 +87,7 @@ def prepare(admin: Mongo, number: int, role: str, privileges: list[dict[str, Any
 
 
 def administer(admin: Mongo, number: int) -> None:
-    """What the page has the administrator run."""
+    """Run the commands that the page gives to an administrator."""
     database = admin[f"shop{number}"]
     for name, (keys, options) in namespace.INDEXES.items():
         database["pyqueue"].create_index(keys, name=name, **options)
@@ -93,7 +95,7 @@ def administer(admin: Mongo, number: int) -> None:
 
 
 def use(url: str) -> None:
-    """All that a queue can do that asks for another kind of permission."""
+    """Use every operation that needs a different permission."""
     with Client(url, signals="capped:") as client:
         queue, other = client.queue("a", history=60), client.queue("b")
         queue.push_many([1, 2], keys=["a", "b"])
@@ -129,7 +131,7 @@ def suffices(url: str) -> bool:
     return True
 
 
-def test_the_commands_are_those_of_the_code() -> None:
+def test_commands_are_those_of_the_code() -> None:
     written = statements()
     expected = [namespace.shell_command("pyqueue", name).strip() for name in namespace.INDEXES]
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
@@ -138,7 +140,7 @@ def test_the_commands_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("role", ["queues", "queues_only"])
-def test_a_role_suffices_and_has_nothing_too_much(guarded: Mongo, role: str) -> None:
+def test_role_is_enough_and_every_action_is_needed(guarded: Mongo, role: str) -> None:
     privileges = roles()[role]
     whole = 0 if role == "queues" else 100
     url = prepare(guarded, whole, role, privileges)
@@ -158,7 +160,7 @@ def test_a_role_suffices_and_has_nothing_too_much(guarded: Mongo, role: str) -> 
         assert not suffices(url), f"{role} does without {action}"
 
 
-def test_without_indexes_the_remedy_is_named(guarded: Mongo) -> None:
+def test_missing_indexes_are_refused_with_the_remedy(guarded: Mongo) -> None:
     url = prepare(guarded, 200, "queues_only", roles()["queues_only"])
     with (
         pytest.raises(ConfigurationError, match="createIndex") as caught,
@@ -168,7 +170,9 @@ def test_without_indexes_the_remedy_is_named(guarded: Mongo) -> None:
     assert statements()[0].split(".", 2)[2].replace('"', "'") in str(caught.value)
 
 
-def test_without_signals_nothing_fails(guarded: Mongo, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_signals_permission_only_warns(
+    guarded: Mongo, caplog: pytest.LogCaptureFixture
+) -> None:
     privileges = roles()["queues"][:1]
     with Client(prepare(guarded, 201, "queues", privileges)) as client:
         queue = client.queue("a", poll=0.3)
