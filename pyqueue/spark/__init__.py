@@ -1,6 +1,7 @@
-"""Spark: queues as its tables and streams, and stages whose batches its driver takes out of one queue and into the next.
+"""Spark: queues as tables and streams, and stages that transform the messages between two queues.
 
-Needs ``pip install "pyqueue-mongo[spark]"``. ``import pyqueue`` does not import it, nor PySpark.
+This package needs ``pip install "pyqueue-mongo[spark]"``. ``import pyqueue`` imports neither this
+package nor PySpark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where queues are, as it travels between the processes of Spark, and each process's clients."""
+"""The address of a namespace, which travels between Spark's processes, and the clients of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NamespaceAddress", "client_of"]
 
 @dataclass(frozen=True)
 class NamespaceAddress:
-    """A namespace on a server. It holds the URI only if that was given openly."""
+    """A namespace on a server: the URI, or the name of the environment variable that holds it."""
 
     uri: str | None
     uri_env: str | None
@@ -24,30 +24,34 @@ class NamespaceAddress:
 
     @classmethod
     def of(cls, uri: str | None, uri_env: str | None, namespace: str) -> Self:
-        """The place, checked.
+        """Check the arguments and return the address.
 
         Raises:
-            ConfigurationError: not one of the two is given, or it is no URI.
+            ConfigurationError: Not exactly one of ``uri`` and ``uri_env`` is given, or ``uri`` is
+                not the URI of a server.
         """
         if (uri is None) == (uri_env is None):
             raise ConfigurationError(
-                "uri, uriEnv: give one of the two: the server's URI, or the name of the environment variable that holds it"
+                "uri, uriEnv: give one of the two: the server's URI, or the name of the "
+                "environment variable that holds it"
             )
         if uri is not None and not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise ConfigurationError(
-                "uri: give one that starts with mongodb:// or mongodb+srv://, which the driver and all executors can reach"
+                "uri: give one that starts with mongodb:// or mongodb+srv://, which the driver "
+                "and all executors can reach"
             )
         return cls(uri, uri_env, arguments.namespace_name(namespace))
 
     def __repr__(self) -> str:
-        return f"Place(namespace={self.namespace!r})"
+        # The URI may hold a password.
+        return f"NamespaceAddress(namespace={self.namespace!r})"
 
     @property
     def target(self) -> str:
         """The URI.
 
         Raises:
-            ConfigurationError: the environment variable that holds it is not set here.
+            ConfigurationError: The environment variable is not set in this process.
         """
         if self.uri_env is None:
             return str(self.uri)
@@ -58,8 +62,11 @@ class NamespaceAddress:
             )
         return found
 
-    def opened(self) -> Client:
-        """A client that wakes consumers; closing it sees that they have been told."""
+    def open(self) -> Client:
+        """Return a new client whose writes wake consumers.
+
+        Closing the client waits until its signals are sent.
+        """
         return Client(self.target, namespace=self.namespace)
 
 
@@ -67,20 +74,22 @@ _clients: dict[tuple[int, NamespaceAddress, bool], Client] = {}
 _opening = threading.Lock()
 
 
-def client_of(place: NamespaceAddress, *, waking: bool = False) -> Client:
-    """This process's client for a place: clients do not pickle, and each costs connections.
+def client_of(address: NamespaceAddress, *, waking: bool = False) -> Client:
+    """Return the client of this process for an address.
+
+    Clients do not pickle, and each costs connections, so a process shares one.
 
     Args:
-        place: where.
-        waking: whether what it writes wakes consumers; else whoever ends the job does.
+        address: The namespace.
+        waking: Whether its writes wake consumers. Tasks leave this to the end of their job.
     """
     with _opening:
-        known = _clients.get((os.getpid(), place, waking))
+        known = _clients.get((os.getpid(), address, waking))
         if known is None:
             known = (
-                place.opened()
+                address.open()
                 if waking
-                else Client(place.target, namespace=place.namespace, signals="none:")
+                else Client(address.target, namespace=address.namespace, signals="none:")
             )
-            _clients[os.getpid(), place, waking] = known
+            _clients[os.getpid(), address, waking] = known
         return known

@@ -1,8 +1,9 @@
-"""Stored messages as Spark rows and back, by Arrow.
+"""Convert stored messages to Spark rows and back, by Arrow.
 
-A payload travels as one of three kinds: a JSON string (MongoDB's relaxed Extended JSON, so that dates, ObjectIds, bytes and decimals come back
-as they were), a variant of the same, or a struct, from a pydantic model or from any Spark type. What does not fit is an InvalidMessage that
-names the message; nothing is cut or rounded silently.
+A payload has one of three forms: a JSON string, a variant, or a struct from a pydantic model or any
+other Spark type. The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and
+decimals come back unchanged. A payload that does not fit its type is an ``InvalidMessage`` that
+names the message. Nothing is cut or rounded silently.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow as pa
 from bson import ObjectId, json_util
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -57,9 +59,11 @@ JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     datetime_conversion=OPTIONS.datetime_conversion,
 )
 
+#: Converts a payload, or a part of one.
 Convert = Callable[[Any], Any]
+Document = Mapping[str, Any]
 
-#: What Arrow and conversions raise for a value that is not of the type.
+#: The errors of Arrow and of the conversions for a value of another type.
 _MISFITS: Final = (
     pa.ArrowException,
     InvalidMessage,
@@ -73,17 +77,18 @@ _MISFITS: Final = (
 
 
 def struct_of(model: type[BaseModel]) -> StructType:
-    """The Spark type of a pydantic model.
+    """Return the Spark type of a pydantic model.
 
     Args:
-        model: fields of str, int, float, bool, bytes, Decimal, datetime, date, UUID, ObjectId, Literal, Enum, of lists, sets and tuples
-            of one type, of dicts with str keys, of other models, and ``| None`` of these.
+        model: The fields may be str, int, float, bool, bytes, Decimal, datetime, date, UUID,
+            ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys, models
+            again, and ``| None`` of these.
 
     Returns:
-        A struct with a field for each of the model's; all may be null.
+        A struct with the same fields, all nullable.
 
     Raises:
-        ConfigurationError: a field is of a type that Spark lacks.
+        ConfigurationError: A field has a type that Spark lacks.
     """
     return StructType(
         [
@@ -101,7 +106,7 @@ _SIMPLE: Final[Mapping[Any, DataType]] = {
     bytes: BinaryType(),
     Decimal: DecimalType(38, 18),
     dt.datetime: TimestampType(),
-    dt.date: StringType(),  # which is how it is stored: BSON has no dates without a time
+    dt.date: StringType(),  # as it is stored: BSON has no date without a time
     UUID: StringType(),
     ObjectId: StringType(),
 }
@@ -130,31 +135,34 @@ def _type_of(name: str, annotation: Any) -> DataType:
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         return _type_of(name, typing.Literal[tuple(each.value for each in annotation)])
     raise ConfigurationError(
-        f"model: Spark has no type for {name}: {annotation!r}; use a queue without a model (the payload is then JSON), or another type there"
+        f"model: Spark has no type for {name}: {annotation!r}; use another type, or a queue "
+        "without a model, whose payloads are JSON"
     )
 
 
-def payload_type(model: Any) -> DataType | None:
-    """The Spark type of the payloads of a queue with this model.
+def payload_type(model: object) -> DataType | None:
+    """Return the Spark type of the payloads of a queue with this model.
 
     Args:
-        model: a pydantic model, or None.
+        model: A pydantic model, or None.
 
     Returns:
         The type; None means JSON in a string.
 
     Raises:
-        ConfigurationError: it is neither, or a field is of a type that Spark lacks.
+        ConfigurationError: The model is of another kind, or a field has a type that Spark lacks.
     """
     if model is None:
         return None
     if isinstance(model, type) and issubclass(model, BaseModel):
         return struct_of(model)
-    raise ConfigurationError(f"model: {model!r} is no pydantic model; only those become a struct")
+    raise ConfigurationError(
+        f"model: {model!r} cannot become a struct: give a pydantic model, or no model"
+    )
 
 
 def columns(payload: DataType | None) -> StructType:
-    """The columns of a read."""
+    """Return the columns of a read. A payload type of None means JSON."""
     return StructType(
         [
             StructField("id", StringType(), nullable=False),
@@ -169,47 +177,49 @@ def columns(payload: DataType | None) -> StructType:
     )
 
 
-# ---- out of documents
+# ---- documents to rows
 
 
-def as_json(value: Any) -> str:
-    """A payload as JSON."""
+def to_json(value: Any) -> str:
+    """Return a payload as JSON."""
     try:
-        return _JSON(value)
-    except ValueError:  # NaN and its like, which plain JSON lacks
+        return _encode(value)
+    except ValueError:  # NaN and infinities, which plain JSON lacks
         return json_util.dumps(value, json_options=JSON, ensure_ascii=False)
 
 
-_JSON: Final = json.JSONEncoder(
+_encode: Final = json.JSONEncoder(
     default=lambda value: json_util.default(value, JSON), allow_nan=False, ensure_ascii=False
 ).encode
 
 
 def _as_variant(value: Any) -> dict[str, bytes]:
-    variant = VariantVal.parseJson(as_json(value))
+    variant = VariantVal.parseJson(to_json(value))
     return {"value": variant.value, "metadata": variant.metadata}
 
 
-def _whole(value: Any) -> Any:
+# Arrow would convert some values of other types silently. The next functions refuse them.
+
+
+def _whole_number(value: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise InvalidMessage(f"{value!r} is not a whole number")
     return value
 
 
 def _number(value: Any) -> Any:
-    return _refused(value) if isinstance(value, bool) else value
+    return _refuse(value) if isinstance(value, bool) else value
 
 
 def _instant(value: Any) -> Any:
-    return value if isinstance(value, dt.datetime) else _refused(value)
+    return value if isinstance(value, dt.datetime) else _refuse(value)
 
 
 def _bytes(value: Any) -> Any:
-    return value if isinstance(value, bytes) else _refused(value)
+    return value if isinstance(value, bytes) else _refuse(value)
 
 
-def _refused(value: Any) -> NoReturn:
-    """Arrow would take it, and make something else of it."""
+def _refuse(value: Any) -> NoReturn:
     raise InvalidMessage(f"{value!r} is of type {type(value).__name__}")
 
 
@@ -221,12 +231,12 @@ def _decimal(value: Any) -> Any:
     return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
-def _taking(type: DataType) -> Convert | None:
-    """What makes of a BSON value one that Arrow takes for this type as it is meant; None: nothing is to be done."""
+def _to_arrow(type: DataType) -> Convert | None:
+    """Return the conversion of a BSON value for Arrow, or None if Arrow takes it unchanged."""
     if isinstance(type, VariantType):
         return _as_variant
     if isinstance(type, (IntegerType, LongType)):
-        return _whole
+        return _whole_number
     if isinstance(type, (DoubleType, FloatType)):
         return _number
     if isinstance(type, (TimestampType, TimestampNTZType)):
@@ -238,12 +248,12 @@ def _taking(type: DataType) -> Convert | None:
     if isinstance(type, DecimalType):
         return _decimal
     if isinstance(type, ArrayType):
-        return _each(_taking(type.elementType))
+        return _each(_to_arrow(type.elementType))
     if isinstance(type, MapType):
-        inner = _taking(type.valueType)
-        return lambda value: [(name, _maybe(inner, each)) for name, each in value.items()]
+        inner = _to_arrow(type.valueType)
+        return lambda value: [(name, _apply(inner, each)) for name, each in value.items()]
     if isinstance(type, StructType):
-        return _fields({field.name: _taking(field.dataType) for field in type.fields})
+        return _fields({field.name: _to_arrow(field.dataType) for field in type.fields})
     return None
 
 
@@ -251,49 +261,49 @@ def _each(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
     return lambda value: (
-        [_maybe(convert, each) for each in value] if isinstance(value, list) else value
+        [_apply(convert, each) for each in value] if isinstance(value, list) else value
     )
 
 
-def _maybe(convert: Convert | None, value: Any) -> Any:
+def _apply(convert: Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
 
 
 def _fields(converts: Mapping[str, Convert | None]) -> Convert:
-    busy = [(name, convert) for name, convert in converts.items() if convert is not None]
+    needed = [(name, convert) for name, convert in converts.items() if convert is not None]
 
-    def take(value: Any) -> Any:
+    def convert_fields(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        fresh = dict(value)
-        for name, convert in busy:
-            if fresh.get(name) is not None:
-                fresh[name] = convert(fresh[name])
-        return fresh
+        result = dict(value)
+        for name, convert in needed:
+            if result.get(name) is not None:
+                result[name] = convert(result[name])
+        return result
 
-    return take
+    return convert_fields
 
 
-def label(value: Any) -> str:
-    """A header's value as a string."""
+def label(value: object) -> str:
+    """Return the value of a header as a string."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def batch(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
-    """The rows of stored messages.
+def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
+    """Return the rows of stored messages.
 
     Raises:
-        InvalidMessage: a payload does not fit the type; the text names the message.
+        InvalidMessage: A payload does not fit the type. The text names the message.
     """
     try:
         return _rows(documents, payload)
     except InvalidMessage:
         raise
-    except _MISFITS:  # some are not as pyqueue writes them: show what there is
+    except _MISFITS:  # another program wrote invalid fields: leave these out
         return _rows([without_fields(each, invalid_fields(each)) for each in documents], payload)
 
 
-def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> pa.RecordBatch:
+def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
     schema = to_arrow_schema(columns(payload), timezone="UTC")
     return pa.RecordBatch.from_arrays(
         [
@@ -319,89 +329,92 @@ def _rows(documents: Sequence[Mapping[str, Any]], payload: DataType | None) -> p
 
 
 def _payloads(
-    documents: Sequence[Mapping[str, Any]], payload: DataType | None, type: pa.DataType
+    documents: Sequence[Document], payload: DataType | None, type: pa.DataType
 ) -> pa.Array:
     if payload is None:
-        return pa.array([as_json(each.get("payload")) for each in documents], type)
-    convert = _taking(payload) or (lambda value: value)
+        return pa.array([to_json(each.get("payload")) for each in documents], type)
+    convert = _to_arrow(payload)
 
-    def made(some: Sequence[Mapping[str, Any]]) -> pa.Array:
-        values = [each.get("payload") for each in some]
-        return pa.array([None if value is None else convert(value) for value in values], type)
+    def array(some: Sequence[Document]) -> pa.Array:
+        return pa.array([_apply(convert, each.get("payload")) for each in some], type)
 
     try:
-        return made(documents)
+        return array(documents)
     except _MISFITS:
-        for each in documents:  # whose fault is it?
+        for each in documents:  # find the message
             try:
-                made([each])
+                array([each])
             except _MISFITS as error:
                 raise InvalidMessage(
-                    f"payload: message {each['_id']} does not fit {payload.simpleString()[:500]}: {str(error)[:500]}"
+                    f"payload: message {each['_id']} does not fit "
+                    f"{payload.simpleString()[:500]}: {str(error)[:500]}"
                 ) from error
         raise
 
 
-def frame(spark: Any, documents: Sequence[Mapping[str, Any]], model: Any) -> Any:
-    """A DataFrame of stored messages, which holds the rows themselves."""
+def frame(spark: SparkSession, documents: Sequence[Document], model: object) -> DataFrame:
+    """Return a DataFrame of stored messages. It contains the rows themselves."""
     payload = payload_type(model)
     table = pa.Table.from_batches([batch(documents, payload)])
     return spark.createDataFrame(table, schema=columns(payload))
 
 
-# ---- into documents
+# ---- rows to documents
 
 
 def from_json(text: str) -> Any:
-    """A payload from JSON.
+    """Return the payload of a JSON text.
 
     Raises:
-        InvalidMessage: it is no JSON.
+        InvalidMessage: The text is not valid JSON.
     """
     try:
         return json_util.loads(text, json_options=JSON) if '"$' in text else json.loads(text)
-    except Exception as error:  # what Extended JSON holds may be anything
+    except Exception as error:  # the parsers of Extended JSON raise errors of many types
         raise InvalidMessage(
-            f"{text[:80]!r} is no JSON ({error}): give a struct or a variant, or make JSON by to_json(...) or to_variant_object(...)"
+            f"invalid JSON {text[:80]!r} ({error}): give a struct or a variant, or make JSON by "
+            "to_json(...) or to_variant_object(...)"
         ) from error
 
 
-def _giving(type: DataType, name: str) -> Convert | None:
-    """What makes of an Arrow value a BSON one; None: nothing is to be done."""
+def _to_bson(type: DataType, name: str) -> Convert | None:
+    """Return the conversion of an Arrow value for BSON, or None if there is nothing to convert."""
     if isinstance(type, VariantType):
         return lambda value: from_json(VariantVal(value["value"], value["metadata"]).toJson())
     if isinstance(type, DecimalType):
         return Decimal128
     if isinstance(type, (TimestampNTZType, DateType)):
         raise ConfigurationError(
-            f"payload: {name} is a {type.simpleString()}, which says no instant: cast it to timestamp, or to string"
+            f"payload: {name} is a {type.simpleString()}, which does not name an instant: "
+            "cast it to timestamp, or to string"
         )
     if isinstance(type, ArrayType):
-        return _each(_giving(type.elementType, name))
+        return _each(_to_bson(type.elementType, name))
     if isinstance(type, MapType):
         if not isinstance(type.keyType, StringType):
             raise ConfigurationError(
                 f"payload: {name} is a map with keys that are not strings: cast them to string"
             )
-        value_of = _giving(type.valueType, name)
-        return lambda value: {label: _maybe(value_of, each) for label, each in value}
+        convert = _to_bson(type.valueType, name)
+        return lambda value: {key: _apply(convert, each) for key, each in value}
     if isinstance(type, StructType):
         inner = {
-            field.name: _giving(field.dataType, f"{name}.{field.name}") for field in type.fields
+            field.name: _to_bson(field.dataType, f"{name}.{field.name}") for field in type.fields
         }
         return _fields(inner) if any(inner.values()) else None
     return None
 
 
 class Reader:
-    """Reads messages out of the rows of a DataFrame with this schema.
+    """Reads messages from the rows of a DataFrame.
 
     Args:
-        schema: has a column payload: JSON in a string, or a struct, a variant or any value; columns headers and key may be there.
-        id: the column of ids; None: there is none.
+        schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
+            struct, a variant or any value. It may have columns ``headers`` and ``key``.
+        id: The column of the ids; None if there is none.
 
     Raises:
-        ConfigurationError: a column is missing or cannot be used.
+        ConfigurationError: A column is missing or has a type that cannot be stored.
     """
 
     def __init__(self, schema: StructType, id: str | None = None) -> None:
@@ -414,15 +427,17 @@ class Reader:
         payload = schema["payload"].dataType
         self._id = id
         self._json = isinstance(payload, StringType)
-        self._convert = from_json if self._json else _giving(payload, "payload")
+        self._convert = from_json if self._json else _to_bson(payload, "payload")
         if id is not None and not isinstance(schema[id].dataType, StringType):
             raise ConfigurationError(
-                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: cast them to string"
+                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: "
+                "cast them to string"
             )
         self._key = "key" in names
         if self._key and not isinstance(schema["key"].dataType, StringType):
             raise ConfigurationError(
-                f"key: the column is of type {schema['key'].dataType.simpleString()}: cast it to string"
+                f"key: the column is of type {schema['key'].dataType.simpleString()}: "
+                "cast it to string"
             )
         self._headers = "headers" in names
         labels = (
@@ -430,39 +445,37 @@ class Reader:
         )
         if not isinstance(labels, MapType):
             raise ConfigurationError("headers: give a column of type map<string, string>")
-        self._labels = _giving(labels, "headers")
+        self._labels = _to_bson(labels, "headers")
 
     def rows(self, batch: pa.RecordBatch | pa.Table) -> Iterator[NewMessage]:
-        """The rows of a batch.
+        """Return the messages of a batch of rows.
 
         Raises:
-            InvalidMessage: a payload is no JSON.
-            ConfigurationError: an id is null.
+            InvalidMessage: A payload is not valid JSON, or cannot be stored.
+            ConfigurationError: An id is null.
         """
         none: list[None] = [None] * batch.num_rows
-        ids: list[Any] = none if self._id is None else batch.column(self._id).to_pylist()
+        ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
         payloads = self._payloads(batch.column("payload"), ids)
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
         for id, payload, labels, key in zip(ids, payloads, headers, keys, strict=True):
-            yield NewMessage(id, payload, _maybe(self._labels, labels) or None, key)
+            yield NewMessage(id, payload, _apply(self._labels, labels) or None, key)
 
-    def _payloads(self, column: Any, ids: Sequence[Any]) -> list[Any]:
-        convert = self._convert or (lambda value: value)
-
-        def made(some: Any) -> list[Any]:
-            return [None if value is None else convert(value) for value in some.to_pylist()]
+    def _payloads(self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None]) -> list[Any]:
+        def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
+            return [_apply(self._convert, value) for value in some.to_pylist()]
 
         try:
-            return made(column)
+            return values(column)
         except _MISFITS:
-            for place, id in enumerate(ids):  # whose fault is it?
+            for number, id in enumerate(ids):  # find the row
                 try:
-                    made(column.slice(place, 1))
+                    values(column.slice(number, 1))
                 except _MISFITS as error:
-                    where = f"row {place}" if id is None else f"the row with id {id}"
+                    where = f"row {number}" if id is None else f"the row with id {id}"
                     raise InvalidMessage(
                         f"payload: in {where}: {str(error)[:500] or type(error).__name__}"
                     ) from error

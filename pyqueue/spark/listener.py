@@ -1,12 +1,21 @@
-"""Acknowledging the last batch of a stream: Spark tells its source that a batch is committed only when it asks for the next one."""
+"""Acknowledge the last batch of a stream.
+
+Spark tells a source that a batch is committed only when it asks for the next batch. After the last
+batch of a query there is no next one, so a listener has to acknowledge it.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 from pyqueue.errors import QueueError
 from pyqueue.spark.offsets import Offset
@@ -17,28 +26,31 @@ log = logging.getLogger("pyqueue")
 
 
 class QueueProgressListener(StreamingQueryListener):
-    """Finishes the messages of each batch of a stream that reads a queue, once Spark has committed the batch.
+    """Finish the messages of each batch of a stream from a queue once Spark has committed it.
 
-    ``register`` and ``spark_session`` add it. Without it nothing is lost or doubled: the last batch of a query that is stopped then stays
-    reserved until the query is started again, which finishes it. It needs to know the server: a source whose ``uri`` has a password in it
-    is left to the next start; use ``uriEnv``.
+    ``register`` and ``spark_session`` add this listener. Without it nothing is lost or delivered
+    twice. But the last batch of a query that is stopped then stays reserved until the query starts
+    again.
+
+    The listener needs the server's address. It cannot act for a source whose ``uri`` contains a
+    password: use ``uriEnv`` there.
     """
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Nothing is to be done."""
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Do nothing."""
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """A batch is committed: finish its messages."""
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Finish the messages of the batch that was committed."""
         for source in event.progress.sources:
             try:
                 Offset.parse(json.loads(source.endOffset)).acknowledge()
             except QueueError as error:
-                log.info("the last batch stays reserved until the next one is asked for: %s", error)
+                log.info("the last batch stays reserved until the next batch starts: %s", error)
             except (TypeError, ValueError, KeyError):
-                continue  # it is no queue
+                continue  # another kind of source
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing is to be done."""
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Do nothing."""
 
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Nothing is to be done."""
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Do nothing."""

@@ -1,4 +1,8 @@
-"""The offset of a stream: the number of a claim, and whose claim it is, for the listener to finish the last one. No credentials are in it."""
+"""The offset of a stream: the number of a claim, and how to find the claim.
+
+Spark stores offsets in its checkpoint and shows them in progress reports, so they contain no
+credentials.
+"""
 
 from __future__ import annotations
 
@@ -15,58 +19,55 @@ from pyqueue.spark.addresses import NamespaceAddress, client_of
 
 __all__ = ["Offset"]
 
-
-#: What a URI has in it that is not for everybody to see: credentials, or an option that is one.
+#: A URI that matches contains credentials, or an option that may be one.
 _SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Offset:
-    """Up to which claim of a group, as the runner with this token made them."""
+    """All claims of a group up to number ``n``, as the runner with this token made them."""
 
     n: int
     token: str
     queue: str
     group: str
-    place: NamespaceAddress
+    address: NamespaceAddress
 
-    def told(self) -> dict[str, Any]:
-        """As Spark keeps it. Only ``n`` matters for what is read."""
-        told = {
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that Spark stores.
+
+        Reading needs only ``n``. The listener needs the rest, to acknowledge the last batch.
+        """
+        fields = {
             "n": self.n,
             "token": self.token,
             "queue": self.queue,
             "group": self.group,
-            "namespace": self.place.namespace,
+            "namespace": self.address.namespace,
         }
-        if self.place.uri_env is not None:
-            told["uriEnv"] = self.place.uri_env
-        elif not _SECRET.search(str(self.place.uri)):
-            told["uri"] = self.place.uri
-        return told
+        if self.address.uri_env is not None:
+            fields["uriEnv"] = self.address.uri_env
+        elif not _SECRET.search(str(self.address.uri)):
+            fields["uri"] = self.address.uri
+        return fields
 
     @classmethod
-    def parse(cls, told: Mapping[str, Any]) -> Self:
-        """What ``told`` told.
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the offset of a form that ``to_json`` made.
 
         Raises:
-            KeyError, TypeError: it is no such offset.
-            ConfigurationError: it does not say where the server is.
+            KeyError, TypeError: This is the offset of another source.
+            ConfigurationError: The offset does not contain the address of the server.
         """
-        n, token, queue, group = (told[name] for name in ("n", "token", "queue", "group"))
-        return cls(
-            n,
-            token,
-            queue,
-            group,
-            NamespaceAddress.of(told.get("uri"), told.get("uriEnv"), told["namespace"]),
-        )
+        n, token, queue, group = (fields[name] for name in ("n", "token", "queue", "group"))
+        address = NamespaceAddress.of(fields.get("uri"), fields.get("uriEnv"), fields["namespace"])
+        return cls(n, token, queue, group, address)
 
     def acknowledge(self) -> None:
-        """Finish these claims.
+        """Finish the messages of these claims.
 
         Raises:
-            Fenced: another runs the group by now.
+            Fenced: Another runner took the group over.
         """
         claims = NamedClaims(QueuePlans(self.queue, Options()), self.group)
-        runner_of(client_of(self.place)).run(claims.acknowledge(self.token, self.n))
+        runner_of(client_of(self.address)).run(claims.acknowledge(self.token, self.n))

@@ -1,4 +1,8 @@
-"""Spark imports every top-level module named pyspark_*, and registers its DefaultSource. The wheel installs this one there."""
+"""Make Spark find the data source by itself.
+
+Spark imports every top-level module whose name begins with ``pyspark_`` and registers its
+``DefaultSource``. The wheel installs this file as such a module.
+"""
 
 from pyqueue.spark.source import QueueDataSource as DefaultSource
 

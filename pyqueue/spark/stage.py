@@ -1,10 +1,13 @@
-"""SparkStage: a transform between two queues, driven batch by batch."""
+"""SparkStage: transform the messages between two queues, batch by batch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+from pyspark.sql import DataFrame
 
 from pyqueue import arguments
 from pyqueue.client import Client
@@ -15,33 +18,40 @@ from pyqueue.spark.batches import Batches, Report, Transform
 
 __all__ = ["SparkStage"]
 
-#: Seconds between looks at an empty queue.
-LOOK = 1.0
+#: The time between two looks at an empty queue, in seconds.
+IDLE_DELAY_S: Final = 1.0
 
 
 class SparkStage:
-    """A transform between two queues. The driver claims a batch, Spark transforms it, the driver settles it; the queue is the checkpoint.
+    """A transform between two queues.
 
-    It pickles, its transform permitting, and connects at first use.
+    The driver claims a batch, Spark transforms it, and the driver settles it. The queue is the
+    checkpoint. A stage pickles if its transform does, and connects when it is first used.
 
     Args:
-        uri: the server's URI; or
-        uri_env: the name of an environment variable that holds it.
-        namespace: the collection that holds the queues.
-        source: the queue it reads.
-        to: the queue it writes.
-        group: the durable name of this consumer; one process at a time uses it.
-        transform: takes a DataFrame with the columns of a read, and answers one. None: what comes in goes out.
-        output: "move": the answer has the columns id and payload (headers and key may be there), at most one row for each id; each message
-            is moved by one atomic update, and ids that are absent are finished. "transaction": any rows with a payload, each a new
-            message; the whole batch is one transaction, which needs a replica set.
-        model: a pydantic model: the payload comes as a struct of its fields. None: as a JSON string.
-        max_messages: how many messages one batch takes at most; with "transaction" 10 000 at most.
-        lease: seconds for which a batch is held if this process dies; it is renewed while the batch runs.
-        max_tries: how often a message on which the transform fails is tried before it is buried; None: never.
+        uri: The server's URI.
+        uri_env: In place of ``uri``, the name of an environment variable that holds the URI.
+        namespace: The collection that holds the queues.
+        source: The queue that the stage reads.
+        to: The queue that the stage writes.
+        group: The durable name of this consumer. One process at a time runs a group.
+        transform: Takes a DataFrame with the columns of a read and returns a DataFrame. None
+            passes everything on unchanged.
+        output: With "move", the transform returns the columns ``id`` and ``payload``, and
+            optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
+            moves each message; the messages whose ids are missing are finished. With
+            "transaction", it returns any rows with a ``payload``, each a new message; the whole
+            batch is one transaction, which needs a replica set.
+        model: A pydantic model, whose fields make the payload a struct. With None the payload is a
+            JSON string.
+        max_messages: The largest size of a batch. With "transaction" at most 10 000.
+        lease: How many seconds a batch stays held if this process dies. The lease is renewed while
+            the batch runs.
+        max_tries: How often a message is tried if the transform fails on it, before it is buried.
+            None means without a limit.
 
     Raises:
-        ConfigurationError: an argument is not allowed.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -55,66 +65,81 @@ class SparkStage:
         namespace: str = "pyqueue",
         transform: Transform | None = None,
         output: Literal["move", "transaction"] = "move",
-        model: Any = None,
+        model: type[BaseModel] | None = None,
         max_messages: int = 5000,
         lease: Duration = 600,
         max_tries: int | None = 5,
     ) -> None:
-        self._place = NamespaceAddress.of(uri, uri_env, namespace)
+        self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
-        self._options: dict[str, Any] = {"model": model, "lease": lease, "max_tries": max_tries}
         self._to = arguments.queue_name(to)
-        self._rest = (group, transform, output, max_messages)
-        self._made: Batches | None = None
-        self._of(
-            Client("memory:")
-        )  # which asks nothing of anybody: what is not allowed is refused here, and not at the first batch
+        self._group = group
+        self._transform = transform
+        self._output = output
+        self._model = model
+        self._max_messages = max_messages
+        self._lease = lease
+        self._max_tries = max_tries
+        self._batches: Batches | None = None
+        # This refuses invalid arguments now, not with the first batch. It connects to no server.
+        self._make_batches(Client("memory:"))
 
-    def _of(self, client: Client) -> Batches:
-        source = client.queue(self._source, **self._options)
-        target = client.queue(self._to)
-        return Batches(runner_of(client), backend_of(source), backend_of(target), *self._rest)
+    def _make_batches(self, client: Client) -> Batches:
+        queue = client.queue(
+            self._source, self._model, lease=self._lease, max_tries=self._max_tries
+        )
+        return Batches(
+            runner_of(client),
+            backend_of(queue),
+            backend_of(client.queue(self._to)),
+            self._group,
+            self._transform,
+            self._output,
+            self._max_messages,
+        )
 
-    @property
-    def _batches(self) -> Batches:
-        if self._made is None:
-            self._made = self._of(client_of(self._place, waking=True))
-        return self._made
+    def _connected(self) -> Batches:
+        if self._batches is None:
+            self._batches = self._make_batches(client_of(self._address, waking=True))
+        return self._batches
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": None}
+        return self.__dict__ | {"_batches": None}
 
     def __repr__(self) -> str:
-        return f"SparkStage({self._source!r} -> {self._to!r}, group={self._rest[0]!r})"
+        return f"SparkStage({self._source!r} -> {self._to!r}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
         """Work on one batch: on what an earlier process left behind, or else on what is ready.
 
-        If the transform fails, the batch is halved until the messages that make it fail are found: they are rolled back with backoff, or
-        buried when they had their last try, and the others go on. If it fails on all, all are rolled back, and the error is raised.
+        If the transform fails, the batch is halved until the messages that make it fail are found.
+        These are rolled back with backoff, or buried after their last try; all other messages go
+        on. If the transform fails on every message, all are rolled back, and its error is raised.
 
         Args:
-            spark: a session, classic or Connect.
+            spark: A session, classic or Connect.
 
         Returns:
-            A Report: claimed (0: nothing was ready), written, dropped, failed, lost, seconds.
+            What happened to the batch. ``claimed`` is 0 if nothing was ready.
 
         Raises:
-            Fenced: another process took the group over; it goes on with the batch, of which this one settles nothing more.
-            ConfigurationError: the transform's answer lacks a column, or has an id twice or one that is not in the batch; nothing was
-                written, and the batch is given back.
+            Fenced: Another process took the group over and goes on with the batch. This process
+                settles no more of it.
+            ConfigurationError: The transform's result lacks a column, contains an id twice, or
+                contains an id that is not in the batch. Nothing was written, and the batch was
+                released.
         """
-        return self._batches.run_once(lambda: spark)
+        return self._connected().run_once(lambda: spark)
 
     def run(self, spark: Any, *, until_empty: bool = False) -> Iterator[Report]:
         """Work on one batch after the other.
 
         Args:
-            spark: a session.
-            until_empty: end when nothing is ready; else wait for more, and go on for ever.
+            spark: A session.
+            until_empty: Whether to end when nothing is ready. Otherwise the stage waits for more.
 
         Returns:
-            An iterator of the Reports of all batches that had messages.
+            An iterator of the reports of all batches that had messages.
         """
         while True:
             report = self.run_once(spark)
@@ -123,16 +148,17 @@ class SparkStage:
             elif until_empty:
                 return
             else:
-                time.sleep(LOOK)
+                time.sleep(IDLE_DELAY_S)
 
-    def foreach_batch(self, df: Any, batch_id: int) -> None:
-        """For ``writeStream.foreachBatch(stage.foreach_batch)``: transform and settle the batches of a stream.
+    def foreach_batch(self, df: DataFrame, batch_id: int) -> None:
+        """Transform and settle a batch of a stream, for ``writeStream.foreachBatch``.
 
-        The stream reads the stage's source by the data source "pyqueue", with the stage's group. What it was given is settled here, so a
-        batch that is repeated after a crash has only the messages that were not.
+        The stream must read the stage's source by the data source "pyqueue", with the stage's
+        group. This method settles the messages itself. So a batch that Spark repeats after a crash
+        contains only the messages that were not settled.
 
         Args:
-            df: the batch, with at least its column id.
-            batch_id: Spark's number of it; not used.
+            df: The batch, with at least the column ``id``.
+            batch_id: Spark's number of the batch. It is not used.
         """
-        self._batches.foreach_batch(df, batch_id)
+        self._connected().foreach_batch(df)

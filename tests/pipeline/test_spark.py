@@ -80,7 +80,7 @@ def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> 
 @pytest.mark.usefixtures("spark")
 def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> None:
     client.queue("b").push_many([1, 2])
-    with pytest.raises(ConfigurationError, match="it answered int, not a DataFrame"):
+    with pytest.raises(ConfigurationError, match="it returned int: return a DataFrame"):
         client.pipeline().spark("b", lambda df: 5, to="c").run(until_empty=True)
     assert sorted(each.payload for each in client.queue("b").peek()) == [1, 2]
     assert client.queue("c").counts().total == 0

@@ -1,4 +1,4 @@
-"""What the tests of Spark share: queues of their own, on one database."""
+"""Fixtures of the Spark tests: separate queues for each test, in one shared database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["faked"]
 
 @pytest.fixture(scope="session")
 def shared(database: str) -> Iterator[Client]:
-    """A client of it, which has reached the server before."""
+    """A client of the shared database. It has reached the server before a test counts commands."""
     with Client(database, signals="none:") as client:
         client.queues()
         yield client

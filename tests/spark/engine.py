@@ -1,7 +1,8 @@
-"""Spark's part in a stream, without Spark: the order in which it calls a source and a sink, and the two logs of its checkpoint.
+"""Spark's part in a stream, without Spark.
 
-So a stream can be made to die between any two of these steps, in milliseconds. That this is the order is what the tests with a real session
-are for.
+``Engine`` calls a source and a sink in the order in which Spark calls them, and keeps the two logs
+of a checkpoint. So a test can let a stream die between any two steps, within milliseconds. The
+tests with a real session show that the order is right.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyqueue.spark import QueueDataSource
+from pyqueue.spark import QueueDataSource, offsets
 from pyqueue.spark.frames import columns
-from pyqueue.spark.offsets import Offset as Told
 
 __all__ = ["Checkpoint", "Engine", "Sink", "to_queue"]
 
@@ -27,7 +27,7 @@ Sink = Callable[[int, list[pa.RecordBatch]], None]
 class Checkpoint:
     """What outlives a query."""
 
-    #: The end offsets of batches, by their numbers, written before they run.
+    #: The end offsets of the batches, in order. Each is written before its batch runs.
     offsets: list[Offset] = field(default_factory=list)
     first: Offset | None = None
     #: How many batches are committed.
@@ -35,7 +35,7 @@ class Checkpoint:
 
 
 class Engine:
-    """A query, from a queue to a sink. ``step`` is told of each thing it does, before it does it."""
+    """A query from a queue to a sink. It calls ``step`` with a name before each thing it does."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Engine:
         return self.checkpoint.first
 
     def batch(self) -> bool:
-        """Run a batch; whether there was one."""
+        """Run a batch; return whether there was one."""
         checkpoint, number = self.checkpoint, self.checkpoint.committed
         start = self._start
         if len(checkpoint.offsets) == number:
@@ -88,26 +88,28 @@ class Engine:
         return True
 
     def run(self) -> int:
-        """Run batches until there is none. Answers how many there were."""
+        """Run batches until there are no more; return how many there were."""
         done = 0
         while self.batch():
             done += 1
         self.reader.stop()
         return done
 
-    def listened(self) -> None:
-        """What the listener does, after each batch."""
-        Told.parse(self.checkpoint.offsets[self.checkpoint.committed - 1]).acknowledge()
+    def listen(self) -> None:
+        """Do what the listener does after each batch."""
+        end = self.checkpoint.offsets[self.checkpoint.committed - 1]
+        offsets.Offset.parse(end).acknowledge()
 
 
 def to_queue(options: Mapping[str, str], step: Callable[[str], object] = lambda name: None) -> Sink:
-    """The sink that is a queue."""
+    """Return a sink that writes into a queue."""
     source = QueueDataSource({**options})
 
     def write(number: int, batches: list[pa.RecordBatch]) -> None:
         for some in batches:
             step("write")
-            source.streamWriter(columns(None), False).write(iter([some]))  # each task has its own
-        step("sink commit")  # it only wakes consumers
+            # Each task has its own writer.
+            source.streamWriter(columns(None), False).write(iter([some]))
+        step("sink commit")  # this only wakes consumers
 
     return write

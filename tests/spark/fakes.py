@@ -1,7 +1,8 @@
-"""Stages without Spark, and commands at which things happen.
+"""Stages without Spark, and faults at a chosen command.
 
-``Frame`` is what a transform is given where no session is needed: rows of a DataFrame, and no more. ``meddled`` counts a client's commands,
-so that a test can have something happen at each of them in turn: the process dies, or another takes a message away.
+``Frame`` stands in for a DataFrame where a transform needs no session. ``meddled`` counts the
+commands of a client, so a test can make something happen before each of them in turn: the process
+dies, or another consumer takes a message.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from pyqueue.spark import batches as module
 from pyqueue.spark import frames
 from pyqueue.spark.batches import Batches, Report
 
-__all__ = ["Crash", "Flow", "Frame", "Meddler", "faked", "meddled", "nothing"]
+__all__ = ["Crash", "Flow", "Frame", "Meddler", "faked", "meddled", "no_session"]
 
 
 class Crash(BaseException):
-    """The process ends here: nothing handles it."""
+    """The process ends here. Nothing handles this exception."""
 
 
 class Frame:
-    """Rows of a DataFrame."""
+    """The rows of a DataFrame."""
 
     def __init__(self, table: pa.Table, schema: StructType) -> None:
         self.table = table
         self.schema = schema
 
     def toArrow(self) -> pa.Table:  # noqa: N802
-        """As a DataFrame's."""
+        """Return the table, as a DataFrame does."""
         return self.table
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows."""
+        """Return the rows."""
         return list(self.table.to_pylist())
 
     def made_of(self, rows: Sequence[dict[str, Any]], *names: str) -> Frame:
-        """A frame with other rows, of these columns or else of all."""
+        """Return a frame with other rows. It has the columns of these names, or else all."""
         schema = StructType([self.schema[name] for name in names]) if names else self.schema
         arrow = to_arrow_schema(schema, timezone="UTC")
         return Frame(
@@ -60,7 +61,7 @@ class Frame:
 
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages give their transforms Frames."""
+    """Make stages pass Frames to their transforms."""
 
     def frame(spark: Any, documents: Any, model: Any) -> Frame:
         payload = frames.payload_type(model)
@@ -71,12 +72,12 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "frame", frame)
 
 
-def nothing() -> None:
-    """No session."""
+def no_session() -> Any:
+    """Stand in for the function that returns a session."""
 
 
 class Flow:
-    """Two queues of its own in a database that tests share, and a stage between them."""
+    """Two new queues in the shared database, and stages between them."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -88,25 +89,32 @@ class Flow:
     def stage(
         self, transform: Any = None, *, output: str = "move", most: int = 5000, **options: Any
     ) -> Batches:
-        """What a SparkStage is made of. Messages that are rolled back come back at once, if it is not said otherwise."""
+        """Return the batches of a stage. By default rolled-back messages are ready at once."""
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
-        source, target = backend_of(queue), backend_of(self.clean)
-        return Batches(runner_of(self.client), source, target, "g", transform, output, most)
+        return Batches(
+            runner_of(self.client),
+            backend_of(queue),
+            backend_of(self.clean),
+            "g",
+            transform,
+            output,
+            most,
+        )
 
     def work(self, transform: Any = None, **options: Any) -> list[Report]:
-        """Run a stage until nothing is ready."""
+        """Run a stage until nothing is ready; return its reports."""
         stage = self.stage(transform, **options)
         reports: list[Report] = []
         for _ in range(50):
-            report = stage.run_once(nothing)
+            report = stage.run_once(no_session)
             if not report.claimed:
                 return reports
             reports.append(report)
-        raise AssertionError("there is no end to it")
+        raise AssertionError("the stage does not come to an end")
 
     def stored(self, queue: str, **match: Any) -> list[dict[str, Any]]:
-        """The messages of a queue, whatever state they are in."""
+        """Return the documents of the messages of a queue, in any state."""
         return list(
             self.client.database["pyqueue"].find(
                 {"q": queue, "record": {"$exists": False}, **match}
@@ -114,25 +122,25 @@ class Flow:
         )
 
     def left(self) -> list[Any]:
-        """The payloads in the source."""
+        """Return the payloads in the source."""
         return sorted(each["payload"] for each in self.stored(self.source))
 
     def written(self) -> list[Any]:
-        """The payloads in the target."""
+        """Return the payloads in the target."""
         return sorted(each["payload"] for each in self.stored(self.target))
 
     def buried(self) -> dict[Any, Message[Any]]:
-        """What was buried, by its payload."""
+        """Return the buried messages, by payload."""
         return {each.payload: each for each in self.client.queue(f"{self.source}.dead").peek(1000)}
 
     def held(self) -> bool:
-        """Whether a message has a token or a claim."""
+        """Return whether a message has a token or a claim."""
         marks = {"$or": [{"token": {"$exists": True}}, {"claim": {"$exists": True}}]}
         return bool(self.stored(self.source, **marks) or self.stored(self.target, **marks))
 
 
 class Meddler:
-    """Counts commands, and has something happen before one of them. (Before the next is after this one: no more is to be tried.)"""
+    """Counts commands, and makes something happen before one of them."""
 
     def __init__(self, at: int, what: Callable[[], object]) -> None:
         self.count = 0
@@ -141,16 +149,16 @@ class Meddler:
 
     @property
     def happened(self) -> bool:
-        """Whether there were so many commands."""
+        """Whether there were enough commands for it to happen."""
         return self.count >= self._at
 
     def die(self) -> NoReturn:
-        """The process ends here."""
+        """End the process: no further command works."""
         self._dead = True
         raise Crash
 
     def step(self) -> None:
-        """There is a command."""
+        """Count a command."""
         if self._dead:
             raise Crash
         self.count += 1
@@ -162,7 +170,13 @@ class Meddler:
 def meddled(
     client: Client, at: int = 0, what: Callable[[], object] | None = None
 ) -> Iterator[Meddler]:
-    """Have something happen just before the n-th command of a client; None: its process dies there."""
+    """Make something happen before command number ``at`` of a client.
+
+    Args:
+        client: The client.
+        at: The number of the command, from 1. With 0 nothing happens.
+        what: What happens; None means that the process dies.
+    """
     meddler = Meddler(at, what or (lambda: meddler.die()))
     driver: Any = runner_of(client).open()
     send, commit = driver._send, ClientSession.commit_transaction

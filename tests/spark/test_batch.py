@@ -178,7 +178,7 @@ def test_write_with_one_id_in_several_rows_fails(spark: Any, flow: Flow, write: 
 def test_write_refuses_mode_overwrite(spark: Any, flow: Flow, database: str) -> None:
     flow.clean.push("there")
     df = spark.createDataFrame([("1",)], "payload string")
-    with pytest.raises(Exception, match="mode: a queue is appended to"):
+    with pytest.raises(Exception, match="mode: a queue cannot be overwritten"):
         df.write.format("pyqueue").mode("overwrite").options(uri=database, queue=flow.target).save()
     assert flow.written() == ["there"]
 

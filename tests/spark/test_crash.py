@@ -24,7 +24,7 @@ from pyqueue.queues import backend_of
 from pyqueue.requests import Plan, UpdateEach
 from pyqueue.spark import batches as module
 from tests.integration.eventually import until
-from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
+from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
 
 pytestmark = pytest.mark.usefixtures("faked")
 
@@ -64,7 +64,7 @@ def test_stage_that_dies_at_any_command_loses_nothing(shared: Client, output: st
         flow = Flow(shared)
         flow.raw.push_many(range(5))
         with meddled(shared, at) as meddler, suppress(Crash):
-            flow.stage(transform, output=output).run_once(nothing)
+            flow.stage(transform, output=output).run_once(no_session)
         flow.work(transform, output=output)
         assert flow.written() == expected, f"died at command {at}"
         assert flow.left() == []
@@ -123,7 +123,7 @@ def test_stage_skips_a_message_taken_at_any_command(shared: Client, output: str)
                     )
 
         with meddled(shared, at, steal) as meddler:
-            report = flow.stage(transform, output=output).run_once(nothing)
+            report = flow.stage(transform, output=output).run_once(no_session)
         held = raw.delete_many({"q": flow.source, "token": "thief"}).deleted_count
         flow.work(transform, output=output)
         written = Counter(flow.written())
@@ -158,7 +158,7 @@ def test_stage_whose_messages_are_all_taken_writes_nothing(flow: Flow, output: s
         stolen(flow, *range(5))
         return frame.made_of(frame.rows(), "id", "payload")
 
-    report = flow.stage(transform, output=output).run_once(nothing)
+    report = flow.stage(transform, output=output).run_once(no_session)
     assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
         5,
         0,
@@ -180,7 +180,7 @@ def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
             stolen(flow, thefts.pop())
         return frame.made_of(frame.rows(), "payload")
 
-    report = flow.stage(transform, output="transaction").run_once(nothing)
+    report = flow.stage(transform, output="transaction").run_once(no_session)
     assert thefts == []
     assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
         10,
@@ -207,7 +207,7 @@ def test_long_transaction_leaves_out_taken_messages(
             stolen(flow, 3)
         return frame.made_of(frame.rows(), "payload")
 
-    report = flow.stage(transform, output="transaction").run_once(nothing)
+    report = flow.stage(transform, output="transaction").run_once(no_session)
     assert sizes == [5, 4]
     assert (report.written, report.lost) == (4, 1)
     assert flow.written() == [0, 1, 2, 4]
@@ -295,9 +295,9 @@ def test_transaction_keeps_its_claim_if_the_server_is_gone(
         raise pymongo.errors.AutoReconnect("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared, "run_transaction", gone)
+        patch.setattr(runner_of(shared), "run_transaction", gone)
         with pytest.raises(Unavailable):
-            stage.run_once(nothing)
+            stage.run_once(no_session)
     assert flow.raw.counts().reserved == 5  # they stay claimed, for the next run to go on with
     flow.work(tripled, output="transaction")
     assert flow.written() == sorted([*range(5)] * 3)
@@ -321,7 +321,7 @@ def test_move_keeps_its_claim_if_the_server_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(driver, "_send", gone)
         with pytest.raises(Unavailable):
-            flow.stage(doubled).run_once(nothing)
+            flow.stage(doubled).run_once(no_session)
     assert flow.raw.counts().reserved == 5
     assert [each["tries"] for each in flow.stored(flow.source)] == [1] * 5
     (report,) = flow.work(doubled)
@@ -348,6 +348,6 @@ def test_stage_goes_on_after_a_failed_renewal(
         )
         return doubled(frame)
 
-    report = flow.stage(transform, lease=3).run_once(nothing)
+    report = flow.stage(transform, lease=3).run_once(no_session)
     assert (report.written, report.dropped, report.failed) == (4, 1, 0)
     assert flow.written() == [0, 2, 6, 8]

@@ -19,7 +19,7 @@ from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
-from tests.spark.fakes import Flow, Frame, nothing
+from tests.spark.fakes import Flow, Frame, no_session
 
 #: Nothing listens there.
 NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"
@@ -177,10 +177,10 @@ ANSWERS: list[tuple[str, Any, str]] = [
     ("move", twice, "twice"),
     ("move", strange, "the id 'another', which is not in the batch"),
     ("move", no_id, "a null"),
-    ("move", lambda frame: None, "^transform: it answered NoneType"),
-    ("move", lambda frame: [1], "^transform: it answered list"),
+    ("move", lambda frame: None, "^transform: it returned NoneType"),
+    ("move", lambda frame: [1], "^transform: it returned list"),
     ("transaction", without_payload, "no column 'payload'"),
-    ("transaction", lambda frame: None, "^transform: it answered NoneType"),
+    ("transaction", lambda frame: None, "^transform: it returned NoneType"),
 ]
 
 
@@ -194,7 +194,7 @@ def test_stage_refuses_an_unusable_result_of_its_transform(
     """Nothing is written, and the batch is given back as it was."""
     flow.raw.push_many(range(3))
     with pytest.raises(ConfigurationError, match=told):
-        flow.stage(transform, output=output).run_once(nothing)
+        flow.stage(transform, output=output).run_once(no_session)
     assert flow.written() == []
     assert not flow.held()
     assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
@@ -215,7 +215,7 @@ def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
         ({"id": ""}, "^id: "),
         ({"id": None}, "null"),
         ({"id": "a"}, "several rows"),
-        ({"payload": "{"}, "no JSON"),
+        ({"payload": "{"}, "invalid JSON"),
         ({"key": ""}, "^key: "),
         ({"key": "k" * 513}, "^key: "),
     ],
@@ -261,17 +261,17 @@ SECRETS = [
 @pytest.mark.parametrize("uri", SECRETS)
 def test_offset_and_repr_hide_credentials(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", uri)
-    for place in (
+    for address in (
         NamespaceAddress.of(uri, None, "pyqueue"),
         NamespaceAddress.of(None, "PYQUEUE_TEST_SECRET", "pyqueue"),
     ):
-        told = Offset(5, "token", "raw", "g", place).told()
-        assert "s3cret" not in json.dumps(told)
-        assert "s3cret" not in repr(place)
-    assert Offset.parse(told).place.target == uri
+        fields = Offset(5, "token", "raw", "g", address).to_json()
+        assert "s3cret" not in json.dumps(fields)
+        assert "s3cret" not in repr(address)
+    assert Offset.parse(fields).address.target == uri
     with pytest.raises(ConfigurationError, match=r"^uri, uriEnv"):
         Offset.parse(
-            Offset(5, "token", "raw", "g", NamespaceAddress.of(uri, None, "pyqueue")).told()
+            Offset(5, "token", "raw", "g", NamespaceAddress.of(uri, None, "pyqueue")).to_json()
         )
     assert "s3cret" not in repr(SparkStage(**(STAGE | {"uri": uri})))
 

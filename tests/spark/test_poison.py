@@ -14,7 +14,7 @@ import pytest
 from pyqueue import Backoff, ConfigurationError
 from pyqueue.spark import batches as module
 from pyqueue.spark.batches import Report
-from tests.spark.fakes import Crash, Flow, Frame, meddled, nothing
+from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
 
 pytestmark = pytest.mark.usefixtures("faked")
 
@@ -74,7 +74,7 @@ def test_failing_message_is_buried_and_the_rest_goes_on(
 
 def test_failing_message_backs_off(flow: Flow) -> None:
     flow.raw.push_many(range(4))
-    report = flow.stage(failing(2), backoff=Backoff(base=600, jitter=0)).run_once(nothing)
+    report = flow.stage(failing(2), backoff=Backoff(base=600, jitter=0)).run_once(no_session)
     assert (report.claimed, report.written, report.failed) == (4, 3, 1)
     counts = flow.raw.counts()
     assert (counts.scheduled, counts.total) == (1, 1)
@@ -84,7 +84,7 @@ def test_failing_message_backs_off(flow: Flow) -> None:
 def test_transform_that_always_fails_raises(flow: Flow, output: str) -> None:
     flow.raw.push_many(range(20))
     with pytest.raises(ArithmeticError, match="cannot work on"):
-        flow.stage(failing(*range(20)), output=output).run_once(nothing)
+        flow.stage(failing(*range(20)), output=output).run_once(no_session)
     assert flow.written() == []
     messages = flow.raw.peek(100)
     assert len(messages) == 20
@@ -107,7 +107,7 @@ def test_failing_message_taken_meanwhile_is_left_alone(flow: Flow) -> None:
             )
         return failing(2)(frame)
 
-    report = flow.stage(transform, max_tries=1).run_once(nothing)
+    report = flow.stage(transform, max_tries=1).run_once(no_session)
     assert (report.claimed, report.written) == (4, 3)
     (thiefs,) = flow.stored(flow.source)
     assert (thiefs["payload"], thiefs["token"], thiefs["tries"]) == (2, "thief", 1)
@@ -117,7 +117,7 @@ def test_failing_message_taken_meanwhile_is_left_alone(flow: Flow) -> None:
 
 def test_single_failing_message_raises_nothing(flow: Flow) -> None:
     flow.raw.push_many([1])
-    report = flow.stage(failing(1), max_tries=1).run_once(nothing)
+    report = flow.stage(failing(1), max_tries=1).run_once(no_session)
     assert (report.claimed, report.failed) == (1, 1)
     assert [*flow.buried()] == [1]
 
@@ -127,14 +127,14 @@ def test_more_failures_than_allowed_are_found_in_turns(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     """Those that were not tried by themselves have not failed: their tries do not count, and they are not buried."""
-    monkeypatch.setattr(module, "FAILURES", 5)
+    monkeypatch.setattr(module, "MAX_FAILURES", 5)
     poison = [*range(0, 60, 4)]
     flow.raw.push_many(range(60))
     stage_ = flow.stage(failing(*poison), output=output, max_tries=2)
     claimed = 1
     while claimed:
         with suppress(ArithmeticError):  # as it may, where only they are left
-            claimed = stage_.run_once(nothing).claimed
+            claimed = stage_.run_once(no_session).claimed
     assert sorted(flow.buried()) == poison
     assert flow.written() == sorted({*range(60)} - {*poison})
     assert all(
@@ -151,7 +151,7 @@ def test_interrupts_and_misuse_count_no_try(flow: Flow, error: Any) -> None:
         raise error
 
     with pytest.raises((KeyboardInterrupt, ConfigurationError)):
-        flow.stage(transform).run_once(nothing)
+        flow.stage(transform).run_once(no_session)
     assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
     assert flow.written() == []
 
@@ -173,7 +173,7 @@ def keyed(key: Callable[[Any], str | None]) -> Callable[[Frame], Frame]:
 
 def test_move_sets_keys(flow: Flow) -> None:
     flow.raw.push_many(range(3), keys=["a", None, "c"])
-    flow.stage(keyed(lambda number: f"k{number}" if number else None)).run_once(nothing)
+    flow.stage(keyed(lambda number: f"k{number}" if number else None)).run_once(no_session)
     assert {each.payload: each.key for each in flow.clean.peek()} == {0: None, 1: "k1", 2: "k2"}
 
 
@@ -206,7 +206,7 @@ def test_transaction_leaves_out_rows_with_a_taken_key(flow: Flow) -> None:
     """As a push does: the message that has the key stands for it."""
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
-    flow.stage(keyed(lambda number: f"k{number}"), output="transaction").run_once(nothing)
+    flow.stage(keyed(lambda number: f"k{number}"), output="transaction").run_once(no_session)
     assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
         "0",
         "1",
@@ -230,7 +230,7 @@ def test_move_keeps_types_of_headers_and_payloads(flow: Flow) -> None:
         "text": '{"$oid": "no"}',
     }
     flow.raw.push(payload, headers=headers, key="k")
-    flow.stage(None).run_once(nothing)
+    flow.stage(None).run_once(no_session)
     (message,) = flow.clean.peek()
     assert message.headers == headers
     assert {name: type(each) for name, each in message.headers.items()} == {

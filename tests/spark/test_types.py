@@ -178,7 +178,7 @@ def test_json_payload_is_relaxed_extended_json() -> None:
 def test_invalid_json_names_its_row(text: str) -> None:
     rows = pa.RecordBatch.from_pydict({"id": ["first", "second"], "payload": ["1", text]})
     schema = StructType([StructField("id", StringType()), StructField("payload", StringType())])
-    with pytest.raises(InvalidMessage, match=r"^payload: in the row with id second: .* is no JSON"):
+    with pytest.raises(InvalidMessage, match=r"^payload: in the row with id second: invalid JSON"):
         list(Reader(schema, "id").rows(rows))
 
 
