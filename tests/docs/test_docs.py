@@ -367,6 +367,35 @@ def test_compose_file_matches_its_page() -> None:
     assert f'host: "127.0.0.1:{port}"' in compose
 
 
+# ---- the page on architecture
+
+ARCHITECTURE = "docs/topics/architecture.md"
+
+
+def test_architecture_names_every_module() -> None:
+    text = (ROOT / ARCHITECTURE).read_text()
+    modules = [
+        path.relative_to(ROOT / "pyqueue").as_posix()
+        for folder in ("pyqueue", "pyqueue/backends")
+        for path in (ROOT / folder).glob("*.py")
+    ]
+    expected = [name for name in modules if not name.endswith("__init__.py")]
+    assert [name for name in expected if f"`{name}`" not in text] == []
+
+
+def test_modules_named_by_architecture_exist() -> None:
+    drawn = re.findall(
+        r'class="module"[^>]*>([^<]*)<',
+        (ROOT / ARCHITECTURE).with_suffix(".svg").read_text(),
+    )
+    named = {name for text in drawn for name in text.split()}
+    assert {"transitions", "drivers", "spark/"} <= named
+    written = set(re.findall(r"`([\w/]+\.py)`", prose(ARCHITECTURE)))
+    folders = [ROOT / "pyqueue", ROOT / "pyqueue/backends", ROOT]
+    for name in {*written, *(n if n.endswith("/") else f"{n}.py" for n in named)}:
+        assert any((folder / name).exists() for folder in folders), name
+
+
 # ---- figures
 
 
