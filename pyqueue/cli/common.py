@@ -1,7 +1,7 @@
-"""What the commands share: how they end, how they reach the server, and how they speak to people and to programs.
+"""Code that the commands share: exit statuses, the connection to the server, and output.
 
-A program reads ``--json``: one value per line, BSON as MongoDB's relaxed extended JSON. A person at a terminal gets a table, and a
-pipe gets the same as tab-separated lines.
+Programs read ``--json``: one value per line, with BSON as MongoDB's relaxed extended JSON. A person
+at a terminal gets a table. A pipe gets the same rows as tab-separated lines.
 """
 
 from __future__ import annotations
@@ -26,30 +26,33 @@ from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
 __all__ = [
+    "CONNECT_TIMEOUT_S",
+    "INTERRUPTED",
     "Commands",
     "Json",
     "Namespace",
     "Signals",
     "Url",
     "as_json_text",
+    "cell",
+    "checked_url",
     "connect",
     "emit",
     "fail",
-    "identity",
     "note",
-    "parsed",
-    "queue",
-    "shown",
+    "parse_id",
+    "parse_json",
+    "queue_with_stored_options",
     "table",
-    "target",
-    "target_of",
+    "unconnected",
 ]
 
-#: Seconds for which a command looks for the server.
-REACH = 5.0
-#: What is wrong with a command line; typer has no name of its own for it.
+#: How long a command tries to reach the server.
+CONNECT_TIMEOUT_S = 5.0
+#: The exit statuses of a shell for a program that Ctrl-C or a closed pipe ended.
+INTERRUPTED, CLOSED_PIPE = 130, 141
+#: The error for a wrong command line. Typer does not export it, but it exports a subclass.
 UsageError: Any = typer.BadParameter.__base__
-CLOSED_PIPE = 141  # what a shell says of a command that a closed pipe ended
 
 _EXTENDED = json_util.JSONOptions(
     json_mode=json_util.JSONMode.RELAXED,
@@ -83,72 +86,87 @@ Signals = Annotated[
         "--signals",
         envvar="PYQUEUE_SIGNALS",
         metavar="URL",
-        help="The bus that the consumers listen to, if it is not the default: redis://..., none:.",
+        help="The bus that the consumers use, if it is not the default: redis://..., none:.",
         show_envvar=True,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON, one value per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value per line.")]
 
 
 class Commands(TyperGroup):
-    """The commands, with what they have in common: how they end."""
+    """A group of commands that translates errors into exit statuses."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry the command out."""
+        """Run the command."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except QueueError as error:
             fail(error)
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            _forget_interrupt()
+            raise typer.Exit(INTERRUPTED) from None
         except UsageError as error:
-            error.message = _redacted(error.message)
+            error.message = _without_credentials(error.message)
             raise
         except BrokenPipeError:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), 1
-            )  # so that the flush at the interpreter's end is quiet, too
+            # Python flushes stdout once more when it exits. That must not fail too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(CLOSED_PIPE) from None
         return result
 
 
+def _forget_interrupt() -> None:
+    """Make Python exit with our status, wherever it was when Ctrl-C arrived.
+
+    If a KeyboardInterrupt leaves ``exec`` of a text, CPython takes it for unhandled, even if a
+    caller handles it: at its end the process kills itself by SIGINT. Dataclasses and named tuples
+    use ``exec``, so this happens while modules are imported. The next ``exec`` clears the flag.
+    """
+    exec("")
+
+
 def fail(error: object) -> None:
-    """End with one line of complaint."""
-    typer.echo(f"pyqueue: {_redacted(' '.join(str(error).split()))}", err=True)
+    """Print an error in one line on stderr, and exit with status 2."""
+    typer.echo(f"pyqueue: {_without_credentials(' '.join(str(error).split()))}", err=True)
     raise typer.Exit(2) from None
 
 
-def _redacted(text: str) -> str:
-    """A complaint without the credentials of a URL that was given where none belongs."""
+def _without_credentials(text: str) -> str:
+    """Hide the credentials of a URL that was given in the wrong place."""
     return re.sub(r"(\w+:/+)\S*@", r"\1***@", text)
 
 
 def note(text: str) -> None:
-    """Tell a person something beside the answer."""
+    """Print a remark for people on stderr."""
     typer.echo(f"pyqueue: {text}", err=True)
 
 
 # ---- the server
 
 
-def target_of(url: str | None) -> str:
-    """The target that was named."""
+def checked_url(url: str | None) -> str:
+    """Return the URL of the server.
+
+    Raises:
+        ConfigurationError: if the URL is missing, or if no other process could see the data.
+    """
     if not url:
         raise ConfigurationError(
-            "which server? Give --url mongodb://host/db or set PYQUEUE_URL; `pyqueue embedded PATH` starts one and prints its URL"
+            "missing server: give --url mongodb://host/db or set PYQUEUE_URL; "
+            "`pyqueue embedded PATH` starts a server and prints its URL"
         )
     if url == "memory:":
         raise ConfigurationError(
-            '--url: what is in "memory:" no other process can see; give mongodb://host/db'
+            '--url: no other process can see the data of "memory:"; give mongodb://host/db'
         )
     return url
 
 
 @contextmanager
-def target(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
-    """A client that has not yet talked to the server."""
-    client = Client(target_of(url), namespace=namespace, signals=signals, owner=None)
+def unconnected(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
+    """Make a client that has not connected to the server yet, and close it afterwards."""
+    client = Client(checked_url(url), namespace=namespace, signals=signals, owner=None)
     try:
         yield client
     finally:
@@ -157,15 +175,18 @@ def target(url: str | None, namespace: str, signals: str | None = None) -> Itera
 
 @contextmanager
 def connect(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
-    """A client whose server was reached."""
-    with target(url, namespace, signals) as client:
-        with pymongo.timeout(REACH):
+    """Make a client that is connected to the server, and close it afterwards."""
+    with unconnected(url, namespace, signals) as client:
+        with pymongo.timeout(CONNECT_TIMEOUT_S):
             client.__enter__()
         yield client
 
 
-def queue(client: Client, name: str) -> Queue[Any]:
-    """A queue with the options that its own programs last used: the command line must not bring in others."""
+def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
+    """Return a queue with the options that its programs used last.
+
+    A command must not change how the programs of a queue use it.
+    """
     run = runner_of(client).run
     options = run(options_of(client.queue(name).name))
     kind = run(kind_of(name)) or "standard"
@@ -177,34 +198,35 @@ def queue(client: Client, name: str) -> Queue[Any]:
     try:
         return client.queue(name, kind=kind, **known)
     except QueueError as error:
-        note(f"the options in the record of queue {name!r} are passed over: {error}")
+        note(f"the stored options of queue {name!r} are ignored: {error}")
         return client.queue(name, kind=kind)
 
 
 # ---- values
 
 
-def parsed(text: str, place: str) -> Any:
-    """The BSON value of a text of extended JSON."""
+def parse_json(text: str, source: str) -> Any:
+    """Parse extended JSON into a BSON value. ``source`` names the text in the error."""
     try:
         return json_util.loads(text, json_options=_EXTENDED)
-    except Exception as error:  # json_util raises what comes up on the way
+    except Exception as error:  # json_util raises errors of many types
         raise ConfigurationError(
-            f"{place}: no JSON: {error}; give a text that is no JSON with --text, or in quotes: '\"like this\"'"
+            f"{source}: invalid JSON: {error}; to push plain text use --text, "
+            "or put it in quotes: '\"like this\"'"
         ) from error
 
 
-def identity(text: str) -> Id:
-    """An id as it was typed: 24 hexadecimal digits are an ObjectId."""
+def parse_id(text: str) -> Id:
+    """Return an id as typed. 24 hexadecimal digits are an ObjectId."""
     return ObjectId(text) if ObjectId.is_valid(text) else text
 
 
-def as_json_text(value: Any) -> str:
-    """A value as one line of extended JSON."""
+def as_json_text(value: object) -> str:
+    """Format a value as one line of extended JSON."""
     return json_util.dumps(value, json_options=_EXTENDED, ensure_ascii=False)
 
 
-def emit(value: Any) -> None:
+def emit(value: object) -> None:
     """Print a value as one line of JSON."""
     print(as_json_text(value))
 
@@ -212,8 +234,8 @@ def emit(value: Any) -> None:
 # ---- tables
 
 
-def shown(value: Any) -> str:
-    """A value in a table's cell."""
+def cell(value: object) -> str:
+    """Format a value for a cell of a table."""
     if value is None or value is False:
         return ""
     if value is True:
@@ -226,13 +248,19 @@ def shown(value: Any) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, right: Sequence[str] = ()
+    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, right: Sequence[str] = ()
 ) -> None:
-    """Print rows: as a table at a terminal, else as lines of a header and cells between tabs."""
-    cells = [[shown(row.get(name)) for name in columns] for row in rows]
+    """Print rows: a table at a terminal, tab-separated lines with a header otherwise.
+
+    Args:
+        columns: the names of the columns, in order.
+        rows: the values by column.
+        right: the columns that are aligned to the right.
+    """
+    cells = [[cell(row.get(name)) for name in columns] for row in rows]
     if not sys.stdout.isatty():
         for line in (list(columns), *cells):
-            print("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in line))
+            print("\t".join(each.replace("\t", " ").replace("\n", " ") for each in line))
         return
     from rich import box
     from rich.console import Console

@@ -1,15 +1,17 @@
-"""``pyqueue doctor``: is everything as the queues need it? Each line says OK, or what to do.
+"""``pyqueue doctor``: check that server, indexes, clocks and bus are as the queues need them.
 
-It changes nothing: no index is made, no message written (the bus is tried on a topic of its own). It never prints a credential: what it
-shows of a server are the addresses that the server itself gives.
+Each line says OK, or what to do. The doctor changes nothing: it creates no index and writes no
+message, and it tries the bus on a separate topic. It never prints credentials: the addresses that
+it shows are those that the server gives.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 from uuid import uuid4
@@ -20,31 +22,60 @@ from bson import MaxKey, MinKey
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.datetime_ms import DatetimeMS
 from pymongo import ReadPreference, WriteConcern
+from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
 from pyqueue.backends.namespace import HOT, INDEXES
-from pyqueue.cli.common import REACH, Commands, Json, Namespace, Signals, Url, emit, target
+from pyqueue.cli.common import (
+    CONNECT_TIMEOUT_S,
+    Commands,
+    Json,
+    Namespace,
+    Signals,
+    Url,
+    emit,
+    unconnected,
+)
 from pyqueue.drivers import translated
 
-__all__ = ["app"]
+__all__ = [
+    "PARAMETERS",
+    "Finding",
+    "app",
+    "check_bus",
+    "check_clock",
+    "check_documents",
+    "check_indexes",
+    "check_member_clocks",
+    "check_parameters",
+    "check_retryable_writes",
+    "check_topology",
+    "check_version",
+    "findings",
+]
 
 app = typer.Typer(cls=Commands)
 
-#: "advice": it works, and could be better or could not be asked; only "wrong" makes the exit status 1.
+#: "advice": it works, but could be better, or could not be checked. Only "wrong" makes the exit
+#: status 1.
 Level = Literal["ok", "advice", "wrong"]
+Document = Mapping[str, Any]
 
-OLDEST = (6, 0)
-SAMPLES = 5
-SHOWN = 10  # documents looked at
-APART = 1.0  # seconds between clocks that deserve a word
+OLDEST_VERSION = (6, 0)
+CLOCK_SAMPLES = 5
+MAX_HIDDEN_PER_RANGE = 10
+#: Clocks that differ by more are reported.
+MAX_CLOCK_DIFFERENCE_S = 1.0
 NOT_AUTHORIZED = {13, 8000}
+#: No document has this id.
+UNUSED_ID = "~doctor"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the answer."""
+    """The result of one check."""
 
     check: str
     level: Level
@@ -54,17 +85,20 @@ class Finding:
 @app.command()
 def doctor(
     quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="Print nothing: the exit status is the answer."
+        False, "--quiet", "-q", help="Print nothing; only the exit status tells the result."
     ),
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Look whether server, indexes, clocks and bus are as they should be. Changes nothing; exit status 1 if something is wrong."""
+    """Check the server, the indexes, the clocks and the bus. Change nothing.
+
+    Exit status 1 if something is wrong.
+    """
     wrong = False
     try:
-        with target(url, namespace, signals) as client:
+        with unconnected(url, namespace, signals) as client:
             for finding in findings(client, signals):
                 wrong |= finding.level == "wrong"
                 if not quiet:
@@ -85,270 +119,274 @@ def _show(finding: Finding, as_json: bool) -> None:
 
 
 def findings(client: Client, signals: str | None) -> Iterator[Finding]:
-    """All lines; only the first if the server cannot be reached."""
+    """Yield a finding for each check, or only the first if the server cannot be reached."""
     database = client.database
-    with pymongo.timeout(REACH):
+    with pymongo.timeout(CONNECT_TIMEOUT_S):
         try:
             begun = time.monotonic()
             hello = database.command("hello")
             elapsed = time.monotonic() - begun
         except PyMongoError as error:
-            yield Finding(
-                "reach", "wrong", f"{translated(error)}; is it running, and is the URL right?"
-            )
+            text = f"{translated(error)}; is it running, and is the URL right?"
+            yield Finding("reach", "wrong", text)
             return
-    where = hello.get("me") or ":".join(map(str, database.client.address or ()))
-    yield Finding("reach", "ok", f"{where} answers, in {elapsed * 1000:.0f} ms with the connection")
+    address = hello.get("me") or ":".join(map(str, database.client.address or ()))
+    text = f"{address} answers, in {elapsed * 1000:.0f} ms with the connection"
+    yield Finding("reach", "ok", text)
     checks: dict[str, Callable[[], Finding]] = {
-        "permission": lambda: _permission(client),
-        "version": lambda: _version(database),
-        "kind": lambda: _kind(hello),
-        "write concern": lambda: _write_concern(client),
-        "retryable writes": lambda: _retryable(hello),
-        "indexes": lambda: _indexes(client),
-        "documents": lambda: _documents(client),
-        "clock": lambda: _clock(database),
-        "member clocks": lambda: _members(client, hello),
-        "bus": lambda: _bus(client, signals),
-        "parameters": lambda: _parameters(database),
+        "permission": lambda: _check_permission(client),
+        "version": lambda: check_version(database.client.server_info()["version"]),
+        "kind": lambda: check_topology(hello),
+        "write concern": lambda: _check_write_concern(client),
+        "retryable writes": lambda: check_retryable_writes(hello),
+        "indexes": lambda: check_indexes(client),
+        "documents": lambda: check_documents(client),
+        "clock": lambda: check_clock(lambda: database.command("hello")),
+        "member clocks": lambda: check_member_clocks(client.url, hello),
+        "bus": lambda: check_bus(client, signals),
+        "parameters": lambda: check_parameters(database),
     }
     for name, check in checks.items():
         try:
-            with pymongo.timeout(2 * REACH):
+            with pymongo.timeout(2 * CONNECT_TIMEOUT_S):
                 yield check()
         except OperationFailure as error:
-            if error.code not in NOT_AUTHORIZED:
-                yield Finding(name, "wrong", str(translated(error)))
-            elif name in ("permission", "write concern"):
-                yield Finding(
-                    name, "wrong", "this user may not; see docs/how-to/least-privileges.md"
-                )
-            else:
-                yield Finding(name, "advice", "this user may not ask; nothing to do if it works")
+            yield _refused(name, error)
         except PyMongoError as error:
             yield Finding(name, "wrong", str(translated(error)))
 
 
-def _permission(client: Client) -> Finding:
-    # Not found; but a user who may not look is told so.
-    client.database[client.namespace].find_one({"_id": "~doctor"})
+def _refused(name: str, error: OperationFailure) -> Finding:
+    """Return the finding for a check that the server refused."""
+    if error.code not in NOT_AUTHORIZED:
+        return Finding(name, "wrong", str(translated(error)))
+    if name in ("permission", "write concern"):
+        text = "this user may not do that; see docs/how-to/least-privileges.md"
+        return Finding(name, "wrong", text)
+    return Finding(name, "advice", "this user may not ask; ignore this if the queues work")
+
+
+# ---- the server
+
+
+def _check_permission(client: Client) -> Finding:
+    # The document does not exist. The server refuses a user without permission all the same.
+    client.database[client.namespace].find_one({"_id": UNUSED_ID})
     return Finding("permission", "ok", f"may read {client.database.name}.{client.namespace}")
 
 
-def _version(database: Any) -> Finding:
-    version = database.client.server_info()["version"]
-    if tuple(map(int, version.split(".")[:2])) < OLDEST:
-        return Finding(
-            "version",
-            "wrong",
-            f"MongoDB {version}: {OLDEST[0]}.{OLDEST[1]} or later is needed: upgrade it",
-        )
+def check_version(version: str) -> Finding:
+    """Check the version of the server."""
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        text = f"MongoDB {version} is too old: upgrade to {oldest} or later"
+        return Finding("version", "wrong", text)
     return Finding("version", "ok", f"MongoDB {version}")
 
 
-def _kind(hello: Any) -> Finding:
+def check_topology(hello: Document) -> Finding:
+    """Check whether the server is a replica set, a sharded cluster or a standalone."""
     if hello.get("msg") == "isdbgrid":
-        return Finding(
-            "kind", "ok", "a sharded cluster, through mongos: keep the namespace unsharded"
-        )
+        text = "a sharded cluster, through mongos: keep the namespace unsharded"
+        return Finding("kind", "ok", text)
     if "setName" not in hello:
-        return Finding(
-            "kind",
-            "advice",
-            "a standalone: no transactions, and more outcomes unknown after a fault; one node as a replica set has both "
-            "(mongod --replSet, then rs.initiate())",
+        text = (
+            "a standalone: it has no transactions, and more outcomes are unknown after a fault; "
+            "run it as a replica set of one node (mongod --replSet, then rs.initiate())"
         )
+        return Finding("kind", "advice", text)
     arbiters = len(hello.get("arbiters", ()))
     size = len(hello.get("hosts", ())) + len(hello.get("passives", ())) + arbiters
     text = f"replica set {hello['setName']!r}, {size} member{'s' if size > 1 else ''}"
     if arbiters:
-        return Finding(
-            "kind",
-            "advice",
-            f"{text}, {arbiters} of them without data: writes stop when one with data is down",
-        )
+        text += f", {arbiters} of them without data: writes stop when one with data is down"
+        return Finding("kind", "advice", text)
     return Finding("kind", "ok", text)
 
 
-def _write_concern(client: Client) -> Finding:
-    """A delete that matches nothing waits for the majority like any other write."""
-    sure = WriteConcern("majority", wtimeout=int(REACH * 1000), j=True)
+def _check_write_concern(client: Client) -> Finding:
+    """Delete nothing. The server waits for the majority all the same."""
+    majority = WriteConcern("majority", wtimeout=int(CONNECT_TIMEOUT_S * 1000), j=True)
+    collection = client.database[client.namespace].with_options(write_concern=majority)
     begun = time.monotonic()
-    client.database[client.namespace].with_options(write_concern=sure).delete_one(
-        {"_id": "~doctor"}
-    )
-    return Finding(
-        "write concern",
-        "ok",
-        f"majority and journal answer, in {(time.monotonic() - begun) * 1000:.0f} ms",
-    )
+    collection.delete_one({"_id": UNUSED_ID})
+    elapsed = time.monotonic() - begun
+    text = f"majority and journal answer, in {elapsed * 1000:.0f} ms"
+    return Finding("write concern", "ok", text)
 
 
-def _retryable(hello: Any) -> Finding:
+def check_retryable_writes(hello: Document) -> Finding:
+    """Check whether the server supports retryable writes."""
     if "setName" in hello or hello.get("msg") == "isdbgrid":
-        return Finding("retryable writes", "ok", "the server has them, and pyqueue uses them")
-    return Finding(
-        "retryable writes",
-        "advice",
-        "a standalone has none: a push that failed is repeated with its id",
-    )
+        text = "the server supports them, and pyqueue uses them"
+        return Finding("retryable writes", "ok", text)
+    text = "a standalone has none: repeat a failed push with the same id"
+    return Finding("retryable writes", "advice", text)
 
 
-def _indexes(client: Client) -> Finding:
-    there = client.database[
-        client.namespace
-    ].index_information()  # of a collection that is not there: none
-    if not there:
-        return Finding("indexes", "ok", "the namespace is empty: its first client makes them")
-    missing = [name for name in INDEXES if name not in there]
+def check_indexes(client: Client) -> Finding:
+    """Check that all indexes exist and have the right options."""
+    # A collection that does not exist has no indexes.
+    found = client.database[client.namespace].index_information()
+    if not found:
+        text = "the namespace is empty: its first client creates them"
+        return Finding("indexes", "ok", text)
+    missing = [name for name in INDEXES if name not in found]
     if missing:
-        return Finding(
-            "indexes",
-            "wrong",
-            f"missing: {', '.join(missing)}; any client that may create indexes makes them when it starts (pyqueue ls, say); "
-            "for an administrator's commands see docs/how-to/least-privileges.md",
+        text = (
+            f"missing: {', '.join(missing)}; a client that may create indexes does so when it "
+            "starts: run `pyqueue ls`; an administrator's commands are in "
+            "docs/how-to/least-privileges.md"
         )
-    other = [
+        return Finding("indexes", "wrong", text)
+    different = [
         name
         for name, (keys, options) in INDEXES.items()
-        if list(there[name]["key"]) != keys
-        or any(there[name].get(each) != value for each, value in options.items())
+        if list(found[name]["key"]) != keys
+        or any(found[name].get(each) != value for each, value in options.items())
     ]
-    if other:
-        return Finding(
-            "indexes",
-            "wrong",
-            f"not as they should be: {', '.join(other)}; drop them, then start a client",
-        )
+    if different:
+        text = f"wrong keys or options: {', '.join(different)}; drop them, then start a client"
+        return Finding("indexes", "wrong", text)
     return Finding("indexes", "ok", ", ".join(INDEXES))
 
 
-LEAST, MOST = MinKey(), MaxKey()
-#: Where in a queue's part of the index no message stands: what is no instant, and instants that are neither a message's nor a finished one's,
-#: which are those of 7000 years ago.
-NOWHERE: list[tuple[Any, Any]] = [
-    (LEAST, DatetimeMS(-(1 << 63))),
+# ---- documents that no receive finds
+
+MIN_KEY, MAX_KEY = MinKey(), MaxKey()
+#: The parts of a queue's range in the index where no receive looks: values that are not dates, and
+#: dates between those of live messages and those of finished ones, which lie 7000 years ahead.
+HIDDEN_RANGES: list[tuple[Any, Any]] = [
+    (MIN_KEY, DatetimeMS(-(1 << 63))),
     (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),
-    (datetime(9500, 1, 1, tzinfo=UTC), MOST),
+    (datetime(9500, 1, 1, tzinfo=UTC), MAX_KEY),
 ]
 
 
-def _documents(client: Client) -> Finding:
-    """Look for what no look of a queue finds. The index tells, so it costs little however many messages there are."""
+def check_documents(client: Client) -> Finding:
+    """Look for messages that no receive finds.
+
+    The index alone tells, so the cost does not grow with the number of messages.
+    """
     options = CodecOptions[dict[str, Any]](datetime_conversion=DatetimeConversion.DATETIME_AUTO)
     collection = client.database[client.namespace].with_options(codec_options=options)
     if HOT not in collection.index_information():
-        return Finding("documents", "ok", "nothing to look at without the indexes")
+        return Finding("documents", "ok", "not checked without the indexes")
 
-    def between(*ends: tuple[Any, Any]) -> list[Any]:
+    def ids_between(*ends: tuple[Any, Any]) -> list[Any]:
         least, most = (
-            [("q", q), ("when", when), ("_id", MOST if when == MOST else LEAST)] for q, when in ends
+            [("q", q), ("when", when), ("_id", MAX_KEY if when == MAX_KEY else MIN_KEY)]
+            for q, when in ends
         )
-        found = collection.find(
-            {"_id": {"$not": {"$regex": "^~"}}}, {"_id": 1}, limit=SHOWN, hint=HOT
-        )
+        not_a_record = {"_id": {"$not": {"$regex": "^~"}}}
+        found = collection.find(not_a_record, {"_id": 1}, limit=MAX_HIDDEN_PER_RANGE, hint=HOT)
         return [each["_id"] for each in found.min(least).max(most)]
 
     names = [name for name in collection.distinct("q") if isinstance(name, str)]
     hidden = {
         f"queue {name!r}": [
-            id for first, last in NOWHERE for id in between((name, first), (name, last))
+            id for first, last in HIDDEN_RANGES for id in ids_between((name, first), (name, last))
         ]
         for name in names
     }
-    hidden["no queue"] = between((LEAST, LEAST), ("", LEAST)) + between(({}, LEAST), (MOST, MOST))
-    told = [f"of {where}: {_some(ids)}" for where, ids in hidden.items() if ids]
-    if told:
-        text = "no receive will ever find these, since their `when` is no instant for it, or their `q` no name: "
-        return Finding(
-            "documents",
-            "advice",
-            f"{text}{'; '.join(told)}; others wrote them: mend or delete them by hand",
+    hidden["no queue"] = [
+        *ids_between((MIN_KEY, MIN_KEY), ("", MIN_KEY)),
+        *ids_between(({}, MIN_KEY), (MAX_KEY, MAX_KEY)),
+    ]
+    lists = [f"of {where}: {_first_ids(ids)}" for where, ids in hidden.items() if ids]
+    if lists:
+        text = (
+            "no receive finds these messages, because `when` is not a date in the usual range, or "
+            f"`q` is not a queue name: {'; '.join(lists)}; repair or delete them by hand"
         )
-    return Finding("documents", "ok", "all of them are where receives look")
+        return Finding("documents", "advice", text)
+    return Finding("documents", "ok", "receives can find all of them")
 
 
-def _some(ids: list[Any]) -> str:
+def _first_ids(ids: list[Any]) -> str:
     return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
 
 
 # ---- clocks
 
 
-def _offset(command: Callable[[], Any]) -> float:
-    """Seconds by which the clock of who answers is ahead of this machine's; by the quickest of some answers."""
+def _offset(hello: Callable[[], Document]) -> float:
+    """Return by how many seconds a server's clock is ahead of ours, by its fastest answer."""
     samples = []
-    for _ in range(SAMPLES):
+    for _ in range(CLOCK_SAMPLES):
         sent, begun = time.time(), time.monotonic()
-        told = command()["localTime"]
+        local_time = hello()["localTime"]
         elapsed = time.monotonic() - begun
-        aware = told if told.tzinfo else told.replace(tzinfo=UTC)
+        aware = local_time if local_time.tzinfo else local_time.replace(tzinfo=UTC)
         samples.append((elapsed, aware - datetime.fromtimestamp(sent + elapsed / 2, UTC)))
     offset: timedelta = min(samples, key=lambda each: each[0])[1]
     return offset.total_seconds()
 
 
-def _clock(database: Any) -> Finding:
-    offset = _offset(lambda: database.command("hello"))
-    text = f"the primary's is {abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine's"
-    if abs(offset) < APART:
+def check_clock(hello: Callable[[], Document]) -> Finding:
+    """Compare the primary's clock with the clock of this machine."""
+    offset = _offset(hello)
+    direction = "ahead of" if offset > 0 else "behind"
+    text = f"the primary's is {abs(offset):.3f} s {direction} this machine's"
+    if abs(offset) < MAX_CLOCK_DIFFERENCE_S:
         return Finding("clock", "ok", text)
-    return Finding(
-        "clock",
-        "advice",
-        f"{text}; pyqueue goes by the primary's, so only logs differ: run NTP on both",
-    )
+    text += "; pyqueue uses the primary's, so only logs differ: run NTP on both"
+    return Finding("clock", "advice", text)
 
 
-def _members(client: Client, hello: Any) -> Finding:
-    """Asks each member itself; ``hello`` needs no credentials, so none are sent."""
+def check_member_clocks(
+    url: str | None, hello: Document, offset: Callable[[Callable[[], Document]], float] = _offset
+) -> Finding:
+    """Compare the clocks of the members. Each is asked without credentials.
+
+    Args:
+        url: the URL of the client, for its options such as TLS.
+        hello: the answer of the server, with the addresses of the members.
+        offset: measures the offset of a member's clock.
+    """
     hosts = [*hello.get("hosts", ()), *hello.get("passives", ())]
     if len(hosts) < 2:
-        return Finding("member clocks", "ok", "one member has one clock")
-    url = client.url or ""
+        return Finding("member clocks", "ok", "there is only one member")
+    url = url or ""
     if not url.startswith("mongodb://"):
-        return Finding(
-            "member clocks", "advice", f"not measured for {url.partition(':')[0] or 'this target'}"
-        )
-    refused = ("replicaset", "auth", "readpreference", "directconnection")
+        text = f"not measured for {url.partition(':')[0] or 'this target'}"
+        return Finding("member clocks", "advice", text)
+    excluded = ("replicaset", "auth", "readpreference", "directconnection")
     options = [
-        pair for pair in parse_qsl(url.partition("?")[2]) if not pair[0].lower().startswith(refused)
+        pair
+        for pair in parse_qsl(url.partition("?")[2])
+        if not pair[0].lower().startswith(excluded)
     ]
-    query = urlencode(
-        [*options, ("directConnection", "true"), ("serverSelectionTimeoutMS", "2000")]
-    )
+    options += [("directConnection", "true"), ("serverSelectionTimeoutMS", "2000")]
     offsets, silent = {}, []
     for host in hosts:
         try:
-            with pymongo.MongoClient[dict[str, Any]](f"mongodb://{host}/?{query}") as member:
-                offsets[host] = _offset(
-                    lambda member=member: member.admin.command(
-                        "hello", read_preference=ReadPreference.NEAREST
-                    )  # type: ignore[misc]
-                )
+            with pymongo.MongoClient[dict[str, Any]](
+                f"mongodb://{host}/?{urlencode(options)}"
+            ) as member:
+                offsets[host] = offset(partial(_hello_of_any_member, member))
         except PyMongoError:
             silent.append(host)
     if silent:
-        return Finding(
-            "member clocks",
-            "wrong",
-            f"no answer from {', '.join(silent)}: is it running, and reachable from here?",
-        )
+        text = f"no answer from {', '.join(silent)}: is it running, and reachable from here?"
+        return Finding("member clocks", "wrong", text)
     spread = max(offsets.values()) - min(offsets.values())
     text = f"{spread:.3f} s between the {len(hosts)} members"
-    if spread < APART:
+    if spread < MAX_CLOCK_DIFFERENCE_S:
         return Finding("member clocks", "ok", text)
-    return Finding(
-        "member clocks",
-        "wrong",
-        f"{text}: a fail-over shifts leases and delays by that; run NTP on them",
-    )
+    text += ": a fail-over shifts leases and delays by that; run NTP on them"
+    return Finding("member clocks", "wrong", text)
+
+
+def _hello_of_any_member(member: pymongo.MongoClient[dict[str, Any]]) -> Document:
+    return member.admin.command("hello", read_preference=ReadPreference.NEAREST)
 
 
 # ---- the bus, the parameters
 
 
-def _bus(client: Client, signals: str | None) -> Finding:
+def check_bus(client: Client, signals: str | None) -> Finding:
+    """Send a signal, and check that it arrives."""
     name = (signals or "capped:").partition(":")[0]
     if name == "none":
         return Finding("bus", "ok", "none: consumers look every `poll` seconds")
@@ -362,51 +400,54 @@ def _bus(client: Client, signals: str | None) -> Finding:
         with bus.listen(topic) as listener:
             begun = time.monotonic()
             bus.emit(topic, datetime.now(UTC))
-            if listener.wait(REACH):
-                return Finding(
-                    "bus", "ok", f"{name}: heard in {(time.monotonic() - begun) * 1000:.0f} ms"
-                )
-        return Finding(
-            "bus",
-            "wrong",
-            f"{name}: nothing heard in {REACH:g} s; consumers find messages at their `poll` only",
+            if listener.wait(CONNECT_TIMEOUT_S):
+                elapsed = time.monotonic() - begun
+                text = f"{name}: a signal arrived in {elapsed * 1000:.0f} ms"
+                return Finding("bus", "ok", text)
+        text = (
+            f"{name}: no signal arrived in {CONNECT_TIMEOUT_S:g} s; "
+            "consumers find messages only at their next `poll`"
         )
+        return Finding("bus", "wrong", text)
     except buses.BusError as error:
         return Finding("bus", "wrong", f"{name}: {error}")
     finally:
         bus.close()
 
 
-#: Server parameters that matter, what one wants of them, and why.
+#: The server parameters that matter: which values are good, and what others mean.
 PARAMETERS: dict[str, tuple[Callable[[int], bool], str]] = {
     "minSnapshotHistoryWindowInSeconds": (
         lambda value: value <= 300,
-        "keeps that many seconds of deleted messages in the indexes; 300 is the default, and less makes room sooner",
+        "the indexes keep deleted messages for that many seconds; "
+        "300 is the default, and less frees space sooner",
     ),
     "transactionLifetimeLimitSeconds": (
         lambda value: value >= 30,
-        "ends your transactions that early; 60 is the default",
+        "the server aborts your transactions after that many seconds; 60 is the default",
     ),
 }
 
 
-def _parameters(database: Any) -> Finding:
-    there = {}
-    for name in PARAMETERS:
+def check_parameters(
+    database: Database[dict[str, Any]],
+    parameters: Mapping[str, tuple[Callable[[int], bool], str]] = PARAMETERS,
+) -> Finding:
+    """Check the server parameters. Those that the server does not know are skipped."""
+    found = {}
+    for name in parameters:
         try:
-            there[name] = int(database.client.admin.command("getParameter", 1, **{name: 1})[name])
+            answer = database.client.admin.command({"getParameter": 1, name: 1})
+            found[name] = int(answer[name])
         except OperationFailure as error:
             if error.code in NOT_AUTHORIZED:
                 raise
     advice = [
-        f"{name}={there[name]}: {why}"
-        for name, (good, why) in PARAMETERS.items()
-        if name in there and not good(there[name])
+        f"{name}={found[name]}: {meaning}"
+        for name, (is_good, meaning) in parameters.items()
+        if name in found and not is_good(found[name])
     ]
     if advice:
         return Finding("parameters", "advice", "; ".join(advice))
-    return Finding(
-        "parameters",
-        "ok",
-        ", ".join(f"{name}={value}" for name, value in there.items()) or "none to look at",
-    )
+    text = ", ".join(f"{name}={value}" for name, value in found.items()) or "none to check"
+    return Finding("parameters", "ok", text)

@@ -1,15 +1,16 @@
-"""The commands about the messages of a queue: ls, push, pop, peek, move, redrive, purge, pause, resume."""
+"""The commands on queues: ls, push, pop, peek, move, redrive, purge, pause and resume."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from pyqueue import Client, ConfigurationError, LeaseLost, Message, QueueError
+from pyqueue import ConfigurationError, LeaseLost, Message, Queue, QueueError
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -19,18 +20,20 @@ from pyqueue.cli.common import (
     as_json_text,
     connect,
     emit,
-    identity,
     note,
-    parsed,
-    queue,
+    parse_id,
+    parse_json,
+    queue_with_stored_options,
     table,
 )
 from pyqueue.queues import backend_of
 
-__all__ = ["app"]
+__all__ = ["app", "to_json"]
 
-#: Messages taken or passed on at a time.
-BATCH = 100
+#: How many messages one call takes out or moves.
+BATCH_SIZE = 100
+#: How many lines one call pushes.
+PUSH_BATCH_SIZE = 1000
 
 app = typer.Typer(cls=Commands)
 
@@ -39,7 +42,7 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 @app.command()
 def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False) -> None:
-    """List the queues, and how many messages each has."""
+    """List the queues and their numbers of messages."""
     columns = ("queue", "ready", "scheduled", "reserved", "history", "paused")
     with connect(url, namespace) as client:
         rows = [
@@ -60,66 +63,78 @@ def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False)
 # ---- push
 
 
+Payload = Annotated[
+    str | None,
+    typer.Argument(metavar="[PAYLOAD]", help="The payload as JSON. Default, or -: standard input."),
+]
+File = Annotated[
+    Path | None, typer.Option("--file", metavar="PATH", help="Read the payload from a file.")
+]
+Ndjson = Annotated[
+    bool, typer.Option("--ndjson", help="Push one message for each line of the input.")
+]
+Text = Annotated[
+    bool, typer.Option("--text", help="The payload, or each line, is plain text and not JSON.")
+]
+Header = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. Can be repeated.")
+]
+MessageId = Annotated[
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="The message's id. 24 hexadecimal digits are an ObjectId."
+    ),
+]
+
+
 @app.command()
 def push(
     name: Name,
-    payload: Annotated[
-        str | None,
-        typer.Argument(metavar="[PAYLOAD]", help="As JSON; left out, or -: standard input."),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="PATH", help="Read the payload from a file.")
-    ] = None,
-    ndjson: Annotated[
-        bool, typer.Option("--ndjson", help="A message for each line of the input.")
-    ] = False,
-    text: Annotated[
-        bool, typer.Option("--text", help="The payload is a text, or each line is one: no JSON.")
-    ] = False,
+    payload: Payload = None,
+    file: File = None,
+    ndjson: Ndjson = False,
+    text: Text = False,
     delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Until it can be received.")
+        float | None, typer.Option(metavar="SECONDS", help="The time until it can be received.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The message key, unique in the queue.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The message key. It is unique in the queue.")
+    ] = None,
     on_duplicate: Annotated[
-        Literal["ignore", "replace", "error"], typer.Option(help="If the key is taken.")
+        Literal["ignore", "replace", "error"], typer.Option(help="What to do if the key is taken.")
     ] = "ignore",
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; can be repeated.")
-    ] = None,
-    id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="ID", help="The message's id; 24 hexadecimal digits are an ObjectId."
-        ),
-    ] = None,
+    header: Header = None,
+    id: MessageId = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Push a message, or with --ndjson one for each line. Prints the id, or how many."""
-    if ndjson and (key is not None or id is not None):
-        raise ConfigurationError("--ndjson: many messages cannot have one --key or one --id")
-    if payload is not None and file is not None:
-        raise ConfigurationError("--file: give a PAYLOAD or a file, not both")
+    """Push a message, or with --ndjson one for each line. Print the id, or the number."""
     headers = _headers(header or [])
     if ndjson:
+        if key is not None or id is not None:
+            raise ConfigurationError(
+                "--ndjson: several messages cannot share a --key or an --id; leave them out"
+            )
         if payload not in (None, "-"):
-            raise ConfigurationError("--ndjson: reads --file or standard input, no PAYLOAD")
+            raise ConfigurationError(
+                "--ndjson: leave PAYLOAD out; the lines come from --file or standard input"
+            )
         with connect(url, namespace, signals) as client:
-            _push_lines(client, name, file, text, {"delay": delay, "headers": headers}, as_json)
+            target = queue_with_stored_options(client, name)
+            number = _push_lines(target, file, text, delay=delay, headers=headers)
+        emit({"pushed": number}) if as_json else print(number)
         return
-    if payload is None or payload == "-":
-        payload = _whole(file)
-    value = payload if text else parsed(payload, "PAYLOAD" if file is None else f"--file {file}")
+    value = _value(payload, file, text)
     with connect(url, namespace, signals) as client:
-        pushed = queue(client, name).push(
+        pushed = queue_with_stored_options(client, name).push(
             value,
             delay=delay,
             key=key,
             on_duplicate=on_duplicate,
             headers=headers,
-            id=None if id is None else identity(id),
+            id=None if id is None else parse_id(id),
         )
     if as_json:
         emit({"id": pushed})
@@ -129,147 +144,152 @@ def push(
         print(pushed)
 
 
+def _value(payload: str | None, file: Path | None, text: bool) -> Any:
+    """Return the payload to push, from the argument, the file or standard input."""
+    if payload is not None and file is not None:
+        raise ConfigurationError("--file: give a PAYLOAD or a file, not both")
+    if payload is None or payload == "-":
+        payload = _read_all(file)
+    source = "PAYLOAD" if file is None else f"--file {file}"
+    return payload if text else parse_json(payload, source)
+
+
 def _headers(given: list[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given]
-    for (name, equals, _), each in zip(pairs, given, strict=True):
+    headers = {}
+    for each in given:
+        name, equals, value = each.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--header {each}: give NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+        headers[name] = value
+    return headers
 
 
-def _read(file: Path | None) -> Any:
-    """The input, in bytes."""
+def _open_input(file: Path | None) -> BufferedIOBase:
     if file is None:
         if sys.stdin.isatty():
             raise ConfigurationError("PAYLOAD: give one, or --file, or pipe it in")
-        return sys.stdin.buffer
+        return cast(BufferedIOBase, sys.stdin.buffer)  # the stubs promise less than there is
     try:
         return file.open("rb")
     except OSError as error:
         raise ConfigurationError(f"--file {file}: {error.strerror}") from error
 
 
-def _whole(file: Path | None) -> str:
-    with _read(file) as source:
+def _read_all(file: Path | None) -> str:
+    with _open_input(file) as source:
         try:
-            return str(source.read().decode()).removesuffix("\n")
+            return source.read().decode().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"the input cannot be read: {error}") from error
 
 
-def _batches(source: Any) -> Iterator[list[bytes]]:
-    """The lines that are there, in batches: a slow producer's lines are not kept waiting."""
+def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
+    """Yield the lines that have arrived, so that those of a slow producer are not delayed."""
     rest = b""
     while data := source.read1(1 << 20):
         *lines, rest = (rest + data).split(b"\n")
-        for start in range(0, len(lines), 10 * BATCH):
-            yield lines[start : start + 10 * BATCH]
+        for start in range(0, len(lines), PUSH_BATCH_SIZE):
+            yield lines[start : start + PUSH_BATCH_SIZE]
     yield [rest]
 
 
 def _push_lines(
-    client: Client, name: str, file: Path | None, text: bool, options: dict[str, Any], as_json: bool
-) -> None:
-    target = queue(client, name)
+    target: Queue[Any],
+    file: Path | None,
+    text: bool,
+    *,
+    delay: float | None,
+    headers: dict[str, str],
+) -> int:
+    """Push a message for each line, and return how many."""
     pushed = number = 0
     try:
-        with _read(file) as source:
+        with _open_input(file) as source:
             for batch in _batches(source):
                 payloads = []
                 for line in batch:
                     number += 1
                     if line.strip():
-                        written = line.decode().removesuffix("\r")
-                        payloads.append(written if text else parsed(written, f"line {number}"))
+                        payload = line.decode().removesuffix("\r")
+                        payloads.append(payload if text else parse_json(payload, f"line {number}"))
                 if payloads:
-                    pushed += len(target.push_many(payloads, **options))
+                    pushed += len(target.push_many(payloads, delay=delay, headers=headers))
     except (QueueError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, QueueError) else f"line {number}: "
         raise ConfigurationError(
             f"{where}{error}; {pushed} messages were pushed before that"
         ) from error
-    emit({"pushed": pushed}) if as_json else print(pushed)
+    return pushed
 
 
 # ---- pop, peek
 
 
-def _told(message: Message[Any]) -> dict[str, Any]:
-    """A message for programs."""
-    fields = (
-        "id",
-        "queue",
-        "payload",
-        "headers",
-        "key",
-        "when",
-        "pushed",
-        "tries",
-        "error",
-        "trail",
-        "state",
-        "dead",
-    )
-    return {name: getattr(message, name) for name in fields}
+def to_json(message: Message[Any]) -> dict[str, Any]:
+    """Return the fields of a message that programs need."""
+    names = "id queue payload headers key when pushed tries error trail state dead"
+    return {name: getattr(message, name) for name in names.split()}
 
 
 @app.command()
 def pop(
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 1,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the first.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the first message.")
     ] = 0,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Take messages out and print their payloads as JSON, a line each; with --json all of each message.
+    """Remove messages and print their payloads as JSON, one per line; with --json whole messages.
 
-    Popped is gone, even if nobody reads the output. Exit status 1 if there was none.
+    A popped message is gone, even if the output is lost. Exit status 1 if there was none.
     """
     with connect(url, namespace, signals) as client:
-        source = queue(client, name)
+        source = queue_with_stored_options(client, name)
         popped = 0
         while popped < limit:
-            batch = source.pop_many(min(BATCH, limit - popped), timeout=0 if popped else timeout)
+            batch = source.pop_many(
+                min(BATCH_SIZE, limit - popped), timeout=0 if popped else timeout
+            )
             if not batch:
                 break
             popped += len(batch)
             for each in batch:
-                emit(_told(each) if as_json else each.payload)
+                emit(to_json(each) if as_json else each.payload)
             sys.stdout.flush()
         if not popped:
-            _why_nothing(source)
+            _note_if_paused(source)
             raise typer.Exit(1)
 
 
 @app.command()
 def peek(
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Show the messages that would be received next. Takes nothing."""
+    """Show the messages that would be received next, and leave them in the queue."""
     with connect(url, namespace) as client:
         messages = client.queue(name).peek(limit)
     if as_json:
         for each in messages:
-            emit(_told(each))
+            emit(to_json(each))
         return
     width = 200 if sys.stdout.isatty() else None
     rows = [
-        _told(each)
+        to_json(each)
         | {"payload": as_json_text(each.payload)[:width], "why": (each.error or {}).get("message")}
         for each in messages
     ]
     table(("id", "when", "tries", "key", "payload", "why"), rows, right=("tries",))
 
 
-def _why_nothing(source: Any) -> None:
+def _note_if_paused(source: Queue[Any]) -> None:
     if source.paused():
         note(f"queue {source.name!r} is paused: `pyqueue resume {source.name}`")
 
@@ -279,38 +299,43 @@ def _why_nothing(source: Any) -> None:
 
 @app.command()
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The queue they are in.")],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue they go to.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="The queue that the messages are in.")
+    ],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The queue that they move to.")],
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many; default: all that are ready.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="How many messages. Default: all that are ready."),
     ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Move messages to another queue, each in one atomic update. Prints how many."""
+    """Move messages to another queue, each in one atomic update. Print how many."""
     if source == to:
-        raise ConfigurationError(f"TO: {to!r} is where they are")
+        raise ConfigurationError(f"TO: the messages are already in {to!r}; give another queue")
     with connect(url, namespace, signals) as client:
-        taken, given = queue(client, source), queue(client, to)
-        ready = taken.counts().ready  # so that it ends even if more come in all the time
+        from_queue = queue_with_stored_options(client, source)
+        to_queue = queue_with_stored_options(client, to)
+        # The number at the start is the limit, so that this ends even if producers keep pushing.
+        ready = from_queue.counts().ready
         wanted = ready if limit is None else min(limit, ready)
         moved = 0
         while moved < wanted:
-            batch = taken.reserve_many(min(BATCH, wanted - moved), timeout=0)
+            batch = from_queue.reserve_many(min(BATCH_SIZE, wanted - moved), timeout=0)
             if not batch:
                 break
             try:
-                taken.move(*batch, to=given)
+                from_queue.move(*batch, to=to_queue)
                 moved += len(batch)
             except LeaseLost as error:
                 moved += len(batch) - len(error.lost) - len(error.unknown)
             except BaseException:
-                taken.release(*batch)
+                from_queue.release(*batch)
                 raise
         if not moved:
-            _why_nothing(taken)
+            _note_if_paused(from_queue)
     emit({"moved": moved}) if as_json else print(moved)
 
 
@@ -320,37 +345,38 @@ def redrive(
         str, typer.Argument(metavar="QUEUE", help="The dead-letter queue, such as orders.dead.")
     ],
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many; default: all.")
+        int | None, typer.Option(min=1, metavar="N", help="How many messages. Default: all.")
     ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Send dead messages back to the queues they came from. Prints how many."""
+    """Send dead messages back to the queues they came from. Print how many."""
     with connect(url, namespace, signals) as client:
-        source = queue(client, name)
+        source = queue_with_stored_options(client, name)
         moved = source.redrive(limit)
-        dead = backend_of(source).options.dead_letter
-        if not moved and client.queue(dead).counts().total:
-            note(f"no dead messages are in {name!r}; its own are in {dead!r}")
+        dead_letter = backend_of(source).options.dead_letter
+        if not moved and client.queue(dead_letter).counts().total:
+            note(f"{name!r} has no dead messages; its dead-letter queue is {dead_letter!r}")
     emit({"moved": moved}) if as_json else print(moved)
 
 
 @app.command()
 def purge(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Delete the messages that are ready or scheduled. Asks first. Prints how many."""
+    """Delete the ready and scheduled messages, after a confirmation. Print how many."""
     with connect(url, namespace) as client:
         target = client.queue(name)
         if not yes:
             counts = target.counts()
-            question = f"Delete {counts.ready + counts.scheduled} messages of queue {name!r} for good? [y/N] "
+            number = counts.ready + counts.scheduled
+            question = f"Delete {number} messages of queue {name!r} for good? [y/N] "
             typer.echo(question, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 note("nothing deleted")
@@ -370,8 +396,11 @@ def pause(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Have the consumers of every process stop receiving. Pushes go on."""
-    _set_paused(True, name, url, namespace, signals, as_json)
+    """Stop the delivery of messages, in every process. Pushes still work."""
+    with connect(url, namespace, signals) as client:
+        target = client.queue(name)
+        target.pause()
+        _show_paused(target, as_json)
 
 
 @app.command()
@@ -382,18 +411,16 @@ def resume(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Let consumers go on."""
-    _set_paused(False, name, url, namespace, signals, as_json)
-
-
-def _set_paused(
-    value: bool, name: str, url: str | None, namespace: str, signals: str | None, as_json: bool
-) -> None:
+    """Resume the delivery of messages."""
     with connect(url, namespace, signals) as client:
         target = client.queue(name)
-        target.pause() if value else target.resume()
-        paused = target.paused()
+        target.resume()
+        _show_paused(target, as_json)
+
+
+def _show_paused(target: Queue[Any], as_json: bool) -> None:
+    paused = target.paused()
     if as_json:
-        emit({"queue": name, "paused": paused})
+        emit({"queue": target.name, "paused": paused})
     else:
-        print(f"{name}: {'paused' if paused else 'not paused'}")
+        print(f"{target.name}: {'paused' if paused else 'not paused'}")

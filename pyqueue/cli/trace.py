@@ -1,4 +1,4 @@
-"""``pyqueue trace ID``: where a message is, how it came there, who holds it, and what failed."""
+"""``pyqueue trace ID``: where a message is, how it got there, who holds it, and what failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pyqueue.arguments import identity as checked
+from pyqueue.arguments import identity
 from pyqueue.backends.namespace import find_anywhere, options_of
 from pyqueue.cli.common import (
     Commands,
@@ -16,16 +16,16 @@ from pyqueue.cli.common import (
     Namespace,
     Url,
     as_json_text,
+    cell,
     connect,
     emit,
-    identity,
     note,
-    shown,
+    parse_id,
 )
 from pyqueue.connecting import runner_of
 from pyqueue.messages import invalid_fields, message_of, without_fields
 
-__all__ = ["app"]
+__all__ = ["app", "show", "to_json"]
 
 app = typer.Typer(cls=Commands)
 
@@ -37,35 +37,40 @@ def trace(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Find a message in whatever queue it is, and tell its story. Exit status 1 if there is none.
+    """Find a message in any queue, and show its history. Exit status 1 if there is none.
 
-    A finished message is found as long as its queue's history keeps it.
+    A finished message is found as long as the history of its queue keeps it.
     """
-    ids = dict.fromkeys((checked(identity(id)), id))  # what looks like an ObjectId may be a text
+    ids = dict.fromkeys((identity(parse_id(id)), id))  # an id like an ObjectId may be a string
     with connect(url, namespace) as client:
-        now, documents = runner_of(client).run(find_anywhere(list(ids)))
-        told = [
-            _told(
-                document,
-                now,
-                runner_of(client).run(options_of(str(document.get("q")))).get("max_tries"),
-            )
-            for document in documents
+        run = runner_of(client).run
+        now, documents = run(find_anywhere(list(ids)))
+        options = [run(options_of(str(document.get("q")))) for document in documents]
+        found = [
+            to_json(document, now, each.get("max_tries"))
+            for document, each in zip(documents, options, strict=True)
         ]
-    if not told:
+    if not found:
         note(
-            f"no message has the id {id}: it is finished, and its queue keeps no history; or it never was in {namespace!r}"
+            f"no message with id {id} in namespace {namespace!r}: it never existed, "
+            "or it is finished and its queue keeps no history"
         )
         raise typer.Exit(1)
-    for each in told:
-        emit(each) if as_json else _show(each)
+    for each in found:
+        emit(each) if as_json else show(each)
 
 
-def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> dict[str, Any]:
-    """All there is to say of a stored message; what there is none of is left out."""
-    wrong = invalid_fields(document)
-    told = {name: document[name] for name in wrong}
-    document = without_fields(document, wrong)
+def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> dict[str, Any]:
+    """Return the facts about a stored message, without those that have no value.
+
+    Args:
+        document: the message as it is stored.
+        now: the time of the server.
+        max_tries: the limit of the queue, if it is known.
+    """
+    invalid = invalid_fields(document)
+    invalid_values = {name: document[name] for name in invalid}
+    document = without_fields(document, invalid)
     message = message_of(document, document.get("payload"), now)
     lease = None
     if "token" in document:
@@ -95,7 +100,7 @@ def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> 
         "processed": document.get("processed"),
         "expires": document.get("expires"),
         "trail": message.trail,
-        "wrong": told,
+        "wrong": invalid_values,
         "payload": message.payload,
     }
     return {
@@ -105,54 +110,52 @@ def _told(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> 
     }
 
 
-def _show(told: Mapping[str, Any]) -> None:
-    """A line for each fact, in words."""
-
-    def line(name: str, text: object) -> None:
-        print(f"{name:<11}{text}")
-
-    line("message", told["id"])
-    line("queue", told["queue"])
-    line("state", _state(told))
-    line("pushed", shown(told["pushed"]))
-    for stop in told.get("trail", ()):
-        line("passed", f"{stop['q']} until {shown(stop['at'])}")
-    tries = f"{told['tries']}" + (f" of {told['max_tries']}" if "max_tries" in told else "")
-    line("tries", tries)
-    if lease := told.get("lease"):
-        line(
-            "held by",
-            f"{lease['owner']} since {shown(lease['since'])}, until {shown(lease['until'])}{_lapsed(lease)}",
-        )
-    if progress := told.get("progress"):
+def show(facts: Mapping[str, Any]) -> None:
+    """Print one line for each fact."""
+    _line("message", facts["id"])
+    _line("queue", facts["queue"])
+    _line("state", _state(facts))
+    _line("pushed", cell(facts["pushed"]))
+    for stop in facts.get("trail", ()):
+        _line("passed", f"{stop['q']} until {cell(stop['at'])}")
+    _line(
+        "tries", f"{facts['tries']}" + (f" of {facts['max_tries']}" if "max_tries" in facts else "")
+    )
+    if lease := facts.get("lease"):
+        _line("held by", _holder(lease))
+    if progress := facts.get("progress"):
         fraction = progress.get("fraction")
-        percent = f"{fraction:.0%}" if isinstance(fraction, (int, float)) else shown(fraction)
-        line("progress", f"{percent} {progress.get('note') or ''} at {shown(progress.get('at'))}")
-    if error := told.get("error"):
-        line("failed", f"{error.get('type')}: {error.get('message')} at {shown(error.get('at'))}")
-    if dead := told.get("dead"):
-        line(
-            "dead",
-            f"{dead.get('reason')}: from {dead['from']} at {shown(dead['at'])} after {dead.get('tries')} tries",
-        )
-        line("", f"to send it back: pyqueue redrive {told['queue']}")
+        percent = f"{fraction:.0%}" if isinstance(fraction, (int, float)) else cell(fraction)
+        _line("progress", f"{percent} {progress.get('note') or ''} at {cell(progress.get('at'))}")
+    if error := facts.get("error"):
+        _line("failed", f"{error.get('type')}: {error.get('message')} at {cell(error.get('at'))}")
+    if dead := facts.get("dead"):
+        where = f"from {dead['from']} at {cell(dead['at'])} after {dead.get('tries')} tries"
+        _line("dead", f"{dead.get('reason')}: {where}")
+        _line("", f"to send it back: pyqueue redrive {facts['queue']}")
     for name in ("type", "key", "headers", "checkpoint"):
-        if name in told:
-            line(name, shown(told[name]))
-    for name, value in told.get("wrong", {}).items():
-        line("wrong", f"{name} is {as_json_text(value)}: pyqueue does not write that")
-    line("payload", as_json_text(told["payload"]))
+        if name in facts:
+            _line(name, cell(facts[name]))
+    for name, value in facts.get("wrong", {}).items():
+        _line("wrong", f"{name} is {as_json_text(value)}: pyqueue does not write that")
+    _line("payload", as_json_text(facts["payload"]))
 
 
-def _lapsed(lease: Mapping[str, Any]) -> str:
-    return " (that is over: whoever comes next receives it)" if lease["lapsed"] else ""
+def _line(name: str, text: object) -> None:
+    print(f"{name:<11}{text}")
 
 
-def _state(told: Mapping[str, Any]) -> str:
-    match told["state"]:
+def _holder(lease: Mapping[str, Any]) -> str:
+    text = f"{lease['owner']} since {cell(lease['since'])}, until {cell(lease['until'])}"
+    return f"{text} (expired: the next consumer can claim it)" if lease["lapsed"] else text
+
+
+def _state(facts: Mapping[str, Any]) -> str:
+    match facts["state"]:
         case "finished":
-            return f"finished: {told.get('outcome')} at {shown(told['processed'])}, kept until {shown(told.get('expires'))}"
+            done = f"{facts.get('outcome')} at {cell(facts['processed'])}"
+            return f"finished: {done}, kept until {cell(facts.get('expires'))}"
         case "reserved":
             return "reserved"
         case state:
-            return f"{state} from {shown(told['when'])}"
+            return f"{state} from {cell(facts['when'])}"

@@ -1,4 +1,4 @@
-"""The commands that run your code: worker, pipeline run, pipeline show."""
+"""The commands that run your code: worker, pipeline run and pipeline show."""
 
 from __future__ import annotations
 
@@ -10,44 +10,53 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anyio
 import typer
 
-from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Pipeline
+from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Counts, Pipeline
 from pyqueue.cli.common import (
+    INTERRUPTED,
     Commands,
     Json,
     Namespace,
     Signals,
     Url,
+    checked_url,
     connect,
     emit,
     note,
     table,
-    target_of,
 )
 from pyqueue.pipeline import Report, Runner
 from pyqueue.retrying import RetryDelays
 
-__all__ = ["app"]
+__all__ = ["WorkerPool", "WorkerProcess", "app", "run_and_close", "to_json"]
 
 app = typer.Typer(cls=Commands)
 pipelines = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Run or show a pipeline that a recipe describes."
+    cls=Commands, no_args_is_help=True, help="Run or show the pipeline of a recipe."
 )
 app.add_typer(pipelines, name="pipeline")
 
-#: Seconds until a worker process that died is started again.
-RESTARTS = Backoff(base=1, maximum=60, jitter=0)
-#: Seconds after which a worker process counts as healthy.
-HEALTHY = 60.0
-LOOKS = 0.05
+#: The delay before a worker process that died is started again.
+RESTART_BACKOFF = Backoff(base=1, maximum=60, jitter=0)
+#: A worker process that ran for this long was healthy: after its death the delay is short again.
+HEALTHY_AFTER_S = 60.0
+POOL_POLL_INTERVAL_S = 0.05
 
-Concurrency = Annotated[int | None, typer.Option(min=1, metavar="N", help="Handlers at once.")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The number of handlers that run at once.")
+]
+Grace = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="How long handlers may take to end after a stop."),
+]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML file.")]
 
 
@@ -63,17 +72,17 @@ def worker(
         ),
     ],
     concurrency: Concurrency = None,
-    processes: Annotated[int, typer.Option(min=1, metavar="N", help="So many processes.")] = 1,
-    grace: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped."),
-    ] = 30,
+    processes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The number of processes.")
+    ] = 1,
+    grace: Grace = 30,
     as_json: Json = False,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a worker until SIGTERM or Ctrl-C; a second one ends it at once. Exit status 0 if it was stopped.
+    """Run a worker until SIGTERM or Ctrl-C. A second signal ends it at once.
 
-    With --processes each is a process of its own; one that dies is started again.
+    With --processes, each worker runs in a separate process, and one that dies is started again.
+    Exit status 0 if the worker was stopped by a signal.
     """
     if processes > 1:
         options = [
@@ -81,28 +90,39 @@ def worker(
             *([f"--concurrency={concurrency}"] if concurrency else []),
             *(["--json"] if as_json else []),
         ]
-        raise typer.Exit(Family([name, *options], processes).run())
+        command = [sys.executable, "-m", "pyqueue.cli", "worker", name, *options]
+        raise typer.Exit(WorkerPool(command, processes).run())
     if lifeline is not None:
-        threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
+        threading.Thread(target=_stop_with_parent, args=(lifeline,), daemon=True).start()
     runner = _find(name)
+    _configure_logging()
+    report = run_and_close(runner, runner._client, concurrency=concurrency, grace=grace)
+    _show_report(runner, report, as_json)
+
+
+def _configure_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    _report(runner, _run(runner, runner._client, concurrency=concurrency, grace=grace), as_json)
 
 
-def _watch(lifeline: int) -> None:
-    """Stop when the parent is gone, however it ended: nobody else holds the other end of this pipe."""
+def _stop_with_parent(lifeline: int) -> None:
+    """Stop this process when its parent is gone, even if the parent was killed.
+
+    Only the parent holds the other end of the pipe, so reading ends when the parent does.
+    """
     with suppress(OSError):
         os.read(lifeline, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _find(name: str) -> Runner:
-    """The Worker or Pipeline that MODULE:OBJECT names; modules of the working directory come first."""
+    """Import the Worker or Pipeline that MODULE:OBJECT names. The working directory comes first."""
     module, colon, path = name.partition(":")
     if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):
-        raise ConfigurationError(f"APP: {name!r} is no MODULE:OBJECT, such as shop.worker:worker")
+        raise ConfigurationError(
+            f"APP: invalid name {name!r}: give MODULE:OBJECT, such as shop.worker:worker"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
@@ -110,9 +130,9 @@ def _find(name: str) -> Runner:
             found = getattr(found, part)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # it is there, and something that it imports is not: a traceback tells more
+            raise  # The module exists, but not all that it imports: the traceback says where.
         raise ConfigurationError(
-            f"APP: there is no module {module!r}, here or installed"
+            f"APP: no module {module!r}, neither in the working directory nor installed"
         ) from error
     except AttributeError as error:
         raise ConfigurationError(f"APP: {error}") from error
@@ -123,23 +143,32 @@ def _find(name: str) -> Runner:
     return found
 
 
-def _run(runner: Runner, client: Any, **options: Any) -> Report:
-    """Run it, and close its client: the process ends here."""
+def run_and_close(
+    runner: Runner,
+    client: Client | AsyncClient,
+    *,
+    until_empty: bool = False,
+    concurrency: int | None = None,
+    grace: float = 30,
+) -> Report:
+    """Run a worker or a pipeline, and close its client. Return the report of the run."""
+    run: Callable[[], Any] = partial(
+        runner.run, until_empty=until_empty, concurrency=concurrency, grace=grace
+    )
     if not isinstance(client, AsyncClient):
         with client:
-            report: Report = runner.run(**options)
+            report: Report = run()
         return report
 
     async def main() -> Report:
         async with client:
-            report: Report = await runner.run(**options)
+            report: Report = await run()
         return report
 
     return anyio.run(main)
 
 
-def _report(runner: Runner, report: Report, as_json: bool) -> None:
-    """Tell what a run did."""
+def _show_report(runner: Runner, report: Report, as_json: bool) -> None:
     if as_json:
         emit({"name": runner.name, "seconds": round(report.seconds, 3), "stages": report.stages})
         return
@@ -148,108 +177,140 @@ def _report(runner: Runner, report: Report, as_json: bool) -> None:
     table(columns, rows, right=columns[1:])
 
 
-class Child:
-    """One of several worker processes; started again when it dies."""
+class WorkerProcess:
+    """One process of a pool. It is started again when it dies.
 
-    def __init__(self, place: int, command: list[str], lifeline: int) -> None:
-        self._place = place
+    Args:
+        number: its number in the pool, for messages.
+        command: the command line.
+        lifeline: the end of a pipe that the process inherits, and watches.
+    """
+
+    def __init__(self, number: int, command: list[str], lifeline: int) -> None:
+        self._number = number
         self._command = command
         self._lifeline = lifeline
-        self._delays = RetryDelays(RESTARTS)
+        self._delays = RetryDelays(RESTART_BACKOFF)
         self._start()
 
     def _start(self) -> None:
-        self._begun = time.monotonic()
-        #: When it is to be started again; None: it runs.
-        self._due: float | None = None
-        # In a session of its own: the terminal's Ctrl-C is for the parent, who passes it on once.
-        self._process = subprocess.Popen(
+        self.started_at = time.monotonic()
+        #: When to start it again; None while it runs.
+        self.restart_at: float | None = None
+        # In a separate session, because the terminal sends Ctrl-C to the whole process group: the
+        # parent passes it on once.
+        self.process = subprocess.Popen(
             self._command, pass_fds=[self._lifeline], start_new_session=True
         )
 
     def stop(self) -> None:
-        """Have it end: at once if it listens to no signals yet, else as a worker ends. Another time: sooner."""
-        if self._due is None:
-            self._process.terminate()  # by SIGTERM, never SIGINT: what is being imported may swallow a KeyboardInterrupt
+        """Ask the process to stop. A second call makes it stop at once."""
+        if self.restart_at is None:
+            # SIGTERM and not SIGINT: a module that is being imported may swallow a
+            # KeyboardInterrupt.
+            self.process.terminate()
 
-    def look(self, stopping: bool) -> int | None:
-        """See to it. The answer is None as long as it runs or will; then its exit status."""
-        if self._due is not None:
+    def poll(self, stopping: bool) -> int | None:
+        """Check the process, and start it again if that is due.
+
+        Args:
+            stopping: whether the pool is stopping, so that nothing is started again.
+
+        Returns:
+            None while the process runs or waits for its restart, otherwise its exit status.
+        """
+        if self.restart_at is not None:
             if stopping:
                 return 0
-            if time.monotonic() >= self._due:
+            if time.monotonic() >= self.restart_at:
                 self._start()
             return None
-        status = self._process.poll()
-        if status is None or status in (0, 2):  # 2: it cannot run, and would not the next time
+        status = self.process.poll()
+        # Status 2 is a wrong configuration: the next process would fail as well.
+        if status is None or status in (0, 2):
             return status
         if stopping:
-            # Stopped before it had begun to listen to signals, it ends by them; or with 1, as Python and typer end when interrupted.
-            early = time.monotonic() - self._begun < HEALTHY
-            return (
-                0
-                if status in (-signal.SIGTERM, -signal.SIGINT, 130) or (early and status == 1)
-                else 1
-            )
-        if time.monotonic() - self._begun >= HEALTHY:
-            self._delays.reset()
-        delay = next(self._delays)
-        how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        note(
-            f"worker process {self._place} ({self._process.pid}) ended {how}; starting it again in {delay:g} s"
-        )
-        self._due = time.monotonic() + delay
+            return 0 if self._stopped_early(status) else 1
+        self._schedule_restart(status)
         return None
 
+    def _stopped_early(self, status: int) -> bool:
+        """Return whether the process was stopped before it handled signals.
+
+        It then ends by the signal, or with the status of Python or typer for an interrupt.
+        """
+        if status in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED):
+            return True
+        return status == 1 and time.monotonic() - self.started_at < HEALTHY_AFTER_S
+
+    def _schedule_restart(self, status: int) -> None:
+        if time.monotonic() - self.started_at >= HEALTHY_AFTER_S:
+            self._delays.reset()
+        delay = next(self._delays)
+        self.restart_at = time.monotonic() + delay
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        process = f"worker process {self._number} ({self.process.pid})"
+        note(f"{process} ended {how}; starting it again in {delay:g} s")
+
     def kill(self) -> None:
-        """End it in any case."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        """Kill the process if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
 
-class Family:
-    """Worker processes, and their parent, who does nothing but look after them."""
+class WorkerPool:
+    """Several worker processes. The parent only watches them.
 
-    def __init__(self, arguments: list[str], number: int) -> None:
-        self._arguments = arguments
-        self._number = number
-        self._heard: list[int] = []
+    Args:
+        command: the command line of each process. It gets one more option, ``--lifeline=N``: the
+            number of a pipe's read end. Reading it returns when the parent is gone.
+        size: the number of processes.
+    """
+
+    def __init__(self, command: list[str], size: int) -> None:
+        self._command = command
+        self._size = size
+        self._signals: list[int] = []
 
     def run(self) -> int:
-        """Keep them running until SIGTERM or SIGINT, have them end as well, and wait for them. Answers the exit status."""
+        """Keep the processes running until SIGTERM or SIGINT, and wait for all of them to stop.
+
+        Returns:
+            The highest exit status of a process.
+        """
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda number, frame: self._heard.append(number))
-        lifeline, self._other_end = os.pipe()  # its other end is open as long as this process lives
-        command = [
-            sys.executable,
-            "-m",
-            "pyqueue.cli",
-            "worker",
-            *self._arguments,
-            f"--lifeline={lifeline}",
-        ]
-        children: list[Child] = []
-        worst, passed = 0, 0
+            signal.signal(each, lambda number, frame: self._signals.append(number))
+        # The write end stays open as long as this process lives; nothing else holds it.
+        lifeline, _ = os.pipe()
+        command = [*self._command, f"--lifeline={lifeline}"]
+        processes: list[WorkerProcess] = []
         try:
-            children = [Child(place, command, lifeline) for place in range(1, self._number + 1)]
-            running = list(children)
-            while running:
-                while passed < len(self._heard):
-                    passed += 1
-                    for child in running:
-                        child.stop()
-                for child in list(running):
-                    status = child.look(bool(self._heard))
-                    if status is not None:
-                        running.remove(child)
-                        worst = max(worst, status)
-                        if status == 2 and not self._heard:
-                            self._heard.append(signal.SIGTERM)
-                time.sleep(LOOKS)
+            processes.extend(
+                WorkerProcess(number, command, lifeline) for number in range(1, self._size + 1)
+            )
+            return self._watch(processes)
         finally:
-            for child in children:
-                child.kill()
+            for process in processes:
+                process.kill()
+
+    def _watch(self, processes: list[WorkerProcess]) -> int:
+        """Watch the processes until all have ended. Return the highest exit status."""
+        running = list(processes)
+        worst, passed_on = 0, 0
+        while running:
+            while passed_on < len(self._signals):
+                passed_on += 1
+                for process in running:
+                    process.stop()
+            for process in list(running):
+                status = process.poll(bool(self._signals))
+                if status is not None:
+                    running.remove(process)
+                    worst = max(worst, status)
+                    if status == 2 and not self._signals:
+                        self._signals.append(signal.SIGTERM)
+            time.sleep(POOL_POLL_INTERVAL_S)
         return worst
 
 
@@ -257,7 +318,7 @@ class Family:
 
 
 def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
-    sys.path.insert(0, os.getcwd())  # where its handlers are, unless they are installed
+    sys.path.insert(0, os.getcwd())  # for handlers that are not installed
     return Pipeline.from_recipe(client, recipe)
 
 
@@ -265,77 +326,78 @@ def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
 def run_(
     recipe: Recipe,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when no stage has a message left.")
+        bool, typer.Option("--until-empty", help="Stop when no stage has a message left.")
     ] = False,
     concurrency: Concurrency = None,
-    grace: Annotated[
-        float,
-        typer.Option(min=0, metavar="SECONDS", help="For handlers to end when it is stopped."),
-    ] = 30,
+    grace: Grace = 30,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C, or until it is empty. Prints what each stage counted.
+    """Run a pipeline until SIGTERM or Ctrl-C, or until it is empty. Print the counts of each stage.
 
-    Its handlers find the server in the environment: PYQUEUE_URL and PYQUEUE_NAMESPACE.
+    The handlers find the server in the environment: PYQUEUE_URL and PYQUEUE_NAMESPACE.
     """
-    os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = target_of(url), namespace
+    os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = checked_url(url), namespace
     with connect(url, namespace, signals):
-        pass  # is anybody there?
-    client = AsyncClient(target_of(url), namespace=namespace, signals=signals)
+        pass  # Fail now if the server cannot be reached.
+    client = AsyncClient(checked_url(url), namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    _configure_logging()
+    report = run_and_close(
+        pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace
     )
-    _report(
-        pipeline,
-        _run(pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace),
-        as_json,
-    )
+    _show_report(pipeline, report, as_json)
 
 
 @pipelines.command()
 def show(
     recipe: Recipe,
-    format: Annotated[Literal["text", "mermaid", "svg"], typer.Option(help="How.")] = "text",
+    format: Annotated[
+        Literal["text", "mermaid", "svg"], typer.Option(help="The format of the drawing.")
+    ] = "text",
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Draw a pipeline; with a server also how many messages are where."""
+    """Draw a pipeline. With --url, add the number of messages in each queue."""
     if url is None:
-        # It is only drawn: this client is never opened.
-        _drawn(_pipeline(Client("memory:"), recipe), format, None, as_json)
+        # The graph needs a client, but drawing it does not open that client.
+        _draw(_pipeline(Client("memory:"), recipe), format, None, as_json)
         return
     with connect(url, namespace) as client:
         pipeline = _pipeline(client, recipe)
         counts = {name: client.queue(name).counts() for name in pipeline.graph.depths()}
-        _drawn(pipeline, format, counts, as_json)
+        _draw(pipeline, format, counts, as_json)
 
 
-def _drawn(
+def _draw(
     pipeline: Pipeline,
     format: Literal["text", "mermaid", "svg"],
-    counts: dict[str, Any] | None,
+    counts: dict[str, Counts] | None,
     as_json: bool,
 ) -> None:
-    if not as_json:
+    if as_json:
+        emit(to_json(pipeline, counts))
+    else:
         print(pipeline.show(format, counts), end="")
-        return
+
+
+def to_json(pipeline: Pipeline, counts: dict[str, Counts] | None) -> dict[str, Any]:
+    """Return the graph of a pipeline, with the numbers of messages if they are known."""
     stages = [
         {"queue": each.name, "kind": each.kind, "handler": each.label, "to": list(each.to)}
         for each in pipeline.graph.stages.values()
     ]
-    told: dict[str, Any] = {
+    graph: dict[str, Any] = {
         "name": pipeline.name,
         "stages": stages,
         "outputs": pipeline.graph.outputs,
     }
     if counts is not None:
         states = ("ready", "scheduled", "reserved", "history")
-        told["counts"] = {
+        graph["counts"] = {
             name: {state: getattr(each, state) for state in states} for name, each in counts.items()
         }
-    emit(told)
+    return graph

@@ -1,4 +1,4 @@
-"""``python -m pyqueue.demo FD`` is a consumer process of the demo; the argument is the pipe to its parent."""
+"""``python -m pyqueue.demo FD``: a consumer process of the demo. FD is the pipe to its parent."""
 
 import sys
 from multiprocessing.connection import Connection

@@ -1,7 +1,8 @@
-"""A consumer process of the demo: it works on the pipeline of ``flights`` until all queues are empty.
+"""A consumer process of the demo. It processes the ``flights`` pipeline until all queues are empty.
 
-It can do so in two ways. ``Pipeline.run`` handles each message by itself, as handlers want it. ``in_batches`` takes the same stages a
-hundred messages at a time, by the batch calls of the queues: that costs a third, where a stage can do with whole batches.
+There are two ways to do that. ``Pipeline.run`` calls the handlers for each message. ``in_batches``
+runs the same stages on a hundred messages at a time, with the batch calls of the queues. That costs
+a third, and suits stages that can handle whole batches.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from pyqueue import Client, Delivery, LeaseLost, Pipeline, Queue, Reservation, To
 from pyqueue.demo.flights import Flight, pipeline, results, store, upsert
+from pyqueue.pipeline.graph import Stage
 
-if TYPE_CHECKING:
-    from pyqueue.pipeline.graph import Stage
-
-__all__ = ["By", "connect", "consume", "in_batches"]
+__all__ = ["By", "connect", "consume", "handle", "in_batches"]
 
 By = Literal["batches", "pipeline"]
 
-BATCH = 100  # messages reserved and settled at a time
-CONCURRENCY = 64  # handlers at once
-GATHER = 0.3  # seconds for which the process that is killed goes on storing
-VICTIMS_LEASE = 3  # seconds until its messages come back
+BATCH_SIZE = 100  # messages that are reserved and settled together
+CONCURRENCY = 64  # handlers that run at once
+POLL_S = 0.25  # without signals between processes, an idle stage looks this often
+VICTIM_STORES_FOR_S = 0.3  # from the first stored flight until the victim is killed
+VICTIM_LEASE_S = 3  # then the messages of the victim are delivered again
 
 
 def connect(url: str, namespace: str, **options: Any) -> Client:
-    """Make a client. Its signals stay in the process: those between processes would leave a collection in your database."""
+    """Make a client whose signals stay in this process.
+
+    The default bus would leave a collection in the user's database.
+    """
     return Client(url, namespace=namespace, signals="memory:", **options)
 
 
@@ -40,52 +43,51 @@ def connect(url: str, namespace: str, **options: Any) -> Client:
 
 
 def in_batches(flights: Pipeline) -> None:
-    """Work on all stages, a thread for each, until no queue has a message left."""
+    """Run all stages, each in a thread, until no queue has a message left."""
     stages = flights.graph.stages
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def work(stage: Stage) -> None:
         try:
-            while not failed:
-                batch = queue_of(stage).reserve_many(BATCH, timeout=0.25)
+            while not errors:
+                batch = queue_of(stage).reserve_many(BATCH_SIZE, timeout=POLL_S)
                 if batch:
-                    with suppress(
-                        LeaseLost
-                    ):  # it took too long, and others have what was lost: leave it to them
+                    # A lease can expire if this process was slow. Another consumer then has the
+                    # message.
+                    with suppress(LeaseLost):
                         handle(stages, stage, batch)
-                elif all(
-                    each.queue.next_when() is None for each in stages.values()
-                ):  # in the order of the flow
+                # The order matters: a message only moves to a queue that is checked later.
+                elif all(queue_of(each).next_when() is None for each in stages.values()):
                     return
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=work, args=(stage,)) for stage in stages.values()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for error in failed:
+    for error in errors:
         raise error
 
 
 def handle(stages: dict[str, Stage], stage: Stage, batch: list[Reservation[Any]]) -> None:
-    """Do what is to be done with a batch of a stage, and settle it."""
+    """Process a batch of a stage, and settle it."""
     if stage.kind == "sink":
         results().bulk_write([upsert(each.payload, each) for each in batch], ordered=False)
         queue_of(stage).commit(*batch)
         return
-    decided: dict[str, list[tuple[Reservation[Any], Any]]] = defaultdict(list)
+    moves: dict[str, list[tuple[Reservation[Any], Any]]] = defaultdict(list)
     for each in batch:
-        answer = stage.handler(each.payload)
-        to = To(stage.to[0], answer) if stage.kind == "link" else answer
-        decided[to.queue].append((each, to.payload))
-    for target, pairs in decided.items():
+        result = stage.handler(each.payload)
+        to = To(stage.to[0], result) if stage.kind == "link" else result
+        moves[to.queue].append((each, to.payload))
+    for target, pairs in moves.items():
         queue_of(stage).move_many(pairs, to=queue_of(stages[target]))
 
 
 def queue_of(stage: Stage) -> Queue[Any]:
-    """Return the queue of a stage; the demo's client is a blocking one."""
+    """Return the queue of a stage. The client of the demo is a blocking one."""
     return cast("Queue[Any]", stage.queue)
 
 
@@ -93,57 +95,71 @@ def queue_of(stage: Stage) -> Queue[Any]:
 
 
 def consume(parent: Connection) -> None:
-    """Do as the parent says: begin, and end when there is nothing left to do or the parent is gone.
+    """Process messages until none are left or the parent is gone.
 
-    The victim's leases are short, and it never commits: it stores some flights, tells the parent which, and is killed. It handles each
-    message by itself, whatever the others do.
+    The victim has short leases and never commits. It stores some flights, tells the parent which,
+    and is killed. It always handles one message at a time.
+
+    Args:
+        parent: the connection to the parent, which sends the settings, and then the word to begin.
     """
     try:
         url, namespace, victim, by = parent.recv()
-        parent.recv()  # the word to begin
+        parent.recv()
     except (EOFError, OSError):
-        return  # the parent is gone
+        return  # The parent is gone.
     os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = url, namespace
-    # It would say that the victim's leases are other than the others'.
+    # Without the warning that the victim's lease differs from the stored options of its queues.
     logging.getLogger("pyqueue").setLevel(logging.ERROR)
-    held: list[int] = []
-    some = threading.Event()
-
-    def tell(what: str, value: Any) -> None:
-        with suppress(OSError):  # the parent is gone
-            parent.send((what, value))
-
-    def hold(
-        flight: Flight, delivery: Delivery[Flight]
-    ) -> None:  # not covered: the victim is killed
-        store(flight, delivery)
-        held.append(flight.id)
-        some.set()
-        threading.Event().wait()  # for the end
-
-    def confess() -> None:  # not covered: the victim is killed
-        some.wait()
-        time.sleep(GATHER)
-        tell("held", list(held))
-
-    def live() -> None:
-        with suppress(EOFError, OSError):
-            parent.recv()
-        os._exit(1)  # not covered: the parent is gone, and so is this process
-
-    threading.Thread(target=live, daemon=True).start()
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
         with connect(url, namespace) as client:
-            # Without signals between processes, an idle stage looks four times a second.
             if victim:  # not covered: the victim is killed
-                threading.Thread(target=confess, daemon=True).start()
-                flights = pipeline(client, store=hold, lease=VICTIMS_LEASE, poll=0.25)
+                Victim(parent).run(client)
+            elif by == "pipeline":
+                pipeline(client, poll=POLL_S).run(until_empty=True, concurrency=CONCURRENCY)
             else:
-                flights = pipeline(client, poll=0.25)
-            if victim or by == "pipeline":
-                flights.run(until_empty=True, concurrency=CONCURRENCY)
-            else:
-                in_batches(flights)
-        tell("done", None)
+                in_batches(pipeline(client, poll=POLL_S))
+        _send(parent, "done", None)
     except Exception as error:
-        tell("error", f"a consumer: {type(error).__name__}: {error}")
+        _send(parent, "error", f"a consumer: {type(error).__name__}: {error}")
+
+
+def _exit_with(parent: Connection) -> None:
+    """Exit when the parent is gone. The parent sends nothing more."""
+    with suppress(EOFError, OSError):
+        parent.recv()
+    os._exit(1)  # not covered: ends this process
+
+
+def _send(parent: Connection, what: str, value: object) -> None:
+    with suppress(OSError):  # The parent is gone.
+        parent.send((what, value))
+
+
+class Victim:  # not covered: the victim is killed
+    """The consumer that is killed while it holds messages."""
+
+    def __init__(self, parent: Connection) -> None:
+        self._parent = parent
+        self._held: list[int] = []
+        self._has_stored = threading.Event()
+
+    def run(self, client: Client) -> None:
+        """Run the pipeline until the parent kills this process."""
+        threading.Thread(target=self._report, daemon=True).start()
+        flights = pipeline(client, store=self._store, lease=VICTIM_LEASE_S, poll=POLL_S)
+        flights.run(until_empty=True, concurrency=CONCURRENCY)
+
+    def _store(self, flight: Flight, delivery: Delivery[Flight]) -> None:
+        """Store a flight, and never return, so that its message is not committed."""
+        store(flight, delivery)
+        self._held.append(flight.id)
+        self._has_stored.set()
+        threading.Event().wait()
+
+    def _report(self) -> None:
+        """Tell the parent which flights are stored, some time after the first."""
+        self._has_stored.wait()
+        time.sleep(VICTIM_STORES_FOR_S)
+        _send(self._parent, "held", list(self._held))

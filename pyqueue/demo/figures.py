@@ -1,4 +1,4 @@
-"""The figures of the demo, counted twice: straight from the file, and from what is in the collection and the queues."""
+"""The figures of the demo, counted twice: from the file, and from the collection and the queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ BACK = "flights held by the killed consumer, and stored again after it"
 
 
 def expected(lines: Iterable[Line], held: int) -> Figures:
-    """The figures, straight from the file: nothing of the above is used."""
+    """Count the figures from the file, without the code of the pipeline.
+
+    Args:
+        lines: the lines of the file.
+        held: how many flights the killed consumer had stored and not committed.
+    """
     flights, late, cancelled, arrived, minutes = (Counter[str]() for _ in range(5))
     for line in lines:
         carrier, delay = line["carrier"], line["arr_delay"]
@@ -49,7 +54,14 @@ def expected(lines: Iterable[Line], held: int) -> Figures:
 
 
 def measured(client: Client, results: Collection[Figures], pushed: int, held: list[int]) -> Figures:
-    """The same figures, from what is in the collection and in the queues."""
+    """Count the same figures from the collection and the queues.
+
+    Args:
+        client: a client on the namespace of the queues.
+        results: the collection of the flights.
+        pushed: how many rows were pushed.
+        held: the ids of the flights that the killed consumer had stored and not committed.
+    """
     out: Counter[str] = Counter()
     flights: dict[str, list[Figures]] = defaultdict(list)
     for each in results.find():
@@ -59,14 +71,14 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
     for name in QUEUES:
         queue = client.queue(name)
         dead = client.queue(f"{name}.dead").counts().total
-        came = pushed if name == "raw" else out[name] + queue.counts().total + dead
-        queues[name] = {"in": came, "out": out[name], "dead": dead}
-    for name, theirs in flights.items():
-        delays = [each["delay"] for each in theirs if each["delay"] is not None]
+        entered = pushed if name == "raw" else out[name] + queue.counts().total + dead
+        queues[name] = {"in": entered, "out": out[name], "dead": dead}
+    for name, own in flights.items():
+        delays = [each["delay"] for each in own if each["delay"] is not None]
         carriers[name] = {
-            "flights": len(theirs),
-            "late": sum(each["passed"][-1] == "late" for each in theirs),
-            "cancelled": sum(each["passed"][-1] == "cancelled" for each in theirs),
+            "flights": len(own),
+            "late": sum(each["passed"][-1] == "late" for each in own),
+            "cancelled": sum(each["passed"][-1] == "cancelled" for each in own),
             "mean_delay": sum(delays) / len(delays) if delays else None,
         }
     dead_letters = client.queue("raw.dead").peek(1000)
@@ -75,12 +87,12 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
         and f"\n{each.payload['broken_on_purpose']}\n" in str((each.error or {}).get("message"))
         for each in dead_letters
     )
-    back = results.count_documents({"_id": {"$in": held}, "writes": {"$gt": 1}})
-    return {"queues": queues, "carriers": carriers, DEAD: dead, BACK: back}
+    stored_again = results.count_documents({"_id": {"$in": held}, "writes": {"$gt": 1}})
+    return {"queues": queues, "carriers": carriers, DEAD: dead, BACK: stored_again}
 
 
 def compare(file: Any, here: Any, name: str = "") -> tuple[int, list[Figures]]:
-    """How many figures there are, and those that are not equal."""
+    """Compare figures, and return how many there are and which are not equal."""
     if isinstance(file, dict) and isinstance(here, dict):
         parts = [
             compare(file.get(each), here.get(each), f"{name}, {each}".strip(", "))

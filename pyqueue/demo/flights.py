@@ -1,19 +1,21 @@
-"""The flights that left New York in 2013, as a pipeline: the first real example to read.
+"""The flights that left New York in 2013 as a pipeline. Read this example first.
 
 ::
 
     raw ──parse──> parsed ──route──┬──> late ──────┐
-     │                             ├──> on-time ───┼──store──> a collection, one document for each flight
+     │                             ├──> on-time ───┼──store──> a collection, one document each
      └─ misfit ──> raw.dead        └──> cancelled ─┘
 
-* The rows are pushed to ``raw`` as they are in the file: strings. The stage reads them with a model, ``Row``. A row that does not fit it
-  goes to ``raw.dead`` with the validation error, and ``parse`` never sees it.
-* Each step is an atomic move: one update takes a message out of a queue and puts it, with its new payload, into the next.
-  It is never in both, and never in neither.
-* ``store`` writes a flight; then its message is committed. Who dies in between has done the work and not said so, and the message comes
-  back when its lease runs out. So the write is an upsert by the flight's id: done twice, it is there once.
+* The rows are pushed to ``raw`` as they are in the file: strings. The stage validates them with the
+  model ``Row``. A row that does not fit moves to ``raw.dead`` with the validation error, and
+  ``parse`` never sees it.
+* Each step is an atomic move: one update takes a message out of a queue and puts it, with its new
+  payload, into the next queue. The message is always in exactly one queue.
+* ``store`` writes a flight, and then its message is committed. A process that dies in between has
+  written the flight and not committed the message, so the message is delivered again when its
+  lease expires. Therefore the write is an upsert by the flight's id: it can safely be repeated.
 
-``docs/examples/flights.toml`` is the same graph as a recipe.
+``docs/examples/flights.toml`` describes the same graph as a recipe.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pymongo import MongoClient, UpdateOne, WriteConcern
 from pymongo.collection import Collection
 
-from pyqueue import Delivery, Message, Pipeline, To
+from pyqueue import Client, Delivery, Message, Pipeline, To
 
 __all__ = [
     "LATE",
@@ -43,7 +45,7 @@ __all__ = [
     "upsert",
 ]
 
-LATE = 15  # minutes, as the Department of Transportation counts
+LATE = 15  # minutes, as the U.S. Department of Transportation defines it
 QUEUES = ("raw", "parsed", "late", "on-time", "cancelled")  # in the order of the flow
 
 
@@ -53,7 +55,7 @@ Minutes = Annotated[int | None, BeforeValidator(lambda value: None if value == "
 
 
 class Row(BaseModel):
-    """A line of the file: strings, of which pydantic makes numbers or a validation error."""
+    """A line of the file. Pydantic converts its strings to numbers, or raises an error."""
 
     id: int
     year: int
@@ -68,21 +70,21 @@ class Row(BaseModel):
 
 
 class Flight(BaseModel):
-    """What a row tells."""
+    """A flight, with the facts that the demo needs."""
 
     id: int
     name: str
     carrier: str
     day: date
     departed: bool
-    delay: int | None  # minutes, on arrival; None if it did not arrive where it was bound
+    delay: int | None  # minutes on arrival; None if it did not arrive at its destination
 
 
 # ---- the stages
 
 
 def parse(row: Row) -> Flight:
-    """Make a flight of a row."""
+    """Convert a row to a flight."""
     return Flight(
         id=row.id,
         name=f"{row.carrier}{row.flight} {row.origin}-{row.dest}",
@@ -94,7 +96,7 @@ def parse(row: Row) -> Flight:
 
 
 def route(flight: Flight) -> To[Literal["late", "on-time", "cancelled"]]:
-    """Late is 15 minutes or more, or diverted."""
+    """Choose the queue. Late means 15 minutes or more, or diverted."""
     if not flight.departed:
         return To("cancelled")
     return To("late" if flight.delay is None or flight.delay >= LATE else "on-time")
@@ -106,7 +108,7 @@ def store(flight: Flight, delivery: Delivery[Flight]) -> None:
 
 
 def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
-    """The write of a flight, by its id. One that is written twice is there once; ``writes`` tells that it happened."""
+    """Return the write of a flight by its id. ``writes`` counts how often it was written."""
     passed = [*(step["q"] for step in message.trail), message.queue]
     fields = {"carrier": flight.carrier, "delay": flight.delay, "passed": passed}
     return UpdateOne({"_id": flight.id}, {"$set": fields, "$inc": {"writes": 1}}, upsert=True)
@@ -115,8 +117,8 @@ def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
 # ---- the graph
 
 
-def pipeline(client: Any, *, store: Callable[..., Any] = store, **options: Any) -> Pipeline:
-    """The stages, chained by their queues."""
+def pipeline(client: Client, *, store: Callable[..., Any] = store, **options: Any) -> Pipeline:
+    """Return the stages, chained by their queues."""
     flights: Pipeline = client.pipeline("flights")
     flights.link("raw", parse, to="parsed", model=Row, **options)
     flights.choice("parsed", route, to=["late", "on-time", "cancelled"], model=Flight, **options)
@@ -127,9 +129,12 @@ def pipeline(client: Any, *, store: Callable[..., Any] = store, **options: Any) 
 
 @cache
 def results() -> Collection[dict[str, Any]]:
-    """The collection of the stored flights, on the server that the environment names, as it does for a recipe's handlers."""
+    """Return the collection of the stored flights.
+
+    The environment names the server, as it does for the handlers of a recipe.
+    """
     mongo = MongoClient[dict[str, Any]](os.environ["PYQUEUE_URL"])
     name = f"{os.environ.get('PYQUEUE_NAMESPACE', 'pyqueue')}_flights"
-    # A commit is durable, so what was done before it must be.
+    # The commit of a message is durable, so the write before it must be durable too.
     durable = WriteConcern("majority", j=True)
     return mongo.get_default_database("pyqueue").get_collection(name, write_concern=durable)

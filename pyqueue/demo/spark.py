@@ -1,6 +1,7 @@
-"""``pyqueue demo --spark``: the flights pass from ``raw`` to ``parsed`` by a Spark stage, and are summed per carrier from claims.
+"""``pyqueue demo --spark``: a Spark stage parses the flights, and Spark sums them from claims.
 
-The rows that are broken on purpose do not make it through ``parsed``: the transform leaves them out, and the stage finishes them.
+The transform of the stage leaves out the rows that are broken on purpose, so the stage finishes
+their messages, and they never arrive in ``parsed``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # as all of Spark's users call it
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the usual name in Spark programs
 
 from pyqueue import Client
 from pyqueue.demo.figures import Figures, compare, expected
@@ -31,7 +32,7 @@ FIELDS = ("id", "month", "day", "dep_time", "arr_delay", "carrier", "flight")
 
 
 def parsed(df: DataFrame) -> DataFrame:
-    """Make flights of rows, which are strings in JSON; leave out what is no flight."""
+    """Convert rows, which are strings in JSON, to flights. Leave out the rows that are broken."""
     row = F.from_json("payload", ", ".join(f"{name} string" for name in FIELDS))
     rows = df.withColumn("row", row)
 
@@ -41,7 +42,7 @@ def parsed(df: DataFrame) -> DataFrame:
     def minutes(name: str) -> Any:
         return number(name).isNotNull() | (F.col(f"row.{name}") == "NA")
 
-    sound = (
+    valid = (
         number("month").between(1, 12)
         & number("day").between(1, 31)
         & number("flight").isNotNull()
@@ -58,11 +59,11 @@ def parsed(df: DataFrame) -> DataFrame:
         (departed & (delay.isNull() | (delay >= LATE))).alias("late"),
         (~departed).alias("cancelled"),
     )
-    return rows.where(F.coalesce(sound, F.lit(False))).select("id", flight.alias("payload"))
+    return rows.where(F.coalesce(valid, F.lit(False))).select("id", flight.alias("payload"))
 
 
 def sums(df: DataFrame) -> DataFrame:
-    """Count per carrier, of flights in JSON."""
+    """Sum the flights, which are in JSON, per carrier."""
     flight = df.select(
         F.from_json("payload", "carrier string, delay int, late boolean, cancelled boolean").alias(
             "flight"
@@ -78,17 +79,22 @@ def sums(df: DataFrame) -> DataFrame:
 
 
 def run(client: Client, lines: list[Line], stack: ExitStack) -> dict[str, Any]:
-    """Run it; the answer is what ``show`` shows."""
+    """Run the flights through Spark, and return the result that ``show_spark`` prints.
+
+    Args:
+        client: a client on an empty namespace.
+        lines: the lines of the file.
+        stack: stops Spark when it is closed.
+    """
     begun = time.monotonic()
     spark = spark_session("pyqueue demo", master="local[2]", config=QUIET)
     stack.callback(spark.stop)
     ready = time.monotonic()
-    raw = client.queue("raw", lease=600, max_tries=5)  # as the stage has them
-    queue = client.queue("parsed")
+    raw = client.queue("raw", lease=600, max_tries=5)  # the options of the stage
     pushed = 0
     rows = with_broken(iter(lines), len(lines))
-    while some := list(itertools.islice(rows, 1000)):
-        pushed += len(raw.push_many(some))
+    while batch := list(itertools.islice(rows, 1000)):
+        pushed += len(raw.push_many(batch))
     stage = SparkStage(
         uri=client.url,
         namespace=client.namespace,
@@ -98,34 +104,14 @@ def run(client: Client, lines: list[Line], stack: ExitStack) -> dict[str, Any]:
         transform=parsed,
         max_messages=10_000,
     )
-    stage_reports = list(stage.run(spark, until_empty=True))
-    totals: dict[str, Counter[str]] = {}
-    claims = 0
-    while True:
-        with queue.claim("parsed>sums", limit=10_000) as claim:
-            if not claim.ids:
-                break
-            for row in sums(claim.dataframe(spark)).collect():
-                totals.setdefault(row["carrier"], Counter()).update(
-                    {k: v for k, v in row.asDict().items() if k != "carrier"}
-                )
-            claim.commit()
-            claims += 1
+    reports = list(stage.run(spark, until_empty=True))
+    carriers, claims = _sum_claims(client, spark)
     seconds = time.monotonic() - ready
-    carriers = {
-        name: {
-            "flights": total["flights"],
-            "late": total["late"],
-            "cancelled": total["cancelled"],
-            "mean_delay": total["minutes"] / total["arrived"] if total["arrived"] else None,
-        }
-        for name, total in sorted(totals.items())
-    }
     figures: Figures = {
         "carriers": carriers,
-        "moved by the stage": sum(report.written for report in stage_reports),
-        "dropped by the stage": sum(report.dropped for report in stage_reports),
-        "left in the queues": raw.counts().total + queue.counts().total,
+        "moved by the stage": sum(report.written for report in reports),
+        "dropped by the stage": sum(report.dropped for report in reports),
+        "left in the queues": raw.counts().total + client.queue("parsed").counts().total,
     }
     file = {
         "carriers": expected(lines, 0)["carriers"],
@@ -139,10 +125,36 @@ def run(client: Client, lines: list[Line], stack: ExitStack) -> dict[str, Any]:
         "seconds_to_start_spark": round(ready - begun, 3),
         "seconds": round(seconds, 3),
         "messages_per_second": round(pushed / seconds),
-        "batches": len(stage_reports),
+        "batches": len(reports),
         "claims": claims,
         "moved": figures["moved by the stage"],
         "dropped": figures["dropped by the stage"],
         "carriers": carriers,
         "check": {"equal": not wrong, "compared": compared, "different": wrong},
     }
+
+
+def _sum_claims(client: Client, spark: SparkSession) -> tuple[Figures, int]:
+    """Sum the flights in ``parsed`` per carrier. Return the sums, and the number of claims."""
+    queue = client.queue("parsed")
+    totals: dict[str, Counter[str]] = {}
+    claims = 0
+    while True:
+        with queue.claim("parsed>sums", limit=10_000) as claim:
+            if not claim.ids:
+                break
+            for row in sums(claim.dataframe(spark)).collect():
+                counts = row.asDict()
+                totals.setdefault(counts.pop("carrier"), Counter()).update(counts)
+            claim.commit()
+            claims += 1
+    carriers = {
+        name: {
+            "flights": total["flights"],
+            "late": total["late"],
+            "cancelled": total["cancelled"],
+            "mean_delay": total["minutes"] / total["arrived"] if total["arrived"] else None,
+        }
+        for name, total in sorted(totals.items())
+    }
+    return carriers, claims

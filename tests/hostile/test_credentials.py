@@ -345,8 +345,8 @@ def test_commands_print_no_password(
         assert status == (1 if command[0] == "doctor" else 2)
         clean(text)
     for target, reach in ((NOBODY, 0.1), (wrong, 5)):
-        monkeypatch.setattr("pyqueue.cli.common.REACH", reach)
-        monkeypatch.setattr("pyqueue.cli.doctor.REACH", reach)
+        monkeypatch.setattr("pyqueue.cli.common.CONNECT_TIMEOUT_S", reach)
+        monkeypatch.setattr("pyqueue.cli.doctor.CONNECT_TIMEOUT_S", reach)
         status, text = output([*command, "--url", target])
         assert status == (1 if command[0] == "doctor" else 2)
         assert text.count("\n") == 1
@@ -369,7 +369,7 @@ def test_pipeline_commands_print_no_password(
         status, text = output([*arguments, "--url", url])
         assert status == 0, text
         clean(text)
-    monkeypatch.setattr("pyqueue.cli.common.REACH", 0.1)
+    monkeypatch.setattr("pyqueue.cli.common.CONNECT_TIMEOUT_S", 0.1)
     for arguments in commands:
         status, text = output([*arguments, "--url", NOBODY])
         assert status == 2

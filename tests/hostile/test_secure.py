@@ -313,7 +313,7 @@ def test_missing_privilege_is_named(secured: Secure, database: str, kind: str, a
     result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["doctor", "--signals", "none:"])
     if action in ("find", "remove"):  # the doctor writes nothing, so it cannot know of the others
         assert result.exit_code == 1
-        assert "this user may not; see docs/how-to/least-privileges.md" in result.stdout
+        assert "this user may not do that; see docs/how-to/least-privileges.md" in result.stdout
     assert "Traceback" not in result.stdout + result.stderr
 
 
