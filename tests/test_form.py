@@ -33,8 +33,6 @@ LONG_MODULES: dict[str, int] = {
 }
 LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
-    "pyqueue/cli/queues.py::push": 66,
-    "pyqueue/demo/spark.py::run": 69,
     "tests/chaos/run.py::run": 93,
     "tests/chaos/checker.py::audit": 88,
     "tests/bench/batches.py::settles": 62,

@@ -66,6 +66,8 @@ Document = Mapping[str, Any]
 OLDEST_VERSION = (6, 0)
 CLOCK_SAMPLES = 5
 MAX_HIDDEN_PER_RANGE = 10
+#: How long to wait for the answer of a member, to compare the clocks.
+MEMBER_TIMEOUT_S = 2.0
 #: Clocks that differ by more are reported.
 MAX_CLOCK_DIFFERENCE_S = 1.0
 NOT_AUTHORIZED = {13, 8000}
@@ -357,7 +359,8 @@ def check_member_clocks(
         for pair in parse_qsl(url.partition("?")[2])
         if not pair[0].lower().startswith(excluded)
     ]
-    options += [("directConnection", "true"), ("serverSelectionTimeoutMS", "2000")]
+    options.append(("directConnection", "true"))
+    options.append(("serverSelectionTimeoutMS", f"{MEMBER_TIMEOUT_S * 1000:.0f}"))
     offsets, silent = {}, []
     for host in hosts:
         try:

@@ -1,0 +1,360 @@
+"""The commands on queues: what they do, what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from bson import ObjectId
+
+from pyqueue import Client, Queue
+from pyqueue.cli import common, doctor
+from pyqueue.cli.common import as_json_text
+from tests.cli.shell import Shell
+from tests.support.eventually import eventually
+from tests.support.processes import ROOT
+
+UNREACHABLE = "mongodb://user:s3cret@127.0.0.1:1/nothing"
+
+
+# ---- push
+
+
+def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) -> None:
+    payload = '{"n": 1, "at": {"$date": "2020-01-01T00:00:00Z"}, "é": null}'
+    [pushed] = shell.json(
+        "push", "a", payload, "--delay", "60", "--key", "k", "--header", "x=y=z", "--id", "mine"
+    )
+    assert pushed == {"id": "mine"}
+    message = client.queue("a").get("mine")
+    assert message is not None
+    values = (message.payload["n"], message.payload["at"].year, message.payload["é"])
+    assert values == (1, 2020, None)
+    assert (message.key, message.headers, message.state) == ("k", {"x": "y=z"}, "scheduled")
+    assert shell.json("push", "a", "2", "--key", "k") == [{"id": None}]
+    taken = "pyqueue: nothing pushed: the key 'k' is taken\n"
+    assert shell.run("push", "a", "2", "--key", "k") == (0, "", taken)
+    replace = ("--on-duplicate", "replace")
+    assert shell.json("push", "a", "3", "--key", "k", *replace) == [{"id": "mine"}]
+    status, out, errors = shell.run("push", "a", "4", "--key", "k", "--on-duplicate", "error")
+    assert (status, out) == (2, "")
+    assert errors == "pyqueue: queue 'a' has messages with these keys: ['k']\n"
+    assert [each.payload for each in client.queue("a").peek()] == [3]
+
+
+def test_push_reads_arguments_files_and_stdin(shell: Shell, client: Client) -> None:
+    Path("one.json").write_text('{"from": "file"}\n')
+    shell.json("push", "a", "--file", "one.json")
+    shell.json("push", "a", given='{"from":\n "stdin"}\n')
+    shell.json("push", "a", "plain words", "--text")
+    shell.json("push", "a", "--ndjson", given='1\n\n{"n": 2}\r\n"three"')
+    Path("lines").write_text("four\nfive\n")
+    assert shell.json("push", "a", "--ndjson", "--text", "--file", "lines") == [{"pushed": 2}]
+    payloads = [each.payload for each in client.queue("a").peek(100)]
+    files = [{"from": "file"}, {"from": "stdin"}, "plain words"]
+    assert payloads == [*files, 1, {"n": 2}, "three", "four", "five"]
+
+
+def test_push_passes_lines_on_as_they_arrive(
+    shell: Shell, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+
+    def produce() -> None:
+        with open(write, "w") as lines:
+            print("1\n2", file=lines, flush=True)
+            # The input is still open when the first lines arrive.
+            eventually(lambda: client.queue("a").counts().ready == 2, "two messages")
+            print("3", file=lines)
+
+    with ThreadPoolExecutor(1) as pool, open(read) as stdin:
+        produced = pool.submit(produce)
+        assert shell.stream("push", "a", "--ndjson", stdin=stdin) == 0
+        produced.result()
+    assert capsys.readouterr().out == "3\n"
+
+
+def test_push_refuses_a_binary_file(shell: Shell, client: Client) -> None:
+    Path("binary").write_bytes(b"\xff\xfe")
+    status, out, errors = shell.run("push", "a", "--text", "--file", "binary")
+    assert (status, out) == (2, "")
+    assert errors.startswith("pyqueue: the input cannot be read: ")
+    assert client.queue("a").counts().total == 0
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, int]]:
+    """The two ends of a terminal: the person's and the program's."""
+    ours, theirs = pty.openpty()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_push_at_a_terminal_needs_a_payload(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not wait for a person to type one."""
+    with terminal() as (_, theirs), open(theirs, closefd=False) as stdin:
+        assert shell.stream("push", "a", stdin=stdin) == 2
+    captured = capsys.readouterr()
+    expected = "pyqueue: PAYLOAD: give one, or --file, or pipe it in\n"
+    assert (captured.out, captured.err) == ("", expected)
+
+
+def test_peek_at_a_terminal_prints_a_table(
+    shell: Shell,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client.queue("a").push_many(["[bold]x[/bold]", 2])
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "120")
+    with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
+        assert shell.stream("peek", "a", stdout=stdout) == 0
+        lines = os.read(ours, 1 << 16).decode().splitlines()
+    assert capsys.readouterr().err == ""
+    [head] = [line for line in lines if "payload" in line]
+    [first] = [line for line in lines if "bold" in line]
+    assert head.split() == ["id", "when", "tries", "key", "payload", "why"]
+    assert '"[bold]x[/bold]"' in first  # not taken for markup
+    assert first.index('"[') == head.index("payload")  # below its head
+    assert any("──" in line for line in lines)
+    assert not any("\t" in line for line in lines)
+
+
+# ---- wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "complaint"),
+    [
+        (["push", "a", "{"], "", "invalid JSON"),
+        (["push", "a", "--ndjson"], "1\nno\n", "line 2: invalid JSON"),
+        (["push", "a", "1", "--header", "x"], "", "NAME=VALUE"),
+        (["push", "a", "--file", "nowhere"], "", "nowhere"),
+        (["push", "a", "--ndjson", "--key", "k"], "1", "--key"),
+        (["push", "a", "1", "--ndjson"], "2", "leave PAYLOAD out"),
+        (["push", "a", "1", "--file", "one.json"], "", "not both"),
+        (["push", "a", "1", "--delay", "-1"], "", "delay"),
+        (["push", "no name", "1"], "", "queue name"),
+        (["ls", "--namespace", "1"], "", "namespace"),
+        (["move", "a", "a"], "", "TO"),
+        (["trace", "~queue:a"], "", "id"),
+        (["ls", "--url", "memory:"], "", "no other process"),
+        (["doctor", "--url", "nonsense"], "", "nonsense"),
+        (["worker", "nonsense"], "", "MODULE:OBJECT"),
+        (["worker", "nowhere:worker"], "", "no module 'nowhere'"),
+        (["worker", "json:dumps"], "", "neither a Worker nor a Pipeline"),
+        (["worker", "json:nothing"], "", "nothing"),
+        (["pipeline", "run", "nowhere.toml"], "", "nowhere.toml"),
+        (["pipeline", "show", "nowhere.toml"], "", "nowhere.toml"),
+    ],
+)
+def test_wrong_input_is_named_in_one_line(
+    arguments: list[str], given: str, complaint: str, shell: Shell
+) -> None:
+    status, out, errors = shell.run(*arguments, given=given)
+    assert (status, out) == (2, "")
+    assert errors.startswith("pyqueue: ")
+    assert errors.count("\n") == 1
+    assert complaint in errors
+
+
+def test_a_missing_url_says_how_to_start_a_server(bare_shell: Shell) -> None:
+    status, out, errors = bare_shell.run("ls")
+    assert (status, out) == (2, "")
+    assert "pyqueue embedded PATH" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ls"], (2, 0, 1)),
+        (["push", "a", "1"], (2, 0, 1)),
+        (["trace", "x", "--json"], (2, 0, 1)),
+        (["move", "a", "b"], (2, 0, 1)),
+        (["pipeline", "run", str(ROOT / "docs/examples/flights.toml")], (2, 0, 1)),
+        (["doctor"], (1, 1, 0)),
+        (["doctor", "--quiet"], (1, 0, 0)),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_an_unreachable_server_is_named_in_one_line(
+    arguments: list[str],
+    expected: tuple[int, int, int],
+    bare_shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The status, and the lines of output and of errors. Each command keeps its time limit."""
+    monkeypatch.setenv("PYQUEUE_URL", UNREACHABLE)
+    monkeypatch.setattr(common, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor, "CONNECT_TIMEOUT_S", 0.1)
+    limits: list[float | None] = []
+    timeout = pymongo.timeout
+
+    def noted(limit: float | None) -> Any:
+        limits.append(limit)
+        return timeout(limit)
+
+    monkeypatch.setattr(pymongo, "timeout", noted)
+    status, out, errors = bare_shell.run(*arguments)
+    assert (status, out.count("\n"), errors.count("\n")) == expected
+    assert "s3cret" not in out + errors
+    assert "user" not in out + errors
+    assert limits[0] == 0.1  # those of inner calls follow
+
+
+# ---- pop, peek, ls
+
+
+def test_pop_prints_payloads_or_whole_messages(shell: Shell, client: Client) -> None:
+    queue = client.queue("a", history=60)
+    queue.push_many([{"n": number} for number in range(4)], headers={"x": 1})
+    assert shell.run("pop", "a", "--limit", "2") == (0, '{"n": 0}\n{"n": 1}\n', "")
+    [third, fourth] = shell.json("pop", "a", "--limit", "10")
+    assert (third["payload"], third["headers"], third["queue"]) == ({"n": 2}, {"x": 1}, "a")
+    assert fourth["payload"] == {"n": 3}
+    assert shell.run("pop", "a") == (1, "", "")
+    assert len(queue.history()) == 4  # by the queue's own options
+
+
+def test_pop_waits(shell: Shell, client: Client) -> None:
+    collection = client.database[client.namespace]
+
+    def push_late() -> None:
+        looked = {"record": True}
+        eventually(lambda: collection.count_documents(looked) == 1, "a first look at the queue")
+        client.queue("a").push("late")
+
+    with ThreadPoolExecutor(1) as pool:
+        pushed = pool.submit(push_late)
+        assert shell.run("pop", "a", "--timeout", "60") == (0, '"late"\n', "")
+        pushed.result()
+
+
+def test_peek_and_ls_show_and_take_nothing(shell: Shell, client: Client) -> None:
+    a = client.queue("a")
+    a.push_many(["tab\there", {"n": 2}])
+    a.push("later", delay=60)
+    client.queue("b").pause()
+    assert [each["payload"] for each in shell.json("peek", "a", "--limit", "1")] == ["tab\there"]
+    status, out, _ = shell.run("peek", "a")
+    head, first, second = (line.split("\t") for line in out.splitlines())
+    assert (status, head) == (0, ["id", "when", "tries", "key", "payload", "why"])
+    assert (first[4], second[4]) == ('"tab\\there"', '{"n": 2}')
+    counts = {"scheduled": 1, "reserved": 0, "history": 0}
+    assert shell.json("ls") == [
+        {"queue": "a", "paused": False, "ready": 2, **counts},
+        {"queue": "b", "paused": True, "ready": 0, **counts, "scheduled": 0},
+    ]
+    assert shell.run("ls")[1].splitlines()[1:] == ["a\t2\t1\t0\t0\t", "b\t0\t0\t0\t0\tyes"]
+    assert shell.json("ls", "--namespace", "other") == []
+
+
+def test_json_keeps_what_only_bson_has() -> None:
+    value = {"id": ObjectId("6b00635bb4b31ce5bc7b3ac2"), "n": 1, "f": 1.5, "nan": float("nan")}
+    assert json.loads(as_json_text(value)) == {
+        "id": {"$oid": "6b00635bb4b31ce5bc7b3ac2"},
+        "n": 1,
+        "f": 1.5,
+        "nan": {"$numberDouble": "NaN"},
+    }
+
+
+# ---- move, redrive, purge, pause
+
+
+def test_move_takes_a_number_or_all(shell: Shell, client: Client) -> None:
+    client.queue("a").push_many(range(250))
+    assert shell.json("move", "a", "b", "--limit", "3") == [{"moved": 3}]
+    assert shell.json("move", "a", "b") == [{"moved": 247}]
+    assert shell.run("move", "a", "b") == (0, "0\n", "")
+    assert [each.payload for each in client.queue("b").peek(250)] == list(range(250))
+
+
+def test_redrive_sends_dead_messages_back(shell: Shell, client: Client) -> None:
+    b = client.queue("b", history=60)
+    b.push_many(range(3))
+    b.bury(*b.reserve_many(3, timeout=0), error="why")
+    status, out, errors = shell.run("redrive", "b")
+    assert (status, out) == (0, "0\n")
+    assert "'b.dead'" in errors
+    assert shell.json("redrive", "b.dead", "--limit", "2") == [{"moved": 2}]
+    assert shell.json("redrive", "b.dead") == [{"moved": 1}]
+    assert b.counts().ready == 3
+
+
+def test_purge_asks_first(shell: Shell, client: Client) -> None:
+    b = client.queue("b")
+    b.push_many(range(250))
+    for given in ("n\n", ""):
+        status, out, errors = shell.run("purge", "b", given=given)
+        assert (status, out) == (1, "")
+        assert "250 messages" in errors
+    assert b.counts().ready == 250
+    assert shell.run("purge", "b", given="y\n")[:2] == (0, "250\n")
+    b.push(1)
+    assert shell.json("purge", "b", "--yes") == [{"purged": 1}]
+
+
+def test_pause_stops_pop_until_resume(shell: Shell, client: Client) -> None:
+    b = client.queue("b")
+    b.push(1)
+    assert shell.json("pause", "b") == [{"queue": "b", "paused": True}]
+    status, _, errors = shell.run("pop", "b")
+    assert status == 1
+    assert "pyqueue resume b" in errors
+    assert shell.json("resume", "b") == [{"queue": "b", "paused": False}]
+    assert not b.paused()
+    assert shell.run("pop", "b") == (0, "1\n", "")
+
+
+def test_move_says_that_a_queue_is_paused(shell: Shell, client: Client) -> None:
+    a = client.queue("a")
+    a.push_many(range(3))
+    a.pause()
+    remark = "pyqueue: queue 'a' is paused: `pyqueue resume a`\n"
+    assert shell.run("move", "a", "b") == (0, "0\n", remark)
+    assert a.counts().ready == 3
+
+
+def test_move_does_not_count_lost_messages(
+    shell: Shell, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another consumer takes a message between the reserve and the move."""
+    client.queue("a").push_many(range(3))
+    whole = Queue.move
+
+    def move(self: Queue[Any], *batch: Any, to: Any) -> None:
+        client.database[client.namespace].delete_one({"_id": batch[0].id})
+        whole(self, *batch, to=to)
+
+    monkeypatch.setattr(Queue, "move", move)
+    assert shell.json("move", "a", "b") == [{"moved": 2}]
+    assert client.queue("b").counts().ready == 2
+
+
+def test_an_interrupted_move_releases_its_messages(
+    shell: Shell, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.queue("a").push_many(range(3))
+
+    def interrupted(self: Queue[Any], *batch: Any, to: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Queue, "move", interrupted)
+    assert shell.run("move", "a", "b") == (130, "", "")
+    counts = client.queue("a").counts()
+    assert (counts.ready, counts.reserved) == (3, 0)
