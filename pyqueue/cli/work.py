@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import anyio
 import typer
@@ -96,7 +96,8 @@ def worker(
         threading.Thread(target=_stop_with_parent, args=(lifeline,), daemon=True).start()
     runner = _find(name)
     _configure_logging()
-    report = run_and_close(runner, runner._client, concurrency=concurrency, grace=grace)
+    client = cast(Client | AsyncClient, runner._client)
+    report = run_and_close(runner, client, concurrency=concurrency, grace=grace)
     _show_report(runner, report, as_json)
 
 
