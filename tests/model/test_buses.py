@@ -1,8 +1,14 @@
-"""Waiting consumers and a bus that drops, doubles and delays: real plans in virtual time. No database.
+"""Waiting consumers and a bus that loses, repeats and delays signals. There is no database.
 
-Whatever becomes of the signals, every message is received at the latest by the fallback poll, none under another's live lease, none again
-after it was finished, and none is lost. Consumers of several clients wait at three queues, and everything that makes messages ready is
-done meanwhile: pushes with delays and keys, rollbacks, releases, leases that run out, moves, burials, redrives, replays, a pause.
+Real plans run in virtual time. Whatever happens to the signals:
+
+- the fallback poll receives every message at the latest,
+- no message is received while another consumer holds a live lease on it,
+- no message is received after it was finished, and none is lost.
+
+Consumers of several clients wait at three queues. Meanwhile messages become ready in every way:
+pushes with delays and keys, rollbacks, releases, expired leases, moves, burials, redrives, replays
+and a pause.
 """
 
 from __future__ import annotations
@@ -28,17 +34,17 @@ from tests.plans.store import Process, Task, World, instant
 
 # Everything here is in milliseconds of virtual time.
 POLL = 15_000.0
-#: What the commands and the work of the others add to a limit.
+#: How much the commands and the work of the other consumers add to a limit.
 TOLERANCE = 1_500.0
 STEP = 250.0
-#: By how much the clocks of clients are off at most.
+#: The largest error of a client's clock.
 SKEW = 40.0
 
 QUEUES = ("a", "b", "a.dead")
-FATES = [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.4, 0.4, 0.4), (0.0, 1.0, 1.0)]
+FAULT_RATES = [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.4, 0.4, 0.4), (0.0, 1.0, 1.0)]
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """A promise was not kept."""
 
 
@@ -54,7 +60,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One who receives again and again, and ends what it got in these ways by turns."""
+    """Receives again and again, and settles by these ways in turn."""
 
     client: int = 0
     queue: str = "a"
@@ -66,8 +72,8 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """Something that anyone does."""
+class Operation:
+    """One operation of a client."""
 
     at: float
     client: int
@@ -75,10 +81,15 @@ class Deed:
     what: str
 
 
-class Seat(Process):
-    """What one client has of one queue; its other queues know at once what this one says of them."""
+class ClientQueue(Process):
+    """One queue of one client.
 
-    def __init__(self, world: World, queue: str, client: dict[str, Seat], skew: float) -> None:
+    A signal that it sends reaches the other queues of the same client at once.
+    """
+
+    def __init__(
+        self, world: World, queue: str, client: dict[str, ClientQueue], skew: float
+    ) -> None:
         super().__init__(world, queue, skew=skew, head=ScanState)
         self.client = client
         client[queue] = self
@@ -94,87 +105,93 @@ class Seat(Process):
         return (yield from super()._answer(request, slow))
 
 
-class Scene:
-    """A world, what is done in it, and the watch over it."""
+class Scenario:
+    """A simulated world, the operations in it, and the checks of the promises."""
 
     def __init__(
         self,
         *,
         consumers: list[Consumer],
-        pushes: list[Push] = [],  # noqa: B006  # never changed
-        deeds: list[Deed] = [],  # noqa: B006
+        pushes: list[Push] = [],  # noqa: B006  # never modified
+        operations: list[Operation] = [],  # noqa: B006
         clients: int = 1,
-        fate: tuple[float, float, float] = (0, 0, 0),
+        fault_rates: tuple[float, float, float] = (0, 0, 0),
         seed: int = 0,
     ) -> None:
-        self.world = World(seed, lost=fate[0], doubled=fate[1], late=fate[2])
+        self.world = World(seed, lost=fault_rates[0], doubled=fault_rates[1], late=fault_rates[2])
         self.random = self.world.random
         options = Options(
             dead_letter="a.dead", max_tries=3, poll=POLL / 1000, backoff=Backoff(jitter=0)
         )
         self.queues = {name: QueuePlans(name, options) for name in QUEUES}
         self.queues["b"] = QueuePlans("b", replace(options, history=10**6))
-        self.clients: list[dict[str, Seat]] = []
+        self.clients: list[dict[str, ClientQueue]] = []
         for _ in range(clients):
-            client: dict[str, Seat] = {}
+            client: dict[str, ClientQueue] = {}
             skew = self.random.uniform(-SKEW, SKEW) if clients > 1 else 0
             for name in QUEUES:
-                Seat(self.world, name, client, skew)
+                ClientQueue(self.world, name, client, skew)
             self.clients.append(client)
-        #: Where somebody waits for ever, so that everything is received.
+        #: Queues at which a consumer waits for ever, so that every message is received.
         self.served = {each.queue for each in consumers if each.timeout is None}
         self.pushed: set[Any] = set()
         self.delivered: list[Any] = []
         self.tokens: set[tuple[Any, str]] = set()
         self.finished: set[Any] = set()
-        #: Since when a queue is paused; and when it was resumed last.
+        #: Since when each queue is paused, and when each was last resumed.
         self.paused: dict[str, float] = {}
         self.resumed = dict.fromkeys(QUEUES, 0.0)
-        #: How many a purge has deleted.
+        #: How many messages a purge deleted.
         self.purged = 0
         self.world.store.on_change = self._changed
         for each in consumers:
             self.world.spawn(self._consume(self.clients[each.client][each.queue], each))
         for push in pushes:
             self.world.spawn(self._push(self.clients[push.client][push.queue], push), push.at)
-        for deed in deeds:
-            self.world.spawn(self._do(self.clients[deed.client][deed.queue], deed), deed.at)
+        for operation in operations:
+            self.world.spawn(
+                self._do(self.clients[operation.client][operation.queue], operation), operation.at
+            )
 
-    # ---- what happens
+    # ---- the operations
 
-    def _push(self, seat: Seat, push: Push) -> Task:
+    def _push(self, client_queue: ClientQueue, push: Push) -> Task:
         plan = self.queues[push.queue].push(
             range(push.count),
             delay=push.delay / 1000,
             keys=[push.key] * push.count if push.key else None,
             on_duplicate="replace",
         )
-        self.pushed.update((yield from seat.run(plan)))
+        self.pushed.update((yield from client_queue.run(plan)))
 
-    def _consume(self, seat: Seat, consumer: Consumer) -> Task:
+    def _consume(self, client_queue: ClientQueue, consumer: Consumer) -> Task:
         turn = 0
         timeout = None if consumer.timeout is None else consumer.timeout / 1000
         queue = self.queues[consumer.queue]
         while True:
             began = self.world.time
             lease = None if consumer.pop else consumer.lease / 1000
-            given = yield from seat.run(
+            given = yield from client_queue.run(
                 queue.receive(
-                    seat.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease
+                    client_queue.line,
+                    consumer.limit,
+                    timeout=timeout,
+                    pop=consumer.pop,
+                    lease=lease,
                 )
             )
             took = self.world.time - began
             if not given and not -2 <= took - (consumer.timeout or 0) <= TOLERANCE:
-                raise Broken(
+                raise PromiseBroken(
                     f"a receive with a time-out of {consumer.timeout} ms took {took:.0f} ms"
                 )
             for each in given:
                 self._deliver(consumer.queue, each)
             for each in given if not consumer.pop else ():
                 yield self.world.sleep(self.random.uniform(0, 5))
-                often = self.delivered.count(each.id) > 8  # or some would go round and round
+                often = self.delivered.count(each.id) > 8  # otherwise some would circulate for ever
                 yield from self._settle(
-                    seat,
+                    client_queue,
                     queue,
                     each,
                     "commit" if often else consumer.ends[turn % len(consumer.ends)],
@@ -184,20 +201,22 @@ class Scene:
     def _deliver(self, queue: str, each: Any) -> None:
         time = self.world.time
         if each.id in self.finished:
-            raise Broken(f"{each.id} came again after it was finished, at {time:.0f}")
+            raise PromiseBroken(f"{each.id} came again after it was finished, at {time:.0f}")
         if time - self.paused.get(queue, time) > 1000 * PAUSE_READ_INTERVAL_S + TOLERANCE:
-            raise Broken(
-                f"{each.id} came from {queue} at {time:.0f}, which is paused since {self.paused[queue]:.0f}"
+            raise PromiseBroken(
+                f"{each.id} came from {queue} at {time:.0f}, paused since {self.paused[queue]:.0f}"
             )
         self.delivered.append(each.id)
         if not isinstance(each, Reservation):
             self.finished.add(each.id)
         elif (each.id, each.token) in self.tokens:
-            raise Broken(f"{each.id} came twice by one claim, at {time:.0f}")
+            raise PromiseBroken(f"{each.id} came twice by one claim, at {time:.0f}")
         else:
             self.tokens.add((each.id, each.token))
 
-    def _settle(self, seat: Seat, queue: QueuePlans, each: Reservation[Any], how: str) -> Task:
+    def _settle(
+        self, client_queue: ClientQueue, queue: QueuePlans, each: Reservation[Any], how: str
+    ) -> Task:
         plans: dict[str, Callable[[], Plan[None]]] = {
             "commit": lambda: queue.commit((each,)),
             "rollback": lambda: queue.rollback((each,), delay=0),
@@ -212,18 +231,18 @@ class Scene:
         if how == "abandon" or (how == "bury" and each.dead):
             return
         try:
-            yield from seat.run(plans[how]())
+            yield from client_queue.run(plans[how]())
         except LeaseLost:
             if each.key is None and each.until > instant(self.world.time + 2 * SKEW):
-                raise Broken(
+                raise PromiseBroken(
                     f"{each.id} was lost under a live lease, at {self.world.time:.0f}"
                 ) from None
         else:
             if how == "commit":
                 self.finished.add(each.id)
 
-    def _do(self, seat: Seat, deed: Deed) -> Task:
-        queue, first = self.queues[deed.queue], min(self.pushed, default="none")
+    def _do(self, client_queue: ClientQueue, operation: Operation) -> Task:
+        queue, first = self.queues[operation.queue], min(self.pushed, default="none")
         plans: dict[str, Callable[[], Plan[Any]]] = {
             "redrive": queue.redrive,
             "notify": queue.notify,
@@ -232,26 +251,26 @@ class Scene:
             "purge": queue.purge,
             "remove": lambda: queue.remove(first),
         }
-        if deed.what == "replay":
-            done = [each.id for each in (yield from seat.run(queue.history(3)))]
+        if operation.what == "replay":
+            done = [each.id for each in (yield from client_queue.run(queue.history(3)))]
             self.finished.difference_update(done)
-            yield from seat.run(queue.replay(tuple(done)))
+            yield from client_queue.run(queue.replay(tuple(done)))
             return
-        answer = yield from seat.run(plans[deed.what]())
-        if deed.what == "purge":
+        answer = yield from client_queue.run(plans[operation.what]())
+        if operation.what == "purge":
             self.purged += answer
-        elif deed.what == "remove" and answer:
+        elif operation.what == "remove" and answer:
             self.finished.add(first)
-        elif deed.what == "pause":
-            self.paused.setdefault(deed.queue, self.world.time)
-        elif deed.what == "resume":
-            self.paused.pop(deed.queue, None)
-            self.resumed[deed.queue] = self.world.time
+        elif operation.what == "pause":
+            self.paused.setdefault(operation.queue, self.world.time)
+        elif operation.what == "resume":
+            self.paused.pop(operation.queue, None)
+            self.resumed[operation.queue] = self.world.time
 
-    # ---- what must hold
+    # ---- the promises
 
     def _changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
-        """No claim takes what is held under a live lease."""
+        """Check that no claim takes a message under a live lease."""
         held = before.get("token") is not None and before["when"] > instant(
             self.world.time + 2 * SKEW
         )
@@ -261,12 +280,12 @@ class Scene:
             and "processed" not in after
             and after.get("token") not in (None, before["token"])
         ):
-            raise Broken(
+            raise PromiseBroken(
                 f"{before['_id']} was claimed under a live lease, at {self.world.time:.0f}"
             )
 
     def run(self, seconds: float) -> None:
-        """Let it happen, and watch."""
+        """Run the operations and check the promises."""
         end = self.world.time + seconds * 1000
         while self.world.time < end:
             self.world.run(self.world.time + STEP)
@@ -274,15 +293,16 @@ class Scene:
                 for since, document in self.world.store.ready(queue):
                     waits = self.world.time - max(since, self.resumed[queue])
                     if waits > POLL + TOLERANCE:
-                        raise Broken(
-                            f"{document['_id']} waits in {queue} for {waits:.0f} ms, at {self.world.time:.0f}"
+                        raise PromiseBroken(
+                            f"{document['_id']} waits in {queue} for {waits:.0f} ms, "
+                            f"at {self.world.time:.0f}"
                         )
         gone = self.pushed - set(self.world.store.documents) - self.finished
         if len(gone) != self.purged:
-            raise Broken(f"gone are {gone}, of which {self.purged} were purged")
+            raise PromiseBroken(f"gone are {gone}, of which {self.purged} were purged")
 
 
-# ---- whatever happens
+# ---- random scenarios
 
 ENDS = [
     "commit",
@@ -296,7 +316,7 @@ ENDS = [
     "move",
     "move",
 ]
-DEEDS = [
+OPERATIONS = [
     "redrive",
     "redrive",
     "replay",
@@ -312,7 +332,7 @@ DEEDS = [
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> dict[str, Any]:
+def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     clients = draw(st.integers(1, 3))
     which = st.integers(0, clients - 1)
     consumers = draw(
@@ -346,14 +366,14 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
             max_size=10,
         )
     )
-    deeds = draw(
+    operations = draw(
         st.lists(
             st.builds(
-                Deed,
+                Operation,
                 at=st.integers(500, 15_000).map(float),
                 client=which,
                 queue=st.sampled_from(QUEUES),
-                what=st.sampled_from(DEEDS),
+                what=st.sampled_from(OPERATIONS),
             ),
             max_size=6,
         )
@@ -361,45 +381,45 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "consumers": consumers,
         "pushes": pushes,
-        "deeds": deeds,
+        "operations": operations,
         "clients": clients,
-        "fate": draw(st.sampled_from(FATES)),
+        "fault_rates": draw(st.sampled_from(FAULT_RATES)),
         "seed": draw(st.integers(0, 2**16)),
     }
 
 
-def play(scene: dict[str, Any]) -> Scene:
-    played = Scene(**scene)
+def play(scenario: dict[str, Any]) -> Scenario:
+    played = Scenario(**scenario)
     played.run(38)
     return played
 
 
 @SHORT(max_examples=60)
-@given(scenes())
-def test_every_message_is_received_by_the_poll_and_none_twice(scene: dict[str, Any]) -> None:
-    play(scene)
+@given(scenarios())
+def test_poll_receives_every_message_and_none_twice(scenario: dict[str, Any]) -> None:
+    play(scenario)
 
 
 @pytest.mark.slow
 @LONG(max_examples=1_500)
-@given(scenes())
-def test_every_message_is_received_by_the_poll_and_none_twice_at_length(
-    scene: dict[str, Any],
+@given(scenarios())
+def test_poll_receives_every_message_once_in_the_long_run(
+    scenario: dict[str, Any],
 ) -> None:
-    play(scene)
+    play(scenario)
 
 
-# ---- without its rules, the watch objects
+# ---- without a rule, the checks fail
 
-#: A message of another client, whose signal is lost.
-UNTOLD: dict[str, Any] = {
+#: The signal for the message of another client is lost.
+LOST_SIGNAL: dict[str, Any] = {
     "consumers": [Consumer()],
     "pushes": [Push(4_000, client=1)],
     "clients": 2,
-    "fate": (1.0, 0.0, 0.0),
+    "fault_rates": (1.0, 0.0, 0.0),
 }
-#: One who dies with a message, and another who waits.
-LEFT: dict[str, Any] = {
+#: One consumer dies with a message while another one waits.
+ABANDONED: dict[str, Any] = {
     "consumers": [Consumer(ends=("abandon",), lease=2_000), Consumer(client=1, lease=2_000)],
     "pushes": [Push(300), Push(400, client=1)],
     "clients": 2,
@@ -416,21 +436,21 @@ WAKE_TIME = receiving._wake_time
 
 
 def greedy(queue: str, now: datetime, start: Any) -> dict[str, Any]:
-    """Claim whatever there is."""
+    """Claim any message."""
     return {"q": queue, "_id": {"$ne": transitions.record_id(queue)}}
 
 
-def test_without_the_poll_it_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(play(UNTOLD).delivered) == 1
+def test_consumer_without_a_poll_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(play(LOST_SIGNAL).delivered) == 1
     monkeypatch.setattr(receiving, "_wake_time", sleepy)
-    with pytest.raises(Broken, match="waits in a for"):
-        play(UNTOLD)
+    with pytest.raises(PromiseBroken, match="waits in a for"):
+        play(LOST_SIGNAL)
 
 
-def test_without_the_time_in_the_claim_it_is_received_twice(
+def test_claim_without_the_time_receives_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(play(LEFT).delivered) > 2
+    assert len(play(ABANDONED).delivered) > 2
     monkeypatch.setattr(transitions, "claimable", greedy)
-    with pytest.raises(Broken, match="under a live lease"):
-        play(LEFT)
+    with pytest.raises(PromiseBroken, match="under a live lease"):
+        play(ABANDONED)
