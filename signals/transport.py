@@ -59,7 +59,10 @@ async def run_async(procedure: Procedure[T]) -> T:
 
 
 class Transport(Protocol):
-    """Talks to one kind of server. Every method may raise whatever its client library raises."""
+    """Talks to one kind of server. Every method may raise the errors of its client library.
+
+    ``str(transport)`` names the server in log lines; it must not contain a password.
+    """
 
     def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
         """Send these events."""
