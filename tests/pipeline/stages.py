@@ -1,4 +1,4 @@
-"""What the recipes of the tests name; and a worker program, to be signalled and killed."""
+"""What the recipes of the tests name, and programs that tests signal and kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse(row: Row) -> int:
 
 
 class Routes:
-    """Handlers may be attributes of attributes."""
+    """An import path may name an attribute of an attribute."""
 
     @staticmethod
     async def route(number: int) -> To[Any]:
@@ -42,24 +42,27 @@ def store(number: int) -> None:
 
 
 def work(url: str, mode: str) -> None:
-    """A worker whose handler says that it has begun, and takes a second; or for ever, deaf to everything."""
+    """Run a worker whose handler prints that it has begun.
 
-    def slow(payload: Any, delivery: Delivery[Any]) -> None:
+    In mode "slow" the handler ends once the worker is being stopped. In mode "deaf" it never ends.
+    """
+
+    def handle(payload: Any, delivery: Delivery[Any]) -> None:
         print("begun", flush=True)
-        deadline = time.monotonic() + (1 if mode == "slow" else 3600)
-        while time.monotonic() < deadline:
+        while mode == "deaf" or not worker._run._stopping:  # type: ignore[union-attr]
             time.sleep(0.01)
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     before = signal.getsignal(signal.SIGINT)
     with Client(url) as client:
-        report = Worker(client, concurrency=1).on("in", slow).run()
+        worker = Worker(client, concurrency=1).on("in", handle)
+        report = worker.run()
         print(report.stages["in"], flush=True)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def pipeline(client: Any, *, lease: float = 1.5) -> Any:
-    """Three stages, with a choice and a fan-out: numbers are parsed, routed, and the even ones split."""
+    """Build stages with a choice and a fan-out: parse and route numbers, split the even ones."""
 
     async def parse(text: str) -> int:
         return int(text)
@@ -76,7 +79,7 @@ def pipeline(client: Any, *, lease: float = 1.5) -> Any:
 
 
 def run_pipeline(url: str, blocking: bool) -> None:
-    """Run it until it is killed."""
+    """Run the pipeline until it is killed."""
     if blocking:
         with Client(url) as client:
             pipeline(client).run(concurrency=16)

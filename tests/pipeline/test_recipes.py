@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from pyqueue import Backoff, Client, ConfigurationError, InvalidName, Pipeline
 from pyqueue.queues import backend_of
-from tests.pipeline.conftest import Place
+from tests.pipeline.place import Place
 
 GOOD = """
 name = "numbers"
@@ -41,19 +40,12 @@ handler = "tests.pipeline.stages:store"
 """
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client("memory:")
-    yield client
-    client.close()
-
-
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
 
 
-def test_a_recipe_is_a_pipeline(place: Place, tmp_path: Path) -> None:
+def test_recipe_is_a_pipeline(place: Place, tmp_path: Path) -> None:
     path = write(tmp_path / "numbers.toml", GOOD)
     place.queue("raw").push_many([{"number": 1}, {"number": 2}, {"number": "many"}])
     report = place.run(lambda client: Pipeline.from_recipe(client, path), until_empty=True)
@@ -66,8 +58,8 @@ def test_a_recipe_is_a_pipeline(place: Place, tmp_path: Path) -> None:
     assert place.queue("raw.dead").counts().total == 1
 
 
-def test_all_that_a_recipe_says_is_taken(client: Client, tmp_path: Path) -> None:
-    pipeline = Pipeline.from_recipe(client, str(write(tmp_path / "numbers.toml", GOOD)))
+def test_recipe_sets_every_option(offline: Client, tmp_path: Path) -> None:
+    pipeline = Pipeline.from_recipe(offline, str(write(tmp_path / "numbers.toml", GOOD)))
     assert (pipeline.name, pipeline._concurrency) == ("numbers", 4)
     raw, parsed, even = pipeline.graph.stages.values()
     assert [each.kind for each in (raw, parsed, even)] == ["link", "choice", "sink"]
@@ -79,9 +71,9 @@ def test_all_that_a_recipe_says_is_taken(client: Client, tmp_path: Path) -> None
     assert parsed.awaited
 
 
-def test_the_name_is_the_files_unless_it_is_given(client: Client, tmp_path: Path) -> None:
+def test_recipe_name_defaults_to_the_file_name(offline: Client, tmp_path: Path) -> None:
     path = write(tmp_path / "letters.toml", GOOD.replace('name = "numbers"', ""))
-    assert Pipeline.from_recipe(client, path).name == "letters"
+    assert Pipeline.from_recipe(offline, path).name == "letters"
 
 
 STAGE = '[[stages]]\nqueue = "raw"\nhandler = "tests.pipeline.stages:store"\n'
@@ -132,33 +124,33 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_named_with_its_place(client: Client, tmp_path: Path, case: str) -> None:
+def test_recipe_mistake_is_named_with_its_place(offline: Client, tmp_path: Path, case: str) -> None:
     text, reason = WRONG[case]
     with pytest.raises((ConfigurationError, InvalidName), match=reason):
-        Pipeline.from_recipe(client, write(tmp_path / "x.toml", text))
-    assert client.stats == {}
+        Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
+    assert offline.stats == {}
 
 
-def test_files_that_are_none(client: Client, tmp_path: Path) -> None:
+def test_recipe_file_that_cannot_be_read_is_refused(offline: Client, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        Pipeline.from_recipe(client, tmp_path / "missing.toml")
+        Pipeline.from_recipe(offline, tmp_path / "missing.toml")
     with pytest.raises(ConfigurationError, match=r"ends in \.toml, \.yaml or \.yml"):
-        Pipeline.from_recipe(client, write(tmp_path / "x.json", "{}"))
+        Pipeline.from_recipe(offline, write(tmp_path / "x.json", "{}"))
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        Pipeline.from_recipe(client, tmp_path / "bytes.toml")
+        Pipeline.from_recipe(offline, tmp_path / "bytes.toml")
 
 
-def test_yaml_without_pyyaml(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_yaml_without_pyyaml_names_the_remedy(
+    offline: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)  # how Python notes that there is none
+    monkeypatch.setitem(sys.modules, "yaml", None)  # importing it fails
     with pytest.raises(ConfigurationError, match="reading YAML needs PyYAML: pip install PyYAML"):
-        Pipeline.from_recipe(client, write(tmp_path / "x.yaml", "stages: []"))
+        Pipeline.from_recipe(offline, write(tmp_path / "x.yaml", "stages: []"))
 
 
 class StandIn:
-    """PyYAML, as far as a recipe needs it: flow-style YAML of this shape is Python's literals."""
+    """A stand-in for PyYAML. Flow-style YAML of this shape is a Python literal."""
 
     class YAMLError(Exception):
         pass
@@ -173,12 +165,13 @@ class StandIn:
             raise cls.YAMLError(str(error)) from error
 
 
-def test_yaml_with_it(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever PyYAML reads goes the same way as what tomllib reads."""
+def test_yaml_is_read_like_toml(
+    offline: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec("yaml") is None:
-        monkeypatch.setitem(sys.modules, "yaml", StandIn)  # as good as a module here
+        monkeypatch.setitem(sys.modules, "yaml", StandIn)
     text = '{"stages": [{"queue": "raw", "handler": "tests.pipeline.stages:store"}]}'
-    pipeline = Pipeline.from_recipe(client, write(tmp_path / "x.yaml", text))
+    pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.yaml", text))
     assert list(pipeline.graph.stages) == ["raw"]
     with pytest.raises(ConfigurationError, match="invalid YAML"):
-        Pipeline.from_recipe(client, write(tmp_path / "y.yml", "{"))
+        Pipeline.from_recipe(offline, write(tmp_path / "y.yml", "{"))

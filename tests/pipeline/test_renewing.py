@@ -1,4 +1,7 @@
-"""Renewing costs the same however much is at work: no switch to the renewer, and no walk over all, for each message."""
+"""Renewing costs the same for each message, however many are in flight.
+
+A message that comes or goes neither wakes the renewer nor makes it look at every other message.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 from pyqueue import Reservation
 from pyqueue.renewal import AsyncRenewer, Entry, Renewer, Schedule
-from tests.integration.eventually import async_until, until
+from tests.support.eventually import async_eventually, eventually
 
 
 def reservation(lease: float = 60) -> Reservation[Any]:
@@ -40,10 +43,10 @@ def reservation(lease: float = 60) -> Reservation[Any]:
     )
 
 
-def test_a_renewer_that_sleeps_is_woken_only_for_what_is_due_earlier() -> None:
+def test_schedule_wakes_only_for_what_is_due_earlier() -> None:
     schedule = Schedule[Any]()
     assert schedule.pause() is None
-    assert schedule.add(Entry(reservation(60), print, print)), "it sleeps for ever"
+    assert schedule.add(Entry(reservation(60), print, print)), "the renewer would sleep for ever"
     assert schedule.pause() == pytest.approx(20, abs=1)
     assert not schedule.add(Entry(reservation(60), print, print))
     assert not schedule.add(Entry(reservation(90), print, print))
@@ -51,7 +54,7 @@ def test_a_renewer_that_sleeps_is_woken_only_for_what_is_due_earlier() -> None:
     assert schedule.pause() == pytest.approx(10, abs=1)
 
 
-def test_what_is_discarded_leaves_nothing_behind() -> None:
+def test_schedule_forgets_what_is_discarded() -> None:
     schedule = Schedule[Any]()
     for _ in range(1000):
         held = reservation()
@@ -61,7 +64,7 @@ def test_what_is_discarded_leaves_nothing_behind() -> None:
     assert (schedule.entries, schedule._by_interval, schedule.pause()) == ({}, {}, None)
 
 
-def test_a_step_costs_the_same_however_many_there_are() -> None:
+def test_schedule_cost_does_not_grow_with_its_size() -> None:
     def cost(count: int) -> float:
         schedule = Schedule[Any]()
         kept = [reservation() for _ in range(count)]
@@ -82,7 +85,7 @@ def test_a_step_costs_the_same_however_many_there_are() -> None:
     assert cost(20_000) < 5 * cost(10)
 
 
-def test_the_thread_sleeps_on_while_messages_come_and_go() -> None:
+def test_renewer_thread_sleeps_while_messages_pass() -> None:
     renewer, calls = Renewer(), Counting()
     try:
         for _ in range(100):
@@ -91,14 +94,14 @@ def test_the_thread_sleeps_on_while_messages_come_and_go() -> None:
             renewer.discard(held)
         short = reservation(0.15)
         renewer.add(short, calls)  # due before what it sleeps for
-        until(lambda: calls.times >= 2)
+        eventually(lambda: calls.times >= 2)
         assert renewer.discard(short) == "renewed"
     finally:
         renewer.close()
     assert calls.threads == {"pyqueue-renewer"}
 
 
-def test_the_task_sleeps_on_while_messages_come_and_go() -> None:
+def test_renewer_task_sleeps_while_messages_pass() -> None:
     async def main() -> int:
         renewer, calls, woken = AsyncRenewer(), Counting(), 0
         pause: Callable[[], float | None] = renewer._schedule.pause
@@ -118,7 +121,7 @@ def test_the_task_sleeps_on_while_messages_come_and_go() -> None:
         short = reservation(0.15)
         slept = woken
         renewer.add(short, calls.awaited)
-        await async_until(lambda: calls.times >= 2)
+        await async_eventually(lambda: calls.times >= 2)
         await renewer.close()
         return slept
 

@@ -1,8 +1,9 @@
-"""What a handler answers or raises, and what becomes of the message."""
+"""What a handler returns or raises, and what becomes of the message."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,26 +11,25 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pyqueue import Backoff, Delivery, Drop, LeaseLost, Pipeline, Reject, RetryLater, To, Worker
-from tests.pipeline.conftest import Place, adds_up, handler
+from pyqueue import (
+    AsyncQueue,
+    Backoff,
+    Delivery,
+    Drop,
+    LeaseLost,
+    Pipeline,
+    QueueError,
+    Reject,
+    RetryLater,
+    To,
+    Worker,
+)
+from tests.pipeline.place import Build, Place, counted, fail_first
 
 NOW = Backoff(base=0)
 
 
-def one(
-    place: Place, function: Any, *, kind: str = "choice", to: Any = ("a", "b"), **options: Any
-) -> dict[str, int]:
-    """Have one stage handle what is in its queue; answers its counters."""
-
-    def build(client: Any) -> Any:
-        return getattr(client.pipeline(), kind)("in", function, to=to, **options)
-
-    report = place.run(build, until_empty=True)
-    assert adds_up(report)
-    return {name: count for name, count in report.stages["in"].items() if count}
-
-
-def test_a_message_passes_through_all_kinds_of_stages(place: Place) -> None:
+def test_message_passes_through_all_kinds_of_stages(place: Place) -> None:
     stored: list[Any] = []
 
     def build(client: Any) -> Pipeline:
@@ -52,9 +52,9 @@ def test_a_message_passes_through_all_kinds_of_stages(place: Place) -> None:
         @pipeline.sink("late")
         def store(flight: dict[str, int], delivery: Delivery[Any]) -> str:
             stored.append((delivery.message.id, flight["delay"]))
-            return "whatever it answers"
+            return "ignored"
 
-        assert parse("7") == 7  # decorated, they are what they were
+        assert parse("7") == 7  # a decorator returns the function unchanged
         return pipeline
 
     ids = place.queue("raw").push_many(["20", "3", "-5", "60"])
@@ -62,18 +62,13 @@ def test_a_message_passes_through_all_kinds_of_stages(place: Place) -> None:
     assert sorted(stored, key=lambda each: each[1]) == [(ids[0], 20), (ids[3], 60)]
     assert place.payloads("on-time") == [3]
     assert place.queue("late").counts().total == 0
-    assert {
-        name: (each["in"], each["out"], each["dropped"]) for name, each in report.stages.items()
-    } == {
-        "raw": (4, 4, 0),
-        "parsed": (4, 3, 1),
-        "late": (2, 2, 0),
-    }
-    assert adds_up(report)
+    assert counted(report, "raw") == {"in": 4, "out": 4}
+    assert counted(report, "parsed") == {"in": 4, "out": 3, "dropped": 1}
+    assert counted(report, "late") == {"in": 2, "out": 2}
     assert report.seconds > 0
 
 
-def test_the_fluent_form_is_the_same(memory: Place) -> None:
+def test_chained_stages_are_a_pipeline(memory: Place) -> None:
     seen: list[int] = []
 
     def build(client: Any) -> Pipeline:
@@ -84,13 +79,12 @@ def test_the_fluent_form_is_the_same(memory: Place) -> None:
         )
         return pipeline.sink("late", seen.append)
 
-    place = memory
-    place.queue("raw").push("20")
-    place.run(build, until_empty=True)
+    memory.queue("raw").push("20")
+    memory.run(build, until_empty=True)
     assert seen == [21]
 
 
-def test_a_worker_commits(place: Place) -> None:
+def test_worker_commits(place: Place) -> None:
     seen: list[Any] = []
 
     def build(client: Any) -> Worker:
@@ -111,17 +105,17 @@ def test_a_worker_commits(place: Place) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, 0, "", [], {"a": 1}, 2.5])
-def test_any_value_is_a_payload(memory: Place, payload: Any) -> None:
+def test_link_takes_any_value_as_payload(memory: Place, payload: Any) -> None:
     memory.queue("in").push("x")
-    assert one(memory, lambda _: payload, kind="link", to="a") == {"in": 1, "out": 1}
+    assert memory.run_stage(lambda _: payload, kind="link", to="a") == {"in": 1, "out": 1}
     assert memory.payloads("a") == [payload]
 
 
 @pytest.mark.parametrize(("kind", "to"), [("link", "a"), ("choice", ["a"]), ("sink", ["a"])])
-def test_to_and_drop_are_answers_anywhere(memory: Place, kind: str, to: Any) -> None:
+def test_to_and_drop_are_answers_of_every_kind(memory: Place, kind: str, to: Any) -> None:
     memory.queue("in").push_many(["go", "keep", "drop"])
     answers = {"go": To("a", 1), "keep": To("a"), "drop": Drop()}
-    assert one(memory, answers.get, kind=kind, to=to) == {"in": 3, "out": 2, "dropped": 1}
+    assert memory.run_stage(answers.get, kind=kind, to=to) == {"in": 3, "out": 2, "dropped": 1}
     assert sorted(map(str, memory.payloads("a"))) == ["1", "keep"]
 
 
@@ -134,18 +128,18 @@ def dead(place: Place) -> dict[str, Any]:
     return message.dead
 
 
-def test_reject_buries_with_the_reason(place: Place, awaited: bool) -> None:
+def test_reject_buries_with_the_reason(place: Place) -> None:
     def refuse(payload: Any, delivery: Any) -> None:
         raise Reject("no such airport")
 
     place.queue("in").push("x")
-    assert one(place, handler(refuse, awaited)) == {"in": 1, "dead": 1}
+    assert place.run_stage(place.handler(refuse)) == {"in": 1, "dead": 1}
     assert dead(place)["error"]["message"] == "no such airport"
     assert dead(place)["reason"] == "buried"
     assert dead(place)["tries"] == 1
 
 
-def test_retry_later_comes_again_after_its_delay(place: Place, awaited: bool) -> None:
+def test_retry_later_tries_again(place: Place) -> None:
     tries: list[tuple[int, Any]] = []
 
     def later(payload: Any, delivery: Any) -> Any:
@@ -155,18 +149,18 @@ def test_retry_later_comes_again_after_its_delay(place: Place, awaited: bool) ->
         return To("a")
 
     place.queue("in").push("x")
-    assert one(place, handler(later, awaited)) == {"in": 3, "retried": 2, "out": 1}
+    assert place.run_stage(place.handler(later)) == {"in": 3, "retried": 2, "out": 1}
     assert [number for number, _ in tries] == [1, 2, 3]
     assert tries[0][1] is None
     assert tries[1][1]["message"] == "the door is closed"
 
 
-def test_an_exception_is_another_try_and_the_last_one_buries(place: Place, awaited: bool) -> None:
+def test_exception_retries_and_the_last_try_buries(place: Place) -> None:
     def fail(payload: Any, delivery: Any) -> None:
         raise OSError(f"try {delivery.message.tries}")
 
     place.queue("in").push("x")
-    assert one(place, handler(fail, awaited), max_tries=3, backoff=NOW) == {
+    assert place.run_stage(place.handler(fail), max_tries=3, backoff=NOW) == {
         "in": 3,
         "retried": 2,
         "dead": 1,
@@ -179,16 +173,18 @@ def test_an_exception_is_another_try_and_the_last_one_buries(place: Place, await
 @pytest.mark.parametrize(
     "error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration]
 )
-def test_a_stage_outlives_any_exception(
+def test_stage_survives_any_exception(
     memory: Place, awaited: bool, error: type[BaseException]
 ) -> None:
+    memory.awaited = awaited
+
     def fail(payload: Any, delivery: Any) -> Any:
         if delivery.message.tries == 1 and payload == "bad":
             raise error("no")
         return To("a")
 
     memory.queue("in").push_many(["good", "bad", "good"])
-    assert one(memory, handler(fail, awaited), backoff=NOW) == {"in": 4, "retried": 1, "out": 3}
+    assert memory.run_stage(memory.handler(fail), backoff=NOW) == {"in": 4, "retried": 1, "out": 3}
     assert sorted(memory.payloads("a")) == ["bad", "good", "good"]
 
 
@@ -209,9 +205,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_answer_is_buried_with_the_reason_and_the_stage_lives(
-    place: Place, case: str
-) -> None:
+def test_wrong_answer_is_buried_with_the_reason(place: Place, case: str) -> None:
     kind, answer, reason = WRONG[case]
     good: Any = {"number": 1} if kind == "link" else To("a")
 
@@ -223,16 +217,11 @@ def test_a_wrong_answer_is_buried_with_the_reason_and_the_stage_lives(
 
     place.queue("in").push_many(["good", "bad", "good"])
     report = place.run(build, until_empty=True)
-    assert adds_up(report)
-    assert {name: count for name, count in report.stages["in"].items() if count} == {
-        "in": 3,
-        "out": 2,
-        "dead": 1,
-    }
+    assert counted(report, "in") == {"in": 3, "out": 2, "dead": 1}
     assert reason in dead(place)["error"]["message"]
 
 
-def test_what_is_dead_already_is_tried_again_instead(place: Place) -> None:
+def test_dead_message_is_retried_instead_of_buried(place: Place) -> None:
     source = place.queue("in")
     source.push("x")
     reservation = source.reserve(5)
@@ -240,75 +229,48 @@ def test_what_is_dead_already_is_tried_again_instead(place: Place) -> None:
     source.bury(reservation)
     tries: list[int] = []
 
-    def mend(payload: Any, delivery: Delivery[Any]) -> None:
+    def repair(payload: Any, delivery: Delivery[Any]) -> None:
         tries.append(delivery.message.tries)
         if len(tries) < 3:
             raise Reject("not yet")
 
     report = place.run(
-        lambda client: Worker(client).on("in.dead", mend, backoff=NOW, max_tries=1),
+        lambda client: Worker(client).on("in.dead", repair, backoff=NOW, max_tries=1),
         until_empty=True,
     )
-    assert report.stages["in.dead"]["retried"] == 2
-    assert report.stages["in.dead"]["out"] == 1
+    assert counted(report, "in.dead") == {"in": 3, "retried": 2, "out": 1}
     assert tries == [1, 2, 3]
 
 
-def test_an_update_that_the_server_refuses_is_no_end(
-    server: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A failure to settle that nobody foresaw: another try, and if that fails too the lease gives the message back."""
-    from pyqueue import AsyncQueue, QueueError
-
-    real = AsyncQueue.move
-    failed: list[int] = []
-
-    async def refuse(self: Any, *reservations: Any, **options: Any) -> None:
-        if len(failed) < 2:
-            failed.append(1)
-            raise QueueError("the disk is full")
-        await real(self, *reservations, **options)
-
-    monkeypatch.setattr(AsyncQueue, "move", refuse)
+def test_settling_that_fails_is_retried(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unforeseen failure to settle costs a try."""
+    failed = fail_first(monkeypatch, AsyncQueue, "move", QueueError("the disk is full"), times=2)
     server.queue("in").push("x")
-    assert one(server, lambda x: To("a"), backoff=NOW) == {"in": 3, "retried": 2, "out": 1}
+    assert server.run_stage(lambda x: To("a"), backoff=NOW) == {"in": 3, "retried": 2, "out": 1}
+    assert len(failed) == 2
 
 
-def test_what_can_be_settled_in_no_way_is_left_to_its_lease(
+def test_message_that_cannot_be_settled_is_left_to_its_lease(
     server: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pyqueue import AsyncQueue, QueueError
-
-    failed: list[str] = []
-
-    def once(name: str) -> None:
-        real = getattr(AsyncQueue, name)
-
-        async def refuse(self: Any, *reservations: Any, **options: Any) -> None:
-            if name not in failed:
-                failed.append(name)
-                raise QueueError("the disk is full")
-            await real(self, *reservations, **options)
-
-        monkeypatch.setattr(AsyncQueue, name, refuse)
-
-    once("move")
-    once("rollback")
+    """The move fails, and so does the rollback that follows."""
+    moves = fail_first(monkeypatch, AsyncQueue, "move", QueueError("the disk is full"))
+    rollbacks = fail_first(monkeypatch, AsyncQueue, "rollback", QueueError("the disk is full"))
     server.queue("in").push("x")
-    assert one(server, lambda x: To("a"), lease=0.3) == {"in": 2, "lost": 1, "out": 1}
-    assert failed == ["move", "rollback"]
+    assert server.run_stage(lambda x: To("a"), lease=0.3) == {"in": 2, "lost": 1, "out": 1}
+    assert (len(moves), len(rollbacks)) == (1, 1)
     assert server.payloads("a") == ["x"]
     assert "is left to its lease" in caplog.text
 
 
 class Shy:
-    """A value that cannot even be shown."""
+    """A value whose repr fails."""
 
     def __repr__(self) -> str:
         raise OSError("not to be seen")
 
 
-def test_an_answer_that_cannot_be_shown_is_another_try(memory: Place, awaited: bool) -> None:
+def test_answer_whose_repr_fails_is_retried(memory: Place) -> None:
     def answer(payload: Any, delivery: Any) -> Any:
         if delivery.message.tries == 1:
             return Shy()
@@ -316,7 +278,11 @@ def test_an_answer_that_cannot_be_shown_is_another_try(memory: Place, awaited: b
         return To("a")
 
     memory.queue("in").push("x")
-    assert one(memory, handler(answer, awaited), backoff=NOW) == {"in": 2, "retried": 1, "out": 1}
+    assert memory.run_stage(memory.handler(answer), backoff=NOW) == {
+        "in": 2,
+        "retried": 1,
+        "out": 1,
+    }
 
 
 # ---- models
@@ -331,12 +297,12 @@ class Row(BaseModel):
 
 @dataclass
 class Point:
-    """A value that is no BSON."""
+    """A value that BSON lacks."""
 
     x: int
 
 
-def test_payloads_are_of_the_models(place: Place) -> None:
+def test_payloads_have_the_types_of_the_models(place: Place) -> None:
     seen: list[Any] = []
 
     def parse(row: Row) -> Flight:
@@ -358,13 +324,13 @@ def test_payloads_are_of_the_models(place: Place) -> None:
     assert message.payload == Row(number=1, price=Decimal("1.5"))
 
 
-def test_values_of_pydantic_and_dataclasses_go_to_outputs_by_their_own_type(memory: Place) -> None:
+def test_outputs_are_dumped_by_their_own_type(memory: Place) -> None:
     memory.queue("in").push_many([1, 2])
-    one(memory, lambda x: To("a", Flight(number=x) if x == 1 else Point(x)))
+    memory.run_stage(lambda x: To("a", Flight(number=x) if x == 1 else Point(x)))
     assert sorted(memory.payloads("a"), key=str) == [{"number": 1}, {"x": 2}]
 
 
-def test_a_misfit_of_the_model_never_reaches_the_handler(place: Place) -> None:
+def test_invalid_payload_never_reaches_the_handler(place: Place) -> None:
     seen: list[Any] = []
 
     def drop(flight: Flight) -> Drop:
@@ -372,15 +338,15 @@ def test_a_misfit_of_the_model_never_reaches_the_handler(place: Place) -> None:
         return Drop()
 
     place.queue("in").push_many([{"number": 1}, {"number": "many"}])
-    assert one(place, drop, model=Flight) == {"in": 1, "dropped": 1}
+    assert place.run_stage(drop, model=Flight) == {"in": 1, "dropped": 1}
     assert seen == [Flight(number=1)]
     assert dead(place)["reason"] == "invalid"
 
 
-# ---- what handlers take
+# ---- what handlers take and do
 
 
-def test_progress_and_checkpoint(place: Place, awaited: bool) -> None:
+def test_progress_and_checkpoint_are_stored(place: Place) -> None:
     seen: list[Any] = []
 
     def check(delivery: Delivery[Any]) -> None:
@@ -406,15 +372,12 @@ def test_progress_and_checkpoint(place: Place, awaited: bool) -> None:
         return To("a")
 
     place.queue("in").push("x")
-    assert one(place, carried if awaited else plain, backoff=NOW) == {
-        "in": 2,
-        "retried": 1,
-        "out": 1,
-    }
+    counters = place.run_stage(carried if place.awaited else plain, backoff=NOW)
+    assert counters == {"in": 2, "retried": 1, "out": 1}
     assert seen == [(None, 0.4, "encoding"), ({"frame": 1}, 0.4, "encoding")]
 
 
-def test_what_is_called_with_what(memory: Place) -> None:
+def test_handler_arguments_follow_its_signature(memory: Place) -> None:
     seen: list[Any] = []
 
     def defaults(payload: Any, times: int = 3) -> None:
@@ -450,89 +413,71 @@ def test_what_is_called_with_what(memory: Place) -> None:
     ]
 
 
-def test_a_handler_may_settle_the_message_itself(place: Place) -> None:
-    """For instance in a transaction with its effect. Then it is left alone."""
-    queue = place.queue("in")
-
-    def commit(payload: Any, delivery: Delivery[Any]) -> None:
-        queue.commit(delivery.message)
-        with pytest.raises(LeaseLost):
-            delivery.progress(1)
-
-    if place.blocking:
-
-        def build(client: Any) -> Any:
-            nonlocal queue
-            queue = client.queue("in")
-            return Worker(client).on("in", commit)
-    else:
-
-        def build(client: Any) -> Any:
-            async def work(payload: Any, delivery: Delivery[Any]) -> None:
-                await client.queue("in").commit(delivery.message)
-
-            return Worker(client).on("in", work)
-
-    queue.push_many([1, 2, 3])
-    report = place.run(build, until_empty=True)
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 3, "out": 3}
-
-
-def committing(place: Place, before: Any, after: Any) -> Any:
-    """What builds a worker whose handler commits each message itself, with something to do before and after."""
+def committing(
+    place: Place,
+    before: Callable[[Delivery[Any]], object] = lambda delivery: None,
+    after: Callable[[Delivery[Any]], object] = lambda delivery: None,
+) -> Build:
+    """Return what builds a worker whose handler commits each message itself."""
 
     def build(client: Any) -> Worker:
-        def plain(payload: Any, delivery: Delivery[Any]) -> None:
+        def blocking(payload: Any, delivery: Delivery[Any]) -> None:
             before(delivery)
             client.queue("in").commit(delivery.message)
             after(delivery)
 
-        async def carried(payload: Any, delivery: Delivery[Any]) -> None:
+        async def awaited(payload: Any, delivery: Delivery[Any]) -> None:
             before(delivery)
             await client.queue("in").commit(delivery.message)
             after(delivery)
 
-        return Worker(client).on("in", plain if place.blocking else carried)
+        return Worker(client).on("in", blocking if place.blocking else awaited)
 
     return build
 
 
-def test_what_its_handler_has_settled_does_not_come_again_though_the_handler_fails_then(
+def test_message_settled_by_its_handler_is_left_alone(place: Place) -> None:
+    def progress(delivery: Delivery[Any]) -> None:
+        with pytest.raises(LeaseLost):
+            delivery.progress(1)
+
+    place.queue("in").push_many([1, 2, 3])
+    report = place.run(
+        committing(place, after=progress if place.blocking else print), until_empty=True
+    )
+    assert counted(report, "in") == {"in": 3, "out": 3}
+
+
+def test_message_settled_by_a_failing_handler_is_done(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(delivery: Delivery[Any]) -> None:
         raise OSError("too late to matter")
 
     place.queue("in").push_many([1, 2])
-    report = place.run(committing(place, lambda delivery: None, fail), until_empty=True)
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {"in": 2, "out": 2}
+    report = place.run(committing(place, after=fail), until_empty=True)
+    assert counted(report, "in") == {"in": 2, "out": 2}
     assert "a handler failed after it had settled its message" in caplog.text
     assert "too late to matter" in caplog.text
 
 
-def test_a_handler_that_cannot_settle_its_message_any_more_has_lost_it(place: Place) -> None:
+def test_handler_that_settles_too_late_has_lost_its_message(place: Place) -> None:
     def steal(delivery: Delivery[Any]) -> None:
         if delivery.message.tries == 1:
-            place.raw().update_one(
-                {"payload": "x"}, {"$set": {"token": "another's", "when": delivery.message.pushed}}
-            )
+            place.steal(delivery)
 
     place.queue("in").push("x")
-    report = place.run(committing(place, steal, lambda delivery: None), until_empty=True)
-    assert report.stages["in"] == dict.fromkeys(report.stages["in"], 0) | {
-        "in": 2,
-        "lost": 1,
-        "out": 1,
-    }
+    report = place.run(committing(place, before=steal), until_empty=True)
+    assert counted(report, "in") == {"in": 2, "lost": 1, "out": 1}
 
 
-def test_effect_and_commit_in_one_transaction(server: Place) -> None:
-    counters = server.client.database["counters"]
+def test_effect_and_commit_are_one_transaction(server: Place) -> None:
+    effects = f"effects-{server.namespace}"
 
     def build(client: Any) -> Worker:
         def blocking(payload: int, delivery: Delivery[int]) -> None:
             def work(session: Any) -> None:
-                client.database["counters"].update_one(
+                client.database[effects].update_one(
                     {"_id": 1}, {"$inc": {"n": payload}}, upsert=True, session=session
                 )
                 client.queue("in").commit(delivery.message, session=session)
@@ -543,7 +488,7 @@ def test_effect_and_commit_in_one_transaction(server: Place) -> None:
 
         async def awaited(payload: int, delivery: Delivery[int]) -> None:
             async def work(session: Any) -> None:
-                await client.database["counters"].update_one(
+                await client.database[effects].update_one(
                     {"_id": 1}, {"$inc": {"n": payload}}, upsert=True, session=session
                 )
                 await client.queue("in").commit(delivery.message, session=session)
@@ -556,7 +501,5 @@ def test_effect_and_commit_in_one_transaction(server: Place) -> None:
 
     server.queue("in").push_many([1, 10, 100])
     report = server.run(build, until_empty=True)
-    assert counters.find_one({"_id": 1})["n"] == 111
-    assert report.stages["in"]["out"] == 3
-    assert report.stages["in"]["retried"] == 3
-    assert adds_up(report)
+    assert server.client.database[effects].find_one({"_id": 1})["n"] == 111
+    assert counted(report, "in") == {"in": 6, "retried": 3, "out": 3}
