@@ -183,17 +183,17 @@ def test_every_operation_is_unavailable_in_time(server: Server, database: str) -
             return time.monotonic() - began, error
         return time.monotonic() - began, None
 
-    async def main(stack: ExitStack, twins: AsyncExitStack, pool: ThreadPoolExecutor) -> None:
+    async def main(
+        clients: list[Client], twins: list[AsyncClient], pool: ThreadPoolExecutor
+    ) -> None:
         ready: dict[str, tuple[Any, Any]] = {}
         async_ready: dict[str, tuple[Any, Any]] = {}
-        for name, ids in seeds.items():
-            client = stack.enter_context(Client(url, command_timeout=TIMEOUT_S))
+        for client, (name, ids) in zip(clients, seeds.items(), strict=True):
             queue = client.queue(name)
             queue.push_many(["first", "second"], ids=ids)
             ready[name] = queue, queue.reserve(0)
-        for name, ids in seeds.items():
-            twin = AsyncClient(url, namespace="twins", command_timeout=TIMEOUT_S)
-            async_queue = (await twins.enter_async_context(twin)).queue(name)
+        for twin, (name, ids) in zip(twins, seeds.items(), strict=True):
+            async_queue = twin.queue(name)
             await async_queue.push_many(["first", "second"], ids=ids)
             async_ready[name] = async_queue, await async_queue.reserve(0)
         await asyncio.to_thread(server.stop)
@@ -203,14 +203,28 @@ def test_every_operation_is_unavailable_in_time(server: Server, database: str) -
         outcomes = {
             name: await asyncio.wrap_future(each) for name, each in zip(ready, threads, strict=True)
         }
-        await asyncio.to_thread(server.start)  # a client that closes wants to reach its server
+        await asyncio.to_thread(server.start)
+        # A client that closes looks for its server, so all of them close at once.
+        closing_twins = [each.close() for each in twins]
+        closing_clients = [asyncio.to_thread(each.close) for each in clients]
+        await asyncio.gather(*closing_twins, *closing_clients)
         expect_unavailable(outcomes)
         expect_unavailable(async_outcomes)
 
     async def opened() -> None:
+        # What a failure leaves open is closed here.
         with ExitStack() as stack, ThreadPoolExecutor(len(OPERATIONS)) as pool:
-            async with AsyncExitStack() as twins:
-                await main(stack, twins, pool)
+            async with AsyncExitStack() as async_stack:
+                clients = [Client(url, command_timeout=TIMEOUT_S) for _ in OPERATIONS]
+                twins = [
+                    AsyncClient(url, namespace="twins", command_timeout=TIMEOUT_S)
+                    for _ in OPERATIONS
+                ]
+                for client in clients:
+                    stack.enter_context(client)
+                for twin in twins:
+                    await async_stack.enter_async_context(twin)
+                await main(clients, twins, pool)
 
     asyncio.run(opened())
 
