@@ -1,6 +1,7 @@
-"""``python -m tests.bench``: speed as ratios to raw pymongo in the same run, on a mongod that it starts and stops.
+"""``python -m tests.bench``: speed as ratios to raw pymongo, on a mongod that it starts and stops.
 
-Exit status 1 if a message was lost or received twice; a missed target is shown, and is no error: machines differ and are shared.
+The exit status is 1 if a message was lost or received twice. A missed target is shown and does not
+change the exit status, because machines differ.
 """
 
 from __future__ import annotations
@@ -47,31 +48,33 @@ SECTIONS: dict[str, Section] = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench", description="Speed, as ratios to raw pymongo."
+        prog="python -m tests.bench", description="Measure speed as ratios to raw pymongo."
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="within two minutes instead of twenty: fewer rounds, smaller depths",
+        help="two minutes instead of twenty: fewer rounds, smaller depths",
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", choices=SECTIONS, help="these sections only"
+        "--only", nargs="+", metavar="NAME", choices=SECTIONS, help="run only these sections"
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="also write everything there; - is standard output",
+        help="also write a JSON report; - is standard output",
     )
     parser.add_argument(
-        "--plots", type=Path, metavar="DIR", help="also draw the curves there, as SVG"
+        "--plots", type=Path, metavar="DIR", help="also draw the curves as SVG files"
     )
-    parser.add_argument("--list", action="store_true", help="name the sections and end")
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of the sections and exit"
+    )
     parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="measure nothing: print such JSON as Markdown tables",
+        help="measure nothing; print a JSON report as Markdown tables",
     )
     given = parser.parse_args(arguments)
     if given.report is not None:
@@ -80,9 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.list:
         print("\n".join(SECTIONS))
         return 0
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # by an exception, so that the servers are stopped
+    # An exception, so that the servers are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     quiet = given.json is not None and str(given.json) == "-"
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 170)
     chosen = {
@@ -99,9 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         for curve in curves:
             (given.plots / f"{curve.name}.svg").write_text(plots.svg(curve))
     missed = [row for row in rows if row.met is False]
-    console.print(
-        f"{report['seconds']:.0f} s, {sum(row.met is True for row in rows)} targets met, {len(missed)} missed"
-    )
+    met = sum(row.met is True for row in rows)
+    console.print(f"{report['seconds']:.0f} s, {met} targets met, {len(missed)} missed")
     for row in missed:
         console.print(f"  missed: {row.name}: {row.median:.3g} {row.unit}, target {row.target}")
     return int(any(row.wrong for row in rows))

@@ -1,4 +1,4 @@
-"""Calls that take many messages, against the loop of one command per message that a raw user writes."""
+"""Batch calls, compared with a raw loop of one command per message."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 from bson import ObjectId
 
 from pyqueue import Client
+from tests.bench.figures import Target, at_least
 from tests.bench.harness import (
     DURABILITIES,
     Bench,
-    Target,
-    at_least,
     fill,
     interleave,
     payload,
@@ -69,7 +68,7 @@ def pushes(client: Client, size: int) -> Timing:
 
 
 def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
-    """Settle 100 that were reserved beforehand; the raw loop knows their ids and tokens as well."""
+    """Settle 100 messages that were reserved before. The raw loop has their ids and tokens."""
     numbers = itertools.count()
     now = datetime.now(UTC)
 
@@ -133,7 +132,7 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
 
 
 def spent(count: int, call: Callable[[], object]) -> float:
-    """The seconds that a call takes per message."""
+    """Return the seconds that a call takes per message."""
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) / count

@@ -1,8 +1,9 @@
-"""Many callers at once: throughput, the slowest calls, and whether each message came exactly once.
+"""Concurrent callers: throughput, the slowest calls, and whether each message came exactly once.
 
-The raw side has as many callers in as many processes; for one process it is also the plain loop of one caller that most raw users write.
-Each side runs for a fixed time; what it consumed and what is left are counted against what was put in. The 4 x 16 processes share one
-queue, and the smallest and the largest share are compared.
+The raw side has the same number of callers and processes. One process is also compared with the
+loop of one caller that most users of the raw driver write. Each side runs for a fixed time; its
+consumed and remaining messages must add up to those that were stored. The 4 x 16 consumers share
+one queue, and the smallest share of a process is compared with the largest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import pymongo
 
 from pyqueue import AsyncClient
+from tests.bench.figures import Curve, Target, at_least, histogram, quantile
 from tests.bench.harness import (
     DURABILITIES,
     RAW_INDEX,
@@ -26,33 +28,27 @@ from tests.bench.harness import (
     RAW_RESERVE,
     WRITE,
     Bench,
-    Curve,
-    Start,
-    Target,
-    Workers,
-    at_least,
     fill,
-    histogram,
     interleave,
     payload,
-    quantile,
     raw_claim,
     raw_document,
     raw_lease,
 )
+from tests.bench.workers import Start, Workers
 
-#: How many consumers of one process the table shows; the others are for the curve.
+#: The numbers of consumers in the table. More of them are measured for the curve.
 SHOWN = (8, 64)
-#: Against one raw loop that does the same: so the targets were measured (14 100 messages/s were called 13.1 times the raw driver at w:1).
+#: Compared with one raw loop that does the same, because the targets were set that way.
 TARGETS = {(64, "majority"): at_least(12), (64, "w:1"): at_least(8)}
 
-#: One unit of work: the number of the message that was dealt with, None if there was none.
+#: One unit of work. Its result is the number of the message, or None if there was none.
 Call = Callable[[], Awaitable[int | None]]
 
 
 @dataclass(slots=True)
-class SettlementResult:
-    """What callers did in their time."""
+class Load:
+    """The work of several callers: message numbers, seconds per call, and seconds in all."""
 
     numbers: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -63,9 +59,9 @@ class SettlementResult:
         return len(self.numbers) / self.seconds if self.seconds else 0.0
 
 
-async def drive(callers: int, seconds: float, call: Call) -> SettlementResult:
-    """Have callers repeat a call until the time is over, or there is nothing more."""
-    outcome = SettlementResult()
+async def drive(callers: int, seconds: float, call: Call) -> Load:
+    """Let callers repeat a call until the time is over or a call finds nothing."""
+    outcome = Load()
     begin = time.perf_counter()
 
     async def caller() -> None:
@@ -120,7 +116,7 @@ def pushers(
     counter = itertools.count()
     queue = client.queue("pushed")
     runner.run(warm_up(queue))
-    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": [], "loop": []}
+    done: dict[str, list[Load]] = {"raw": [], "ours": [], "loop": []}
 
     async def ours() -> int:
         number = next(counter)
@@ -169,10 +165,10 @@ def consumers(
     raw: Any,
     store: Any,
     callers: int,
-) -> dict[str, list[SettlementResult]]:
+) -> dict[str, list[Load]]:
     rounds, seconds = bench.either(3, 7 if callers in SHOWN else 3), bench.either(4, 15) / 10
     numbers = itertools.count()
-    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": []}
+    done: dict[str, list[Load]] = {"raw": [], "ours": []}
     faults = {"lost": 0, "twice": 0}
 
     def side(name: str) -> float:
@@ -220,7 +216,7 @@ def consumers(
 
 
 async def warm_up(queue: Any) -> None:
-    """Have the record made and the first look done: what a process does once is not measured."""
+    """Do once what is not measured: create the record of the queue and claim for the first time."""
     if (reservation := await queue.reserve(0)) is not None:
         await queue.release(reservation)
 
@@ -255,7 +251,7 @@ def raw_pops(raw: Any, queue: str) -> Call:
     return call
 
 
-#: The loops that one raw caller may run.
+#: The raw loops of one caller.
 LOOPS: dict[str, Callable[[Any, str], Call]] = {
     "find_one_and_update + delete_one": raw_of,
     "find_one_and_delete": raw_pops,
@@ -263,7 +259,7 @@ LOOPS: dict[str, Callable[[Any, str], Call]] = {
 
 
 class Stock:
-    """Messages put into a queue, to be counted again afterwards."""
+    """Messages that are stored in a queue and counted afterwards."""
 
     def __init__(self, collection: Any, queue: str, count: int) -> None:
         self.queue = queue
@@ -272,7 +268,7 @@ class Stock:
         fill(collection, queue, count)
 
     def check(self, consumed: list[int], faults: dict[str, int]) -> None:
-        """Count what came twice, and what is neither consumed nor left."""
+        """Add the messages that came twice, and those that were neither consumed nor left."""
         left = {
             document["payload"]["n"]
             for document in self._collection.find({"q": self.queue, "record": None})
@@ -281,12 +277,12 @@ class Stock:
         faults["lost"] += self._count - len(left | set(consumed))
 
 
-def supply(done: list[SettlementResult], seconds: float) -> int:
-    """How many messages to put in, so that a side does not run dry in its time: twice what it consumed before."""
+def supply(done: list[Load], seconds: float) -> int:
+    """Return how many messages to store: twice as many as the side consumed in the last round."""
     return int(max(2_000, 2 * done[-1].rate * seconds if done else 0))
 
 
-def kept(done: list[SettlementResult], result: SettlementResult) -> float:
+def kept(done: list[Load], result: Load) -> float:
     done.append(result)
     return result.rate
 
@@ -295,10 +291,10 @@ def outcome(
     bench: Bench,
     label: str,
     rates: list[list[float]],
-    done: dict[str, list[SettlementResult]],
+    done: dict[str, list[Load]],
     target: Target | None,
 ) -> None:
-    """Report the ratio of the rates, and the slowest calls."""
+    """Add rows for the ratio of the rates and for the slowest calls."""
     theirs, ours = rates
     total = sum(len(each.numbers) for each in done["ours"])
     note = f"{statistics.median(theirs):.0f}/s raw, {statistics.median(ours):.0f}/s ours"
@@ -307,7 +303,8 @@ def outcome(
     slow = {
         name: [quantile(each.times, 0.99) for each in done[name][1:]] for name in ("raw", "ours")
     }
-    note = f"{1000 * statistics.median(slow['raw']):.1f} ms raw, {1000 * statistics.median(slow['ours']):.1f} ms ours"
+    median = {name: 1000 * statistics.median(times) for name, times in slow.items()}
+    note = f"{median['raw']:.1f} ms raw, {median['ours']:.1f} ms ours"
     ratio = [b / a for a, b in zip(slow["raw"], slow["ours"], strict=True)]
     bench.row(f"{label}: p99", "x raw p99", ratio, total, None, note)
 
@@ -318,25 +315,23 @@ def outcome(
 def processes(bench: Bench, shown: str, durability: str, url: str, workers: Workers) -> None:
     rounds, seconds = bench.either(2, 7), bench.either(4, 15) / 10
     numbers = itertools.count()
-    done: dict[str, list[SettlementResult]] = {"raw": [], "ours": []}
+    done: dict[str, list[Load]] = {"raw": [], "ours": []}
     faults = {"lost": 0, "twice": 0}
     shares: list[float] = []
     with pymongo.MongoClient[Any](url) as mongo:
         database = mongo.get_default_database()
         database["raw"].create_index(RAW_INDEX)
-        workers.call(consume, url, durability, "ours", "warm", 0.1)  # makes the indexes
+        workers.call(consume, url, durability, "ours", "warm", 0.1)  # creates the indexes
 
         def side(name: str) -> float:
             collection = database["pyqueue" if name == "ours" else "raw"]
             stock = Stock(collection, f"p{next(numbers)}", supply(done[name], seconds))
-            results: list[SettlementResult] = workers.call(
-                consume, url, durability, name, stock.queue, seconds
-            )
+            results: list[Load] = workers.call(consume, url, durability, name, stock.queue, seconds)
             counts = [len(each.numbers) for each in results]
             if name == "ours":
                 stock.check([number for each in results for number in each.numbers], faults)
                 shares.append(min(counts) / max(*counts, 1))
-            everything = SettlementResult(
+            everything = Load(
                 [number for each in results for number in each.numbers],
                 [value for each in results for value in each.times],
                 max(each.seconds for each in results),
@@ -354,8 +349,8 @@ def processes(bench: Bench, shown: str, durability: str, url: str, workers: Work
 
 async def consume(
     start: Start, url: str, durability: str, side: str, queue: str, seconds: float
-) -> SettlementResult:
-    """In a worker: 16 consumers for some time, together with the other workers."""
+) -> Load:
+    """Run 16 consumers in a worker process, at the same time as all workers."""
     if side == "ours":
         async with AsyncClient(url, durability=durability) as client:
             await warm_up(client.queue(queue))

@@ -1,6 +1,8 @@
-"""The processor time that our layer adds to each message: this process's, less what raw pymongo takes for the same work, bson included.
+"""The processor time that pyqueue adds to each message.
 
-Measured at w:1, where least is waited for; with the default bus, whose own threads and tasks count too.
+It is the time of this process less the time that raw pymongo needs for the same work, BSON
+included. It is measured at w:1, which waits least, and includes the threads and tasks of the
+default bus.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.bench.harness import Bench, at_most, interleave, latencies, payload, raw_document
+from tests.bench.figures import at_most
+from tests.bench.harness import Bench, interleave, latencies, payload, raw_document
 from tests.bench.single import Timed, in_loop, operations
 
 TARGET = at_most(15)
@@ -55,7 +58,7 @@ def compare(
 def within(
     side: Callable[[Timed, int], list[float]], timed: Timed, calls: int
 ) -> Callable[[], float]:
-    """The processor time of the timed calls of a side, without what it prepares."""
+    """Return the processor time of the timed calls of a side, without its preparation."""
 
     def measured() -> float:
         spans: list[float] = []
@@ -67,7 +70,7 @@ def within(
             return times
 
         side(clocked, calls)
-        return spans[-1]  # before it came the warm-up
+        return spans[-1]  # the first span is the warm-up
 
     return measured
 

@@ -1,6 +1,7 @@
-"""What a claim and an empty look cost when much is stored: ready, scheduled for later, or kept in the history.
+"""The cost of a claim and an empty scan next to many ready, scheduled or finished messages.
 
-Every depth has a namespace of its own, and the looks at the depths alternate; the figure is a depth's cost next to that of a thousand.
+Every depth has its own namespace, and the rounds alternate between the depths. The figure is the
+cost at a depth divided by the cost at a thousand messages.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from bson import ObjectId
 
 from pyqueue import Client
 from pyqueue.messages import KEPT
-from tests.bench.harness import Bench, Curve, at_most, fill, interleave, latencies, ratios
+from tests.bench.figures import Curve, at_most, ratios
+from tests.bench.harness import Bench, fill, interleave, latencies
 
 BASE = 1_000
 
 
 def run(bench: Bench) -> None:
     curve = bench.curve(
-        Curve(
-            "depth", "cost of a look against depth", "messages stored", "x the cost at a thousand"
-        )
+        Curve("depth", "cost of a scan by depth", "messages stored", "x the cost at a thousand")
     )
     depths = [BASE, 100_000] if bench.quick else [BASE, 10_000, 100_000, 1_000_000]
     for kind in ("ready", "scheduled", "history"):
@@ -34,23 +34,24 @@ def run(bench: Bench) -> None:
 def measure(bench: Bench, kind: str, depths: list[int], curve: Curve) -> None:
     calls, rounds = bench.either(20, 40), bench.either(7, 15)
     with bench.database() as url, ExitStack() as stack:
-        claims, looks = [], []
+        claims, scans = [], []
         for depth in depths:
             client = stack.enter_context(
                 Client(url, namespace=f"depth{depth}", durability="acknowledged")
             )
             store(client, kind, depth)
             claims.append(claim(client, kind, calls))
-            looks.append(look(client, kind, calls))
-        for name, sides in (("claim", claims), ("empty look", looks)):
-            if name == "empty look" and kind == "ready":
-                continue  # with messages ready there is no empty look
+            scans.append(scan(client, kind, calls))
+        for name, sides in (("claim", claims), ("empty scan", scans)):
+            if name == "empty scan" and kind == "ready":
+                continue  # with ready messages no scan is empty
             base, *deeper = interleave(rounds, *sides)
             line = f"{name}, {kind}"
             curve.add(line, BASE, 1)
             for depth, times in zip(depths[1:], deeper, strict=True):
                 ratio = ratios(times, base)
-                note = f"{statistics.median(base) * 1e6:.0f} us at {BASE}, {statistics.median(times) * 1e6:.0f} us here"
+                micros = [statistics.median(each) * 1e6 for each in (base, times)]
+                note = f"{micros[0]:.0f} us at {BASE}, {micros[1]:.0f} us here"
                 bench.row(f"{line} {depth}", "x at 1000", ratio, calls * rounds, at_most(1.2), note)
                 curve.add(line, depth, statistics.median(ratio))
 
@@ -59,7 +60,7 @@ def store(client: Client, kind: str, depth: int) -> None:
     collection = client.database[client.namespace]
     if kind == "history":
         now = datetime.now(UTC)
-        # As finished messages are kept: far away in `when`, and for an hour.
+        # The form of finished messages: `when` is far away, and they expire in an hour.
         done: dict[str, Any] = {
             "processed": now,
             "outcome": "committed",
@@ -72,7 +73,7 @@ def store(client: Client, kind: str, depth: int) -> None:
 
 
 def claim(client: Client, kind: str, calls: int) -> Callable[[], float]:
-    """The median cost of reserving what is ready, however much else there is."""
+    """Return a function that measures the median cost of a reserve."""
     queue = client.queue("deep")
 
     def timed() -> float:
@@ -89,8 +90,8 @@ def claim(client: Client, kind: str, calls: int) -> Callable[[], float]:
     return timed
 
 
-def look(client: Client, kind: str, calls: int) -> Callable[[], float]:
-    """The median cost of finding nothing."""
+def scan(client: Client, kind: str, calls: int) -> Callable[[], float]:
+    """Return a function that measures the median cost of finding nothing."""
     queue = client.queue("deep")
 
     def nothing() -> None:

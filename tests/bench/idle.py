@@ -1,6 +1,7 @@
-"""What 50 waiters of one process cost while nothing happens: server commands a second, and the processor time of the process.
+"""The cost of 50 waiting consumers of one process: server commands per second and processor time.
 
-The server counts by command name, so the driver's own monitoring (hello) and our looking (serverStatus) are left out exactly.
+The server counts commands by name, so the driver's monitoring (hello) and the benchmark's own
+serverStatus do not count.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from typing import Any
 import pymongo
 
 from pyqueue import AsyncClient, QueueClosed
-from tests.bench.harness import Bench, Start, Target, Workers, at_most
+from tests.bench.figures import Target, at_most
+from tests.bench.harness import Bench
 from tests.bench.wakeups import redis, refused
+from tests.bench.workers import Start, Workers
 
 WAITERS = 50
-#: How long they wait before the count begins: looks at a queue that has just been used come sooner than later on.
+#: Seconds before the count begins, quick and full: a queue that was just used is scanned more
+#: often.
 SETTLE = (2, 20)
 MONITORING = {"hello", "isMaster", "serverStatus", "ping", "endSessions"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How the waiters are woken, and whether they wait for one queue or each for its own."""
+    """A bus, a poll interval, and the number of queues that the consumers share."""
 
     name: str
     url: str
@@ -45,19 +49,19 @@ def run(bench: Bench) -> None:
             Case(f"{WAITERS} queues, capped:", "capped:", queues=WAITERS, targets=(None, None)),
         ):
             if bench.quick and case.targets[0] is None:
-                continue  # beside the point of a quick run
-            trouble = refused(bench, case.url)
-            if trouble is None:
+                continue  # left out of a quick run
+            reason = refused(bench, case.url)
+            if reason is None:
                 measure(bench, mongo, workers, case)
             else:
-                bench.row(f"{WAITERS} idle, {case.name}", "not run", [0], 0, None, trouble)
+                bench.row(f"{WAITERS} idle, {case.name}", "not run", [0], 0, None, reason)
 
 
 def measure(bench: Bench, mongo: Any, workers: Workers, case: Case) -> None:
     settle, seconds = bench.either(*SETTLE), bench.either(3, 20)
     with bench.database() as database:
         workers.start(wait, database, case, settle, seconds)
-        time.sleep(settle)  # the child's own figures begin at about the same time
+        time.sleep(settle)  # the child begins to measure at about the same time
         before = commands(mongo)
         time.sleep(seconds)
         counted = commands(mongo) - before
@@ -76,7 +80,7 @@ def measure(bench: Bench, mongo: Any, workers: Workers, case: Case) -> None:
 
 
 def commands(mongo: Any) -> Counter[str]:
-    """How often each command has been run since the server's start, without monitoring."""
+    """Return how often each command has run since the start of the server, without monitoring."""
     metrics = mongo.admin.command("serverStatus")["metrics"]["commands"]
     return Counter(
         {
@@ -88,7 +92,7 @@ def commands(mongo: Any) -> Counter[str]:
 
 
 async def wait(_: Start, database: str, case: Case, settle: float, seconds: float) -> float:
-    """In a worker: wait in vain; answers the processor's share."""
+    """Wait for messages in a worker process and return its share of a processor."""
     async with AsyncClient(database, signals=case.url) as client:
         queues = [
             client.queue(f"idle{number % case.queues}", poll=case.poll) for number in range(WAITERS)

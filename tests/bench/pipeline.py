@@ -1,4 +1,4 @@
-"""A pipeline of three links that do nothing, against the same moves by hand: claim, then update, one message after the other."""
+"""A pipeline of three links that do nothing, compared with a raw loop that claims and updates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ numbers = itertools.count()
 
 
 async def through(client: Any, count: int) -> tuple[float, int]:
-    """Seconds per move, and how many messages came out."""
+    """Return the seconds per move and the number of messages at the end."""
     names = [f"{name}{next(numbers)}" for name in STAGES]
     pipeline = client.pipeline("bench")
 
@@ -71,7 +71,7 @@ async def through(client: Any, count: int) -> tuple[float, int]:
 
 
 def by_hand(raw: Any, count: int) -> float:
-    """Seconds per move of one blocking loop."""
+    """Return the seconds per move of one blocking raw loop."""
     names = [f"{name}{next(numbers)}" for name in STAGES]
     quick = raw.with_options(write_concern=WRITE["acknowledged"])
     raw.insert_many([raw_document(names[0], number) for number in range(count)])

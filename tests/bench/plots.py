@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import cycle
 
-from tests.bench.harness import Curve
+from tests.bench.figures import Curve
 from tests.support.svg import COLOURS, Drawing, Scale
 
 __all__ = ["svg"]

@@ -1,17 +1,17 @@
-"""The tables of a run's JSON as Markdown, for the documentation."""
+"""The JSON report of a run as Markdown tables, for the documentation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.bench.harness import number
+from tests.bench.figures import number
 
 __all__ = ["markdown"]
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Everything of a report that ``--json`` wrote."""
+    """Return a report that ``--json`` wrote as Markdown."""
     return "\n".join(_lines(report))
 
 
@@ -19,7 +19,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     machine = ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in report["machine"].items()
     )
-    yield f"Machine: {machine}. {'Quick run' if report['quick'] else 'Full run'}, {report['seconds']:.0f} s."
+    kind = "Quick run" if report["quick"] else "Full run"
+    yield f"Machine: {machine}. {kind}, {report['seconds']:.0f} s."
     for name, section in report["sections"].items():
         yield ""
         yield f"### {name}"

@@ -1,7 +1,8 @@
-"""One message at a time, one caller: the price of our layer next to one round trip.
+"""One caller and one message at a time: the cost of pyqueue next to one round trip.
 
-The raw side stores and claims what a raw user would: ``{q, when, payload}`` with one index. Reserves are compared at w:1, which is
-what both durabilities reserve with. Each block has a queue of its own, so that neither side pays for what was claimed before.
+The raw side stores and claims ``{q, when, payload}`` with one index. Reserves are compared at w:1,
+which both durabilities use for them. Each block uses a new queue, so that no side pays for earlier
+claims.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from tests.bench.figures import Target, at_least, at_most
 from tests.bench.harness import (
     DURABILITIES,
     RAW_POP,
     RAW_RESERVE,
     WRITE,
     Bench,
-    Target,
     async_latencies,
-    at_least,
-    at_most,
     fill,
     interleave,
     latencies,
@@ -79,11 +78,11 @@ def compare(
     raw_store: Any,
     timed: Timed,
 ) -> None:
-    """Compare every operation; ``store`` and ``raw_store`` are where to put messages first."""
+    """Compare every operation. ``store`` and ``raw_store`` are the collections to fill first."""
     calls, rounds = bench.either(40, 100), bench.either(6, 20)
     for name, target in TARGETS.items():
         if name == "reserve" and durability != "acknowledged":
-            continue  # it is a w:1 command with either durability
+            continue  # both durabilities reserve at w:1
         ours, theirs = operations(name, client, raw, store, raw_store)
         medians = [
             lambda side=side: statistics.median(side(timed, calls)) for side in (theirs, ours)
@@ -102,7 +101,7 @@ Side = Callable[[Timed, int], list[float]]
 
 
 def operations(name: str, client: Any, raw: Any, store: Any, raw_store: Any) -> tuple[Side, Side]:
-    """Our side and the raw side of an operation; each call of a side uses a queue of its own."""
+    """Return both sides of an operation, pyqueue first. Each call of a side uses a new queue."""
     numbers = itertools.count()
     quick = raw.with_options(write_concern=WRITE["acknowledged"])
 

@@ -1,8 +1,10 @@
-"""``python -m tests.bench.soak``: mixed load for half an hour, and whether anything grows that should not.
+"""``python -m tests.bench.soak``: a mixed load for half an hour, to find leaks.
 
-One process is the client under test: an AsyncClient whose tasks push, reserve, commit, roll back, move and pop, and a blocking Client whose
-threads do the same beside them. Every few seconds it notes its memory, threads, tasks, open files and connections, and how long messages took
-from push to receipt. In the end the slopes are told, and every message is accounted for. Exit status 1 if one is missing, or something leaks.
+The tasks of an AsyncClient push, reserve, commit, roll back, move and pop; the threads of a
+blocking Client in the same process consume, too. Every few seconds the program samples its memory,
+threads, tasks, open files and connections, and the time of messages from push to receipt. At the
+end it prints how each of them grew. The exit status is 1 if a message is missing or something
+leaks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,21 +31,24 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from pyqueue import AsyncClient, Client, QueueClosed
 from pyqueue.embedded import EmbeddedServer
 from tests.bench import plots
-from tests.bench.harness import Curve, quantile
+from tests.bench.figures import Curve, quantile
 
-#: Tasks and threads of each sort; messages a second that are pushed in all.
+#: Producer tasks, consumer threads, and messages pushed per second.
 TASKS, THREADS, RATE = 8, 2, 100
-#: How many messages may be on their way: a slow machine pushes less, so that lag says something of the queue.
-UNDER_WAY = 500
+#: Producers wait at this many unfinished messages. So on a slow machine the lag still shows the
+#: queue.
+MAX_UNFINISHED = 500
 QUEUES = ("first", "second", "third")
-#: Of the run, how much is warming up; and by how much the least may grow after it, from the first third to the last.
-WARM, GROWTH = 0.2, 0.05
+#: The share of the run that warms up. It does not count.
+WARM_UP = 0.2
+#: How much the minimum may grow from the first third of the remaining run to the last.
+GROWTH = 0.05
 MEGABYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen at a time, in seconds from the beginning."""
+    """The state at a time, in seconds from the beginning."""
 
     at: float
     memory: float
@@ -56,8 +61,8 @@ class Sample:
     received: int
 
 
-class Ledger:
-    """What was pushed and what was finished, by any task or thread."""
+class Counter:
+    """Counts what all tasks and threads pushed and finished."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,8 +70,8 @@ class Ledger:
         self.lags: list[float] = []
 
     @property
-    def under_way(self) -> int:
-        """How many were pushed and not finished."""
+    def unfinished(self) -> int:
+        """The number of messages that were pushed and not finished."""
         with self._lock:
             return self.pushed - self.finished
 
@@ -92,7 +97,7 @@ def fresh() -> dict[str, Any]:
     return {"at": time.time(), "text": "x" * 150}
 
 
-async def produce(client: AsyncClient, ledger: Ledger, stop: asyncio.Event, seed: int) -> None:
+async def produce(client: AsyncClient, counter: Counter, stop: asyncio.Event, seed: int) -> None:
     queue, dice = client.queue(QUEUES[0]), random.Random(seed)
     while not stop.is_set():
         count = dice.choice((1, 1, 1, 20))
@@ -100,14 +105,14 @@ async def produce(client: AsyncClient, ledger: Ledger, stop: asyncio.Event, seed
             await queue.push(fresh(), delay=dice.choice((None, None, 0.05)))
         else:
             await queue.push_many([fresh() for _ in range(count)])
-        ledger.push(count)
+        counter.push(count)
         await asyncio.sleep(count * TASKS / RATE)
-        while ledger.under_way > UNDER_WAY and not stop.is_set():  # noqa: ASYNC110  # threads count too
+        while counter.unfinished > MAX_UNFINISHED and not stop.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
-async def consume(client: AsyncClient, ledger: Ledger, seed: int) -> None:
-    """Until the client is closed."""
+async def consume(client: AsyncClient, counter: Counter, seed: int) -> None:
+    """Consume until the client is closed."""
     dice = random.Random(seed)
     queues = [client.queue(name) for name in QUEUES]
     place = seed % len(queues)
@@ -115,56 +120,62 @@ async def consume(client: AsyncClient, ledger: Ledger, seed: int) -> None:
     try:
         while True:
             if onward is None and dice.random() < 0.3:
-                ledger.finish(len(await queue.pop_many(10, timeout=1)))
+                counter.finish(len(await queue.pop_many(10, timeout=1)))
                 continue
             message = await queue.reserve(dice.choice((0.05, 1, 5)))
             if message is None:
                 continue
             if place == 0 and message.tries == 1:
-                ledger.receive(message.payload)
+                counter.receive(message.payload)
             if dice.random() < 0.05:
                 await queue.rollback(message, delay=0.01)
             elif onward is not None:
                 await queue.move(message, to=onward)
             else:
                 await queue.commit(message)
-                ledger.finish(1)
+                counter.finish(1)
     except QueueClosed:
         pass
 
 
-def threaded(client: Client, ledger: Ledger) -> None:
-    """A consumer thread of the last queue, until the client is closed."""
+def threaded(client: Client, counter: Counter) -> None:
+    """Consume the last queue in a thread until the client is closed."""
     queue = client.queue(QUEUES[-1])
     try:
         while True:
             with queue.reserved(timeout=1) as message:
                 pass
-            ledger.finish(message is not None)
+            counter.finish(message is not None)
     except QueueClosed:
         pass
 
 
-async def soak(url: str, seconds: float, every: float, told: Any) -> tuple[list[Sample], int]:
-    """Run the load; the samples, and how many messages are missing."""
-    ledger, samples, process = Ledger(), list[Sample](), psutil.Process()
+async def soak(
+    url: str, seconds: float, every: float, on_sample: Callable[[Sample], None]
+) -> tuple[list[Sample], int]:
+    """Run the load.
+
+    Returns:
+        The samples, and the number of missing messages.
+    """
+    counter, samples, process = Counter(), list[Sample](), psutil.Process()
     async with AsyncClient(url) as client:
         blocking = Client(url)
         workers = [
-            threading.Thread(target=threaded, args=(blocking, ledger)) for _ in range(THREADS)
+            threading.Thread(target=threaded, args=(blocking, counter)) for _ in range(THREADS)
         ]
         for worker in workers:
             worker.start()
         stop, began = asyncio.Event(), time.monotonic()
         producers = [
-            asyncio.create_task(produce(client, ledger, stop, seed)) for seed in range(TASKS)
+            asyncio.create_task(produce(client, counter, stop, seed)) for seed in range(TASKS)
         ]
         consumers = [
-            asyncio.create_task(consume(client, ledger, seed)) for seed in range(3 * TASKS)
+            asyncio.create_task(consume(client, counter, seed)) for seed in range(3 * TASKS)
         ]
         while (left := seconds - (time.monotonic() - began)) > 0:
             await asyncio.sleep(min(left, every))
-            lags = ledger.take() or [0.0]
+            lags = counter.take() or [0.0]
             gc.collect()
             status = await client.database.client.admin.command("serverStatus")
             samples.append(
@@ -180,11 +191,11 @@ async def soak(url: str, seconds: float, every: float, told: Any) -> tuple[list[
                     len(lags),
                 )
             )
-            told(samples[-1])
+            on_sample(samples[-1])
         stop.set()
         await asyncio.gather(*producers)
         end = time.monotonic() + 60
-        while ledger.under_way and time.monotonic() < end:  # noqa: ASYNC110  # threads count too
+        while counter.unfinished and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         stored = sum([(await client.queue(name).counts()).total for name in QUEUES])
         await asyncio.to_thread(blocking.close)
@@ -192,19 +203,19 @@ async def soak(url: str, seconds: float, every: float, told: Any) -> tuple[list[
         await asyncio.gather(*consumers)
         for worker in workers:
             worker.join()
-    return samples, ledger.under_way - stored
+    return samples, counter.unfinished - stored
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """What is gained in an hour, by the straight line that fits best."""
+    """Return the growth per hour of the best straight line."""
     if len(points) < 2:
         return 0.0
     return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope * 3600
 
 
-def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
-    """What the samples say."""
-    warm = samples[int(len(samples) * WARM) :]
+def summary(samples: list[Sample], missing: int) -> dict[str, Any]:
+    """Return the figures of the samples, with the names of what leaks."""
+    warm = samples[int(len(samples) * WARM_UP) :]
     third = max(1, len(warm) // 3)
     verdict: dict[str, Any] = {
         "samples": len(samples),
@@ -221,10 +232,8 @@ def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
         ("connections", 0),
     ):
         values = [float(getattr(each, name)) for each in warm]
-        early, late = (
-            min(values[:third]),
-            min(values[-third:]),
-        )  # what never goes away; the rest comes and goes with the load
+        # The minimum leaves out what comes and goes with the load.
+        early, late = min(values[:third]), min(values[-third:])
         verdict[name] = {
             "early": early,
             "late": late,
@@ -240,7 +249,7 @@ def judged(samples: list[Sample], missing: int) -> dict[str, Any]:
 
 
 def drawn(samples: list[Sample]) -> dict[str, str]:
-    """The plots, as SVG by name."""
+    """Return the plots as SVG, by name."""
     curves = []
     for name, title, unit, lines in (
         ("memory", "Memory of the client", "MB", {"resident": "memory"}),
@@ -264,12 +273,12 @@ def drawn(samples: list[Sample]) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.soak", description="Whether anything leaks."
+        prog="python -m tests.bench.soak", description="Run a mixed load and look for leaks."
     )
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--json", action="store_true", help="print one object on the last line")
     parser.add_argument(
-        "--plots", type=Path, metavar="DIR", help="draw memory, lag and counts there, as SVG"
+        "--plots", type=Path, metavar="DIR", help="draw memory, lag and counts as SVG files"
     )
     given = parser.parse_args(arguments)
     seconds, console = given.minutes * 60, Console(stderr=True)
@@ -281,27 +290,26 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         task = bar.add_task("starting", total=seconds)
 
-        def told(sample: Sample) -> None:
-            words = f"{sample.memory:.0f} MB, {sample.threads} threads, {sample.tasks} tasks, p99 {sample.lag99 * 1000:.0f} ms"
-            bar.update(task, completed=sample.at, description=words)
+        def show(sample: Sample) -> None:
+            held = f"{sample.memory:.0f} MB, {sample.threads} threads, {sample.tasks} tasks"
+            description = f"{held}, p99 {sample.lag99 * 1000:.0f} ms"
+            bar.update(task, completed=sample.at, description=description)
 
-        samples, missing = asyncio.run(soak(server.url, seconds, max(1.0, seconds / 180), told))
-    verdict = judged(samples, missing)
+        samples, missing = asyncio.run(soak(server.url, seconds, max(1.0, seconds / 180), show))
+    verdict = summary(samples, missing)
     if given.plots is not None:
         given.plots.mkdir(parents=True, exist_ok=True)
         for name, text in drawn(samples).items():
             (given.plots / f"{name}.svg").write_text(text)
     for name in ("memory", "threads", "tasks", "files", "connections"):
         each = verdict[name]
-        print(
-            f"{name:12} {each['early']:8.1f} -> {each['late']:8.1f}  most {each['most']:8.1f}  {each['per_hour']:+8.2f} per hour"
-        )
-    print(
-        f"lag p50 {verdict['lag_ms']['median']:.1f} ms, p99 {verdict['lag99_ms']['median']:.1f} ms (worst {verdict['lag99_ms']['most']:.0f} ms)"
-    )
-    print(
-        f"{verdict['received']} messages in {verdict['seconds']:.0f} s; missing {missing}; leaks: {', '.join(verdict['leaks']) or 'none'}"
-    )
+        growth = f"{each['early']:8.1f} -> {each['late']:8.1f}"
+        print(f"{name:12} {growth}  most {each['most']:8.1f}  {each['per_hour']:+8.2f} per hour")
+    lag, lag99 = verdict["lag_ms"], verdict["lag99_ms"]
+    medians = f"lag p50 {lag['median']:.1f} ms, p99 {lag99['median']:.1f} ms"
+    print(f"{medians} (worst {lag99['most']:.0f} ms)")
+    received = f"{verdict['received']} messages in {verdict['seconds']:.0f} s"
+    print(f"{received}; missing {missing}; leaks: {', '.join(verdict['leaks']) or 'none'}")
     if given.json:
         print(json.dumps(verdict | {"series": [asdict(each) for each in samples]}))
     return 1 if missing or verdict["leaks"] else 0

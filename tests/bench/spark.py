@@ -1,4 +1,4 @@
-"""Spark: what it costs to bring messages in and out, against one process of pymongo's that does the same."""
+"""Spark: the cost of writing and reading messages, compared with one process of raw pymongo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 from pyqueue import Client
+from tests.bench.figures import at_least
 from tests.bench.harness import (
     RAW_RESERVE,
     WRITE,
     Bench,
-    at_least,
     fill,
     interleave,
     payload,
@@ -57,7 +57,7 @@ def name() -> str:
 
 
 def seconds(call: Callable[[], object], count: int) -> float:
-    """The seconds that a call takes per message."""
+    """Return the seconds that a call takes per message."""
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) / count
@@ -179,12 +179,18 @@ def staged(
 
     source, target = name(), name()
     stage = SparkStage(
-        uri=url, source=source, to=target, group=f"bench-{uuid4().hex}", output=output, max_messages=BATCH,
-        namespace=client.namespace, transform=lambda df: df.select("id", "payload"),
-    )  # fmt: skip
+        uri=url,
+        source=source,
+        to=target,
+        group=f"bench-{uuid4().hex}",
+        output=output,
+        max_messages=BATCH,
+        namespace=client.namespace,
+        transform=lambda df: df.select("id", "payload"),
+    )
 
     def theirs() -> float:
-        """The same by hand, without Spark: claim, read, write, one message after the other."""
+        """Claim, read and write one message after the other, without Spark."""
         loop = bench.either(200, 500)
         raw.insert_many([raw_document(source, number) for number in range(loop)])
 

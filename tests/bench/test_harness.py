@@ -1,4 +1,4 @@
-"""The bench's own sums: medians, ratios, targets, what the counts say, the plots, and its command line. No test of a time."""
+"""The benchmark: medians, ratios, targets, counts, plots and its command. No times are tested."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from rich.console import Console
 
 from tests.bench.__main__ import SECTIONS
 from tests.bench.concurrency import Stock
-from tests.bench.harness import (
-    Curve,
-    Row,
-    at_least,
-    at_most,
-    histogram,
-    interleave,
-    quantile,
-    ratios,
-    table,
-)
+from tests.bench.figures import Curve, Row, at_least, at_most, histogram, quantile, ratios, table
+from tests.bench.harness import interleave
 from tests.bench.plots import svg
-from tests.bench.soak import Sample, judged, slope
+from tests.bench.soak import Sample, slope, summary
 from tests.support.svg import Scale
 
 
-def test_quantiles_are_interpolated() -> None:
+def test_quantile_is_interpolated() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
     assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.25) == 2.0
     assert quantile([7.0], 0.99) == 7.0
@@ -41,7 +32,7 @@ def test_ratios_pair_the_rounds() -> None:
         ratios([1.0, 2.0], [1.0])
 
 
-def test_rounds_alternate_and_the_first_is_thrown_away() -> None:
+def test_interleave_alternates_and_drops_the_first_round() -> None:
     calls: list[str] = []
 
     def side(name: str) -> float:
@@ -62,11 +53,11 @@ def test_rounds_alternate_and_the_first_is_thrown_away() -> None:
         (at_most(1.25), 1.26, False),
     ],
 )
-def test_a_target_is_met_at_its_limit(target: Any, value: float, met: bool) -> None:
+def test_target_is_met_at_its_limit(target: Any, value: float, met: bool) -> None:
     assert Row("a", "x", [value], 1, target).met is met
 
 
-def test_the_median_decides_and_a_row_without_target_says_nothing() -> None:
+def test_row_is_summary_by_its_median() -> None:
     assert Row("a", "x", [9.0, 1.0, 1.1], 3, at_most(1.25)).met is True
     assert Row("a", "x", [9.0], 1).met is None
     shown = Row("a", "x", [1.0, 2.0, 3.0], 30, at_most(1.5)).shown()
@@ -74,14 +65,14 @@ def test_the_median_decides_and_a_row_without_target_says_nothing() -> None:
     assert (shown["target"], shown["met"]) == ("<= 1.5", False)
 
 
-def test_a_lost_message_is_wrong_and_a_missed_speed_is_not() -> None:
+def test_row_is_wrong_after_a_loss_only() -> None:
     assert Row("lost", "count", [1], 10, at_most(0)).wrong
     assert not Row("lost", "count", [0], 10, at_most(0)).wrong
     assert not Row("slow", "x raw cost", [9.0], 10, at_most(1.25)).wrong
 
 
 class Store:
-    """A collection that holds these numbers."""
+    """A fake collection of message numbers."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -105,7 +96,7 @@ class Store:
         ([0, 1], [3, 4], {"lost": 1, "twice": 0}),
     ],
 )
-def test_losses_and_duplicates_are_counted(
+def test_stock_counts_losses_and_duplicates(
     consumed: list[int], left: list[int], faults: dict[str, int]
 ) -> None:
     store, counted = Store(), {"lost": 0, "twice": 0}
@@ -116,8 +107,8 @@ def test_losses_and_duplicates_are_counted(
     assert counted == faults
 
 
-def test_the_table_shows_every_figure_with_n_median_and_spread() -> None:
-    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115  # closed below
+def test_table_shows_every_figure() -> None:
+    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
     console.print(
         table(
             "single", [Row("push", "x raw speed", [0.5, 0.75, 1.0], 300, at_least(0.85), "a note")]
@@ -151,7 +142,7 @@ def curve(**options: Any) -> Curve:
 
 
 @pytest.mark.parametrize("logs", [(True, True), (True, False), (False, False)])
-def test_a_plot_is_well_formed_and_inside_its_frame(logs: tuple[bool, bool]) -> None:
+def test_plot_is_well_formed_and_inside_its_frame(logs: tuple[bool, bool]) -> None:
     root = ElementTree.fromstring(svg(curve(log_x=logs[0], log_y=logs[1])))
     space = "{http://www.w3.org/2000/svg}"
     texts = [each.text for each in root.iter(f"{space}text")]
@@ -165,31 +156,31 @@ def test_a_plot_is_well_formed_and_inside_its_frame(logs: tuple[bool, bool]) -> 
     )
 
 
-def test_a_plot_of_nothing_is_well_formed() -> None:
+def test_plot_of_nothing_is_well_formed() -> None:
     assert ElementTree.fromstring(svg(Curve("c", "t", "x", "y"))).tag.endswith("svg")
 
 
-def test_scales() -> None:
+def test_scale_ticks_and_pixels() -> None:
     log = Scale([1_000, 1_000_000], 0, 300, log=True)
     assert log.ticks() == [1e3, 1e4, 1e5, 1e6]
     assert [round(log(value)) for value in (1e3, 1e4, 1e6, 0)] == [0, 100, 300, 0]
     assert Scale([7, 48], 0, 100, log=False).ticks() == [0, 10, 20, 30, 40]
 
 
-def test_a_histogram_has_all_values() -> None:
+def test_histogram_has_all_values() -> None:
     drawn = curve()
     histogram(drawn, "new", [0.5, 2.0, 2.1, 30.0])
     assert sum(share for _, share in drawn.lines["new"]) == pytest.approx(100)
 
 
-def test_the_command_line_lists_the_sections() -> None:
+def test_command_lists_the_sections() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "--list"], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == list(SECTIONS)
 
 
-def test_an_unknown_section_is_refused() -> None:
+def test_command_refuses_an_unknown_section() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "--only", "nothing"], capture_output=True, text=True
     )
@@ -211,10 +202,10 @@ def sample(at: float, **seen: float) -> Sample:
     return Sample(at=at, **given | seen)
 
 
-def test_the_soak_sees_what_grows() -> None:
+def test_soak_finds_what_grows() -> None:
     flat = [sample(at) for at in range(0, 100, 10)]
-    assert judged(flat, 0)["leaks"] == []
-    assert judged(flat, 0)["memory"]["per_hour"] == 0
+    assert summary(flat, 0)["leaks"] == []
+    assert summary(flat, 0)["memory"]["per_hour"] == 0
     for name, step in (
         ("memory", 1),
         ("threads", 1),
@@ -226,14 +217,14 @@ def test_the_soak_sees_what_grows() -> None:
         growing = [
             sample(at, **{name: start + step * index}) for index, at in enumerate(range(0, 100, 10))
         ]
-        assert judged(growing, 0)["leaks"] == [name]
+        assert summary(growing, 0)["leaks"] == [name]
     warming = [sample(at, memory=40 if at < 20 else 50) for at in range(0, 100, 10)]
-    assert judged(warming, 0)["leaks"] == []
+    assert summary(warming, 0)["leaks"] == []
     busier = [sample(at, tasks=90 if at > 50 and at % 20 else 40) for at in range(0, 100, 10)]
-    assert judged(busier, 0)["leaks"] == []
-    assert judged(flat, 0)["lag99_ms"] == {"median": 50, "most": 50}
+    assert summary(busier, 0)["leaks"] == []
+    assert summary(flat, 0)["lag99_ms"] == {"median": 50, "most": 50}
 
 
-def test_a_slope_is_per_hour() -> None:
+def test_soak_slope_is_per_hour() -> None:
     assert slope([(0, 5), (60, 6), (120, 7)]) == pytest.approx(60)
     assert slope([(0, 5)]) == 0

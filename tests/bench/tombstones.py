@@ -1,8 +1,9 @@
-"""What a claim costs after many claims at the head of the same queue.
+"""The cost of a claim after many claims at the head of the same queue.
 
-Deleted index entries lie where a first-in-first-out queue looks, since a replica set keeps them for its snapshot history. A standalone or
-a small cache hides most of it, and ``explain`` all of it: only timing shows it. So a control is measured in the same rounds: what a plain
-look costs there. If that is cheap, the other figures prove nothing.
+A replica set keeps deleted index entries for its snapshot history, exactly where a
+first-in-first-out queue searches. A standalone server or a small cache hides most of their cost,
+and ``explain`` shows nothing of it, so only times count. A plain scan is measured in the same
+rounds as a control. If it is cheap, the other figures prove nothing.
 """
 
 from __future__ import annotations
@@ -12,26 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from pyqueue import Client
-from tests.bench.harness import (
-    RAW_SORT,
-    Bench,
-    Curve,
-    Row,
-    at_most,
-    fill,
-    interleave,
-    latencies,
-    payload,
-    quantile,
-    ratios,
-    raw_claim,
-)
+from tests.bench.figures import Curve, Row, at_most, ratios
+from tests.bench.harness import RAW_SORT, Bench, fill, interleave, latencies, payload, raw_claim
 
 FRESH, USED = "fresh", "used"
-AHEAD = 3_000  # messages that remain to be claimed when the tombstones are made
+AHEAD = 3_000  # messages that are left when the deleted entries exist
 
 
-#: From which cost on a plain look shows that the tombstones are there.
+#: The cost of a plain scan that shows that the deleted entries are there.
 VISIBLE = 1.5
 
 
@@ -40,7 +29,7 @@ def run(bench: Bench) -> None:
     curve = bench.curve(
         Curve(
             "tombstones",
-            "cost of a look against what was claimed before",
+            "cost of a scan by earlier claims",
             "claims before",
             "x the cost when fresh",
         )
@@ -51,7 +40,7 @@ def run(bench: Bench) -> None:
 
 
 def claims(bench: Bench, name: str, same: bool, points: list[int], curve: Curve) -> None:
-    """Claims by one client, which goes on; all messages have the same ``when`` or each its own."""
+    """Claim with one client all the time. All messages have the same ``when``, or all differ."""
     calls, rounds = bench.either(10, 20), bench.either(5, 10)
     with bench.blocking("acknowledged") as (client, _):
         store = client.database[client.namespace]
@@ -65,26 +54,26 @@ def claims(bench: Bench, name: str, same: bool, points: list[int], curve: Curve)
             compare(
                 bench, "claim", f"after {point}, {name}", sides, calls, rounds, point == points[-1]
             )
-            curve_of(bench, curve, ("plain look", "claim"), name, point)
+            curve_of(bench, curve, ("plain scan", "claim"), name, point)
             made += calls * (rounds + 1)
 
 
 def empty(bench: Bench, points: list[int], curve: Curve) -> None:
-    """Looks at a queue that has just been emptied by reserve and commit, all within one lease of 60 s."""
+    """Scan a queue that was just emptied by reserve and commit, all within one lease of 60 s."""
     calls, rounds = bench.either(10, 20), bench.either(5, 10)
     with bench.blocking("acknowledged") as (client, _):
         store = client.database[client.namespace]
         sides = [plain(store, queue, calls) for queue in (FRESH, USED)]
-        sides += [look(client, queue, calls) for queue in (FRESH, USED)]
+        sides += [scan(client, queue, calls) for queue in (FRESH, USED)]
         made = 0
         for point in points:
             for _ in range(made, point, 1000):
                 client.queue(USED).push_many([payload(number) for number in range(1000)])
             made += work_off(client, USED, point - made)
             compare(
-                bench, "empty look", f"after {point}", sides, calls, rounds, point == points[-1]
+                bench, "empty scan", f"after {point}", sides, calls, rounds, point == points[-1]
             )
-            curve_of(bench, curve, ("plain look", "empty look"), "empty", point)
+            curve_of(bench, curve, ("plain scan", "empty scan"), "empty", point)
 
 
 def compare(
@@ -96,10 +85,10 @@ def compare(
     rounds: int,
     last: bool,
 ) -> None:
-    """Report the control and ours, fresh and used, all four measured in the same rounds."""
+    """Add rows for the control and for pyqueue, each fresh and used, from the same rounds."""
     plain_fresh, plain_used, fresh, used = interleave(rounds, *sides)
     control = report(
-        bench, f"control: plain look {when}", plain_fresh, plain_used, calls * rounds, None
+        bench, f"control: plain scan {when}", plain_fresh, plain_used, calls * rounds, None
     )
     if last and control.median < VISIBLE:
         control.note += "; NOT VISIBLE: what follows proves nothing"
@@ -112,7 +101,7 @@ def curve_of(bench: Bench, curve: Curve, names: tuple[str, str], kind: str, poin
 
 
 def work_off(client: Client, name: str, count: int) -> int:
-    """Reserve and commit that many; answers how many."""
+    """Reserve and commit ``count`` messages, and return their number."""
     queue, done = client.queue(name), 0
     while done < count:
         batch = queue.reserve_many(min(100, count - done), timeout=0)
@@ -131,7 +120,7 @@ def claim(client: Client, name: str, calls: int) -> Callable[[], float]:
     return lambda: statistics.median(latencies(calls, taken))
 
 
-def look(client: Client, name: str, calls: int) -> Callable[[], float]:
+def scan(client: Client, name: str, calls: int) -> Callable[[], float]:
     queue = client.queue(name)
 
     def nothing() -> None:
@@ -141,7 +130,7 @@ def look(client: Client, name: str, calls: int) -> Callable[[], float]:
 
 
 def plain(collection: Any, name: str, calls: int) -> Callable[[], float]:
-    """As a claim without any bound looks for the first message; it takes nothing."""
+    """Find the first message as a claim without any bound would, and take nothing."""
 
     def first() -> None:
         match = raw_claim(name) | {"_id": {"$ne": f"~queue:{name}"}}
@@ -153,5 +142,6 @@ def plain(collection: Any, name: str, calls: int) -> Callable[[], float]:
 def report(
     bench: Bench, name: str, fresh: list[float], used: list[float], n: int, target: Any
 ) -> Row:
-    note = f"{statistics.median(fresh) * 1e6:.0f} us fresh, {statistics.median(used) * 1e6:.0f} us, worst round {quantile(used, 1) * 1e6:.0f} us"
+    micros = [1e6 * each for each in (statistics.median(fresh), statistics.median(used), max(used))]
+    note = f"{micros[0]:.0f} us fresh, {micros[1]:.0f} us used, worst round {micros[2]:.0f} us"
     return bench.row(name, "x fresh", ratios(used, fresh), n, target, note)

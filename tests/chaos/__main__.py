@@ -40,9 +40,10 @@ def faults(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Use queues on three private servers, make servers, network and clients fail, and count losses.
+    """Make three private servers, their network and the clients of queues fail, and count losses.
 
-    The exit status is 1 if a message was lost, settled twice, or settled by a consumer that had lost its lease.
+    The exit status is 1 if a message was lost, settled twice, or settled by a consumer that had
+    lost its lease.
     """
     result = runner.run(
         minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep

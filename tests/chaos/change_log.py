@@ -1,11 +1,12 @@
 """The change log: what happened to each message, in the order of the database.
 
 A process reads the change stream of the namespace's collection. The stream has every write that a
-majority has, and no write that a fail-over rolled back. So the log does not depend on what any client
-believes. Each change that the checker needs is a line of JSON:
+majority has, and no write that a fail-over rolled back. So the log does not depend on what any
+client believes. Each change that the checker needs is a line of JSON:
 
 ``["in", id, queue, n, pushed]``
-    A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in milliseconds.
+    A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in
+    milliseconds.
 ``["set", id, {field: value}]``
     It was updated: ``q``, ``token`` (None: removed), ``owner``, ``processed``, ``dead``, ``n``, and
     ``by``, the token that the settling client wrote into the message with the same update.
@@ -78,7 +79,8 @@ def watch(spec: dict[str, Any]) -> None:
     """Write the log until the document ``END`` arrives.
 
     Args:
-        spec: ``url``, ``database`` and ``namespace`` of the collection; ``since``, the operation time
+        spec: ``url``, ``database`` and ``namespace`` of the collection; ``since``, the operation
+        time
             to start at; ``path`` of the log.
     """
     options: dict[str, Any] = {"socketTimeoutMS": 5000, "connectTimeoutMS": 2000, "tz_aware": True}

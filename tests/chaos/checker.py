@@ -1,8 +1,9 @@
 """The checker: compares what every process recorded with the change log. It does no I/O.
 
-The change log gives the claims of each message, each known by its token, and how each claim ended. A
-result that a client got must appear there: an acknowledged push as a message that was stored, an
-acknowledged settle as the end of exactly that claim. A call with an unknown outcome may appear or not.
+The change log gives the claims of each message, each known by its token, and how each claim ended.
+A result that a client got must appear there: an acknowledged push as a message that was stored, an
+acknowledged settle as the end of exactly that claim. A call with an unknown outcome may appear or
+not.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class ChangeLog:
         self.came: Counter[str] = Counter()
         #: The contents that a message had, except the one that equals its id.
         self.contents: dict[str, set[str]] = defaultdict(set)
-        #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another claim.
+        #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another
+        #: claim.
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
         #: The messages that were popped and not given back.
         self.popped: dict[str, list[Popped]] = defaultdict(list)
@@ -140,7 +142,7 @@ class Times:
     answered: dict[str, list[float]] = field(default_factory=dict)
 
     def recovered(self, at: float) -> dict[str, float | None]:
-        """Return the seconds from ``at`` to the first successful push and settle that began after it.
+        """Return the seconds from ``at`` to the first success of a push and settle begun later.
 
         None stands for no such call.
         """
@@ -324,7 +326,7 @@ class _Check:
                 )
 
     def messages(self, remaining: set[str]) -> None:
-        """Every message must be stored at the end, or have left in a way that a client asked for."""
+        """Every message must be stored at the end, or have left as a client asked."""
         self.wrong["lost"] += [
             f"{id}: not stored at the end, although nothing deleted it"
             for id in self._log.stored

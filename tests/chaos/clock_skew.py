@@ -1,7 +1,7 @@
 """A wall clock that can be set wrong, for one process.
 
-pyqueue, its buses and its driver read the wall clock only by ``time.time``, so that is replaced. The
-monotonic clock stays right, as it does when the clock of a machine is set.
+pyqueue, its buses and its driver read the wall clock only by ``time.time``, so that is replaced.
+The monotonic clock stays right, as it does when the clock of a machine is set.
 """
 
 from __future__ import annotations

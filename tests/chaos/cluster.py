@@ -1,4 +1,4 @@
-"""The cluster that faults act on: servers, proxies, the change log, and the processes of the workload."""
+"""The cluster that faults act on: servers, proxies, change log and the workload's processes."""
 
 from __future__ import annotations
 

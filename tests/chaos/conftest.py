@@ -18,6 +18,15 @@ from pyqueue.embedded import EmbeddedServer
 from tests.support.proxy import Proxy
 from tests.support.servers import require_mongod
 
+#: A short command timeout, and how much later an answer may come on a busy machine.
+TIMEOUT_S = 1.0
+SLACK_S = 2.2
+
+
+def through(proxy: Proxy, database: str) -> str:
+    """Return the URL of a database behind a proxy."""
+    return f"mongodb://127.0.0.1:{proxy.port}/{database}?directConnection=true"
+
 
 class Server:
     """A mongod that can be stopped, killed and started again on the same port."""
@@ -80,7 +89,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(own_server: Server) -> Iterator[Server]:
-    """A running server that the test may stop. Tests share it, so each test uses its own database."""
+    """A running server that the test may stop. Each test uses another database of it."""
     own_server.start()
     yield own_server
     gc.collect()  # a warning about what the test left open belongs to this test

@@ -1,13 +1,13 @@
-"""The ledger of a process of the workload: each call that it was about to make, and then its outcome.
+"""The ledger of a workload process: each call that it was about to make, and its outcome.
 
-Each line reaches the file by one write, before the call and after it, so a killed process leaves all
-that it knew. The outcome of a call without a result is unknown. Times are those of the machine's
-monotonic clock, which all processes share.
+Each line reaches the file by one write, before the call and after it, so a killed process leaves
+all that it knew. The outcome of a call without a result is unknown. Times are those of the
+machine's monotonic clock, which all processes share.
 
-A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at, outcome,
-items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``, and those of a
-reserve ``{token: {id: tries}}``. If a settle was refused, the result has the two lists ``lost`` and
-``unknown`` of LeaseLost, each in the form of a settle.
+A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
+outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
+and those of a reserve ``{token: {id: tries}}``. If a settle was refused, the result has the two
+lists ``lost`` and ``unknown`` of LeaseLost, each in the form of a settle.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Call:
     def __init__(self) -> None:
         #: The value that it returned.
         self.result: Any = None
-        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "taken" (DuplicateKey), "cancelled",
-        #: or the type and text of another error.
+        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "taken" (DuplicateKey),
+        #: "cancelled", or the type and text of another error.
         self.outcome = "ok"
         #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []

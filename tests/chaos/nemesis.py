@@ -1,8 +1,9 @@
 """The faults that the suite injects.
 
-A fault is a function that makes an ``Injection``: a generator that breaks something, yields for how
-many seconds it stays broken, repairs it, and returns what it did. ``yield None`` means "not yet: resume
-me soon". All random choices come from ``dice``, so the same seed gives the same faults.
+A fault is a function that makes an ``Injection``: a generator that breaks something, yields for
+how many seconds it stays broken, repairs it, and returns what it did. ``yield None`` means "not
+yet: resume me soon". All random choices come from ``dice``, so the same seed gives the same
+faults.
 """
 
 from __future__ import annotations
@@ -262,7 +263,8 @@ def set_clock(cluster: Cluster, dice: random.Random) -> Injection:
 def cancellation_storm(cluster: Cluster, dice: random.Random) -> Injection:
     """Cancel receiving callers at random points.
 
-    During half of the storms no fault of the servers begins. Then no cancelled pop may lose a message.
+    During half of the storms no fault of the servers begins. Then no cancelled pop may lose a
+    message.
     """
     name = cluster.workload.choose("consumer", dice, asynchronous=True)
     cluster.calm = dice.random() < 0.5

@@ -1,15 +1,15 @@
 """The check of pops: which process got each message that was popped.
 
 A pop deletes its messages before it returns, so a lost reply leaves messages that no ledger shows.
-Every message that the change log shows as popped must have been returned to a caller, or there must be
-a call that may have taken it:
+Every message that the change log shows as popped must have been returned to a caller, or there
+must be a call that may have taken it:
 
-* a call whose process was killed before it recorded the result, or whose outcome is unknown;
-* a call that was cancelled. pyqueue gives back what it took, unless its process was killed meanwhile
+* a call whose process was killed before it recorded the result, or whose outcome is unknown; * a
+call that was cancelled. pyqueue gives back what it took, unless its process was killed meanwhile
   or the servers or the network failed at that time.
 
-A pop of several messages claims them first, so the change log shows which process popped them. Callers
-of one process share a claim: if one of them got an answer, all of them did.
+A pop of several messages claims them first, so the change log shows which process popped them.
+Callers of one process share a claim: if one of them got an answer, all of them did.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _GIVE_BACK_S = 3.0
 class Popped(NamedTuple):
     """A message that was popped, from the change log.
 
-    ``token`` and ``owner`` are those of its last claim. A single pop makes no claim: its message has
-    none, or one that lapsed, of any process.
+    ``token`` and ``owner`` are those of its last claim. A single pop makes no claim: its message
+    has none, or one that lapsed, of any process.
     """
 
     at: float
@@ -111,14 +111,13 @@ def check_pops(
     """Match the popped messages with the calls that returned or may have taken them.
 
     Args:
-        popped: Every pop in the change log, by the id of the message.
-        returned: The callers that got each message.
-        unknown: The calls without a result. Each ``limit`` is reduced by what the call is matched to.
-        known: The faults of the run.
+        popped: Every pop in the change log, by the id of the message. returned: The callers that
+        got each message. unknown: The calls without a result. Each ``limit`` is reduced by what
+        the call is matched to. known: The faults of the run.
 
     Returns:
-        The ids of messages that were popped and that no call can have taken, and the ids of messages
-        that were returned more often than popped.
+        The ids of messages that were popped and that no call can have taken, and the ids of
+        messages that were returned more often than popped.
     """
     twice = []
     unmatched: list[tuple[Popped, str]] = []
@@ -149,8 +148,9 @@ def _match(
 ) -> list[str]:
     """Assign messages to calls, and return the ids of those that fit no call.
 
-    A greedy match: messages of single pops come first, and each message takes the fitting call with
-    the smallest limit. So a message that fits many calls does not take the place of one that fits one.
+    A greedy match: messages of single pops come first, and each message takes the fitting call
+    with the smallest limit. So a message that fits many calls does not take the place of one that
+    fits one.
     """
     starts = [call.began for call in calls]
     lost = []

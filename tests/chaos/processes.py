@@ -1,8 +1,8 @@
 """The processes of the fault suite: how the program starts, controls and ends them.
 
 Each runs ``python -m tests.chaos.roles ROLE``. The first line of its standard input is its
-specification, each further line is an order. All lines are JSON. The kernel kills the process when the
-thread that started it ends, so that a suspended process does not outlive the program.
+specification, each further line is an order. All lines are JSON. The kernel kills the process when
+the thread that started it ends, so that a suspended process does not outlive the program.
 """
 
 from __future__ import annotations

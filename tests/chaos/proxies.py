@@ -1,8 +1,8 @@
 """The network of the fault suite: one TCP proxy for each member of the replica set, in one process.
 
 Clients know only the addresses of the proxies. The members know each other by their real addresses
-and tell them to clients in every reply to ``hello``, so the proxies replace them. All ports have five
-digits, so a message keeps its length.
+and tell them to clients in every reply to ``hello``, so the proxies replace them. All ports have
+five digits, so a message keeps its length.
 
 ``serve`` runs in the process; ``Proxies`` controls it from the program.
 """

@@ -1,8 +1,9 @@
 """A run of the fault suite: start the cluster, inject faults, drain the queues, check the records.
 
-``members`` starts the servers, ``proxies`` the network in front of them, ``workload`` the processes that
-use the queues. ``nemesis`` has the faults and ``schedule`` their order. ``change_log`` reads from the
-database what happened to each message, and ``checker`` compares that with the ``ledger`` of each process.
+``members`` starts the servers, ``proxies`` the network in front of them, ``workload`` the
+processes that use the queues. ``nemesis`` has the faults and ``schedule`` their order.
+``change_log`` reads from the database what happened to each message, and ``checker`` compares that
+with the ``ledger`` of each process.
 """
 
 from __future__ import annotations
@@ -46,15 +47,13 @@ def run(
     """Run the suite once.
 
     Args:
-        minutes: For how long faults are injected.
-        seed: The seed of all random choices: the faults, their order and lengths, and the workload.
-        kinds: The names of the faults to inject; at least one of the servers and one of the clients.
-        at_least: How often to inject each kind of fault, even if that takes longer.
-        haste: The factor for the lengths of faults.
-        pause: The shortest and the longest pause between two faults, in seconds.
-        plot: The path of a chart to draw.
-        rate: Messages pushed per second.
-        keep: A folder to keep the records in: the ledgers, the change log and the faults.
+        minutes: For how long faults are injected. seed: The seed of all random choices: the
+        faults, their order and lengths, and the workload. kinds: The names of the faults to
+        inject; at least one of the servers and one of the clients. at_least: How often to inject
+        each kind of fault, even if that takes longer. haste: The factor for the lengths of faults.
+        pause: The shortest and the longest pause between two faults, in seconds. plot: The path of
+        a chart to draw. rate: Messages pushed per second. keep: A folder to keep the records in:
+        the ledgers, the change log and the faults.
 
     Returns:
         The result, as ``show`` takes it.

@@ -27,7 +27,7 @@ GONE = (OSError, asyncio.IncompleteReadError)  # what a client gets from a reset
 
 
 def message(command: str, *, about: str = "", operation: int = OP_MSG, documents: int = 0) -> bytes:
-    """Return a command as drivers send it, with a document sequence before its body if asked for."""
+    """Return a command as drivers send it, after a sequence of documents if there are any."""
     sequence = b"documents\0" + bson.encode({"n": 1}) * documents
     first = b"\1" + (len(sequence) + 4).to_bytes(4, "little") + sequence if documents else b""
     body = bytes(4) + first + b"\0" + bson.encode({command: "jobs", "about": about})
@@ -41,7 +41,7 @@ async def read(reader: asyncio.StreamReader) -> bytes:
 
 
 class Server:
-    """Answers each message with the same message, and keeps it."""
+    """Sends each message back and keeps it."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The fault suite as a whole: a run with each kind of fault, its end, its report and its command."""
+"""The fault suite as a whole: a run with faults, its end, its report and its command."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ The work of a process is written once for both kinds of client, as generators. A
 ``Step`` for a call, or a number for a pause in seconds. A process with a blocking client runs each
 generator in a thread, a process with an async client in a task.
 
-Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or ``packed``, and
-committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
+Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
+``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
 
-Whoever settles a message also writes its token into it by the same update, where the operation allows
-it: a move and a commit with history into ``trail`` of the payload, a rollback into the error. So the
-database itself shows which claim settled a message.
+The client that settles a message also writes its token into it by the same update, if the operation
+allows it: a move and a commit with history into ``trail`` of the payload, a rollback into the
+error. So the database itself shows which claim settled a message.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Workload:
     # ---- movers and consumers
 
     def settle(self, queue: str) -> Plan:
-        """Reserve, and settle in every way. Some reservations are held too long or never settled."""
+        """Reserve, and settle in every way. Hold some reservations too long, never settle some."""
         late: list[tuple[float, Held]] = []
         while not self.stopping.is_set():
             limit = self.dice.choice([1, BATCH // 2, BATCH])

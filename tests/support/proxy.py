@@ -1,8 +1,8 @@
 """A TCP proxy in front of a mongod, with faults of the network.
 
-``ProxyLink`` is the proxy itself and runs in an event loop. ``Proxy`` runs one in a thread, for tests
-whose client blocks. The fault suite runs one for each member of its replica set, in a process
-(see ``tests/chaos/proxies.py``).
+``ProxyLink`` is the proxy itself and runs in an event loop. ``Proxy`` runs one in a thread, for
+tests whose client blocks. The fault suite runs one for each member of its replica set, in a
+process (see ``tests/chaos/proxies.py``).
 
 A fail point of mongod closes a connection before a command runs. The proxy can lose the reply after
 the command ran. Only then is the outcome of the command unknown to the client.
@@ -33,8 +33,8 @@ class ProxyLink:
     """The connections of all clients to one server, and the faults on them.
 
     Args:
-        target: The port of the server.
-        names: Pairs of bytes; in replies the first of a pair is replaced by the second. Members of a
+        target: The port of the server. names: Pairs of bytes; in replies the first of a pair is
+        replaced by the second. Members of a
             replica set tell clients their real addresses, so the proxy writes its own instead. Both
             must have the same length.
         port: The port to listen on; 0 takes a free one.
@@ -161,7 +161,7 @@ class ProxyLink:
 
 
 class Proxy:
-    """A ``ProxyLink`` in a thread of its own; a context manager.
+    """A ``ProxyLink`` in a separate thread; a context manager.
 
     Args:
         target: The port of the server.

@@ -1,9 +1,12 @@
-"""Other queues beside ours, on this machine in the same rounds; what is not installed is left out, and a row says so.
+"""Queues of other projects, measured in the same rounds. A row says which are not installed.
 
-Each is a program of its own, used as its documentation says: ``peer ADDRESS COUNT CALLERS`` pushes COUNT messages, then receives and
-acknowledges them, and prints ``{"push": seconds, "receive": seconds, "distinct": ..., "received": ...}``; or ``{"skipped": why}``. Its
-Python is that of the environment variable BENCH_PEERS_PYTHON, if that is set, and node finds packages by NODE_PATH: so peers need not be
-installed where pyqueue is. PostgreSQL and RabbitMQ are not started here: BENCH_POSTGRES and BENCH_AMQP are the addresses of running ones.
+Each peer is a program that uses the queue as its documentation says. ``PEER ADDRESS COUNT CALLERS``
+pushes COUNT messages, then receives and acknowledges them. It prints ``{"push": seconds, "receive":
+seconds, "distinct": ..., "received": ...}``, or ``{"skipped": reason}``.
+
+Peers need not be installed next to pyqueue: the environment variable BENCH_PEERS_PYTHON names
+their Python, and NODE_PATH the packages of node. PostgreSQL and RabbitMQ are not started here:
+BENCH_POSTGRES and BENCH_AMQP are the addresses of running servers.
 """
 
 from __future__ import annotations
@@ -31,13 +34,21 @@ __all__ = ["run"]
 
 HERE = Path(__file__).parent
 CALLERS = 64
-#: How long a peer may take for one round, in seconds.
-PATIENCE = 120
+ROUND_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``durability``: what is safe when a push is acknowledged; ``note``: what else to know when comparing."""
+    """A queue to compare with.
+
+    Attributes:
+        name: Its name in the report.
+        program: The file of its program.
+        address: The address of its server.
+        durability: What an acknowledged push guarantees.
+        note: What else matters for the comparison.
+        scale: The factor for the number of messages.
+    """
 
     name: str
     program: str
@@ -108,7 +119,7 @@ def run(bench: Bench) -> None:
         ]
         results: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in peers}
         skipped: dict[str, str] = {}
-        for index in range(rounds + 1):  # the first warms up
+        for index in range(rounds + 1):  # the first round warms up
             for peer in peers:
                 if peer.name in skipped:
                     continue
@@ -155,7 +166,7 @@ def report(
 
 
 def once(peer: Peer, count: int) -> dict[str, Any]:
-    """One round of a peer; per message."""
+    """Run one round of a peer, and return seconds per message."""
     if not peer.address:
         return {"skipped": "no server: set BENCH_POSTGRES or BENCH_AMQP to its address"}
     if peer.program.endswith(".js"):
@@ -173,14 +184,14 @@ def once(peer: Peer, count: int) -> dict[str, Any]:
             [program, str(HERE / peer.program), peer.address, str(count), str(CALLERS)],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=ROUND_TIMEOUT_S,
             cwd=HERE.parents[2],
             env=os.environ | {"PYTHONPATH": str(HERE.parents[2])},
         )
     except subprocess.TimeoutExpired:
-        return {"skipped": f"it did not finish within {PATIENCE} s"}
+        return {"skipped": f"did not finish within {ROUND_TIMEOUT_S} s"}
     if done.returncode:
-        return {"skipped": f"it failed: {done.stderr.strip()[:200] or 'without a word'}"}
+        return {"skipped": f"failed: {done.stderr.strip()[:200] or 'no output'}"}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "skipped" in result:
         return result
@@ -193,7 +204,7 @@ def once(peer: Peer, count: int) -> dict[str, Any]:
 
 @contextmanager
 def redis_durable() -> Iterator[str]:
-    """The URL of a redis-server that writes to disk before it answers."""
+    """The URL of a redis-server that writes to disk before it replies."""
     with tempfile.TemporaryDirectory(prefix="pyqueue-redis-") as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -10,7 +10,8 @@ try {
 }
 
 const [url, count, callers] = [process.argv[2], Number(process.argv[3]), Number(process.argv[4])];
-// A database for each round: a second process on the same one dies at its start, as the collection of its signals exists.
+// A database for each round: a second process on the same database fails, because the collection of
+// its signals exists.
 const [base, query] = url.split('?');
 const sure = `${base}_${process.pid}?${query ? query + '&' : ''}w=majority&journal=true`;
 const call = (target, method, ...given) =>
@@ -37,12 +38,12 @@ async function main() {
       await call(queue, 'ok', item._id);
     }
   };
-  const everybody = (work) => Promise.all(Array.from({ length: callers }, work));
+  const inParallel = (work) => Promise.all(Array.from({ length: callers }, work));
   const start = process.hrtime.bigint();
-  await everybody(push);
+  await inParallel(push);
   const middle = process.hrtime.bigint();
   let end = middle;
-  await everybody(() => receive().then(() => { end = end === middle && received.length >= count ? process.hrtime.bigint() : end; }));
+  await inParallel(() => receive().then(() => { end = end === middle && received.length >= count ? process.hrtime.bigint() : end; }));
   if (end === middle) end = process.hrtime.bigint();
   const seconds = (from, to) => Number(to - from) / 1e9;
   console.log(JSON.stringify({

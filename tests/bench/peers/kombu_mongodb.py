@@ -1,4 +1,4 @@
-"""kombu's MongoDB transport, by its SimpleQueue."""
+"""kombu on MongoDB, with its SimpleQueue."""
 
 import json
 import queue

@@ -1,4 +1,4 @@
-"""pyqueue, as its quickstart shows."""
+"""pyqueue, used as in its quickstart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""procrastinate on PostgreSQL: concurrent defers, then one worker that runs until the queue is empty."""
+"""procrastinate on PostgreSQL: concurrent defers, then a worker until the queue is empty."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ async def main(dsn: str, count: int, callers: int) -> None:
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn))
     received: list[int] = []
 
-    @app.task(queue="bench", name="work")  # type: ignore[untyped-decorator, misc, unused-ignore]  # untyped where it is not installed
+    @app.task(queue="bench", name="work")  # type: ignore[untyped-decorator, misc, unused-ignore]
     async def work(n: int, text: str) -> None:
         received.append(n)
 

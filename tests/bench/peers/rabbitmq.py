@@ -1,4 +1,4 @@
-"""A RabbitMQ quorum queue with publisher confirms, by aio-pika."""
+"""A RabbitMQ quorum queue with publisher confirms, through aio-pika."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The loop that a raw user of pymongo writes."""
+"""The loop that a user of raw pymongo would write."""
 
 import json
 import sys
