@@ -67,7 +67,7 @@ class _Part(NamedTuple):
     """The settlements of one command."""
 
     queue: str
-    session: Any
+    session: object
     settlements: Sequence[Settlement]
     #: Their positions in ``updates`` and ``results``, which belong to the whole call.
     places: Sequence[int]
@@ -79,7 +79,7 @@ class _Part(NamedTuple):
         return self._replace(settlements=settlements, places=places)
 
 
-def settle(queue: str, settlements: Sequence[Settlement], session: Any = None) -> Plan[None]:
+def settle(queue: str, settlements: Sequence[Settlement], session: object = None) -> Plan[None]:
     """Apply each settlement to its message, if the reservation still holds it.
 
     Raises:
@@ -114,7 +114,7 @@ def settle(queue: str, settlements: Sequence[Settlement], session: Any = None) -
 
 
 def apply(
-    queue: str, settlements: Sequence[Settlement], session: Any = None
+    queue: str, settlements: Sequence[Settlement], session: object = None
 ) -> Plan[list[SettlementResult]]:
     """Apply settlements in as few commands as there are different updates.
 

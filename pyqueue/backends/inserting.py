@@ -46,7 +46,7 @@ def write(
     documents: Sequence[Document],
     encoded: Sequence[RawBSONDocument],
     given: Collection[Id],
-    session: Any,
+    session: object,
 ) -> Plan[Written]:
     """Write what the unique indexes let in, and signal. ``given``: the ids that the caller chose."""
     if session is None and len(encoded) == 1:
@@ -60,7 +60,7 @@ def write(
     return written
 
 
-def write_one(queue: str, document: Document, given: Collection[Id], session: Any) -> Plan[Written]:
+def write_one(queue: str, document: Document, given: Collection[Id], session: object) -> Plan[Written]:
     """Write one document without a key, and do not signal for a transaction."""
     if session is None:
         return (yield from _insert(queue, [document], [encode(document)], given, None))
@@ -72,7 +72,7 @@ def _insert(
     documents: Sequence[Document],
     encoded: Sequence[RawBSONDocument],
     given: Collection[Id],
-    session: Any,
+    session: object,
 ) -> Plan[Written]:
     written = Written([document["_id"] for document in documents])
     try:
@@ -132,7 +132,7 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
     return answers
 
 
-def ids_of_this_queue(queue: str, ids: Sequence[Id], session: Any = None) -> Plan[dict[Id, bool]]:
+def ids_of_this_queue(queue: str, ids: Sequence[Id], session: object = None) -> Plan[dict[Id, bool]]:
     """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
     match = {"_id": {"$in": list(ids)}}
     found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
@@ -155,7 +155,7 @@ def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> No
 
 
 def _upsert_each(
-    queue: str, documents: Sequence[Document], given: Collection[Id], session: Any
+    queue: str, documents: Sequence[Document], given: Collection[Id], session: object
 ) -> Plan[Written]:
     """Do as ``_insert`` inside a transaction, which a duplicate-key error would abort."""
     written = Written([])

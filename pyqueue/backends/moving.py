@@ -39,7 +39,7 @@ class MoveOptions(TypedDict, total=False):
     headers: Mapping[str, Any] | None
     delay: float | timedelta | None
     key: str | None
-    session: Any
+    session: object
 
 
 def dump(codec: Codec[Any], payload: Any) -> Any:
@@ -63,7 +63,7 @@ def move(
     headers: Mapping[str, Any] | None = None,
     delay: float | timedelta | None = None,
     key: str | None = None,
-    session: Any = None,
+    session: object = None,
 ) -> Plan[None]:
     """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
     require(kind, queue, "move")

@@ -38,7 +38,7 @@ class PushOptions(TypedDict, total=False):
     keys: Sequence[str | None] | None
     on_duplicate: str
     ids: Sequence[Id | None] | None
-    session: Any
+    session: object
 
 
 def push(
@@ -54,7 +54,7 @@ def push(
     keys: Sequence[str | None] | None = None,
     on_duplicate: str = "ignore",
     ids: Sequence[Id | None] | None = None,
-    session: Any = None,
+    session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
     if not isinstance(payloads, Iterable):
@@ -133,7 +133,7 @@ def new_document(
 
 
 def _replace_each(
-    queue: str, kind: Kind, documents: Sequence[Document], given: Collection[Id], session: Any
+    queue: str, kind: Kind, documents: Sequence[Document], given: Collection[Id], session: object
 ) -> Plan[Written]:
     written = Written([])
     try:
@@ -158,7 +158,7 @@ def _replace(
     document: Document,
     given: Collection[Id],
     foreign: list[Id],
-    session: Any,
+    session: object,
 ) -> Plan[Id | None]:
     """Overwrite the live message that has this key, or insert the document."""
     match = key_filter(queue, document)

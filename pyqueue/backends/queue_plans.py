@@ -59,7 +59,7 @@ class QueuePlans:
         self.codec: Codec[Any] = Codec() if codec is None else codec
         self.owner = owner
         self.command_timeout = command_timeout
-        self._kind = kind
+        self._kind = kinds.lookup(kind).name
         if options.history is not None:
             kinds.require(self.kind, queue, "history")
 
@@ -110,7 +110,7 @@ class QueuePlans:
     # ---- settled by the holder
 
     def commit(
-        self, held: Sequence[object], *, payload: Any = UNCHANGED, session: Any = None
+        self, held: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
     ) -> Plan[None]:
         """Finish messages."""
         history_s = self.options.history
@@ -124,7 +124,7 @@ class QueuePlans:
         *,
         delay: Duration | None = None,
         error: BaseException | str | None = None,
-        session: Any = None,
+        session: object = None,
     ) -> Plan[None]:
         """Give messages back for another try, and bury those that had their last try."""
         return settling.rollback(

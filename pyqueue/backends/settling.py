@@ -36,7 +36,7 @@ def commit(
     given: Sequence[object],
     *,
     payload: Any = UNCHANGED,
-    session: Any = None,
+    session: object = None,
 ) -> Plan[None]:
     """Finish messages."""
     held = arguments.reservations(queue, tuple(given))
@@ -70,7 +70,7 @@ def rollback(
     *,
     delay: float | timedelta | None = None,
     error: BaseException | str | None = None,
-    session: Any = None,
+    session: object = None,
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try."""
     held = arguments.reservations(queue, tuple(given))

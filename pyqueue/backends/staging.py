@@ -86,7 +86,7 @@ def _documents(
     return documents, encoded, frozenset(given)
 
 
-def append(target: Target, messages: Iterable[NewMessage], *, session: Any = None) -> Plan[int]:
+def append(target: Target, messages: Iterable[NewMessage], *, session: object = None) -> Plan[int]:
     """Write messages to a queue.
 
     A message whose id the queue has already is the same message. One whose key is taken is left out.

@@ -11,6 +11,9 @@ file's name is that version. Add what is new to ``write`` first, and to the test
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -279,6 +282,21 @@ def test_stored_reservation_is_settled(old: Place, path: Path) -> None:
     queue.progress(held, 0.5)
     queue.commit(held)
     assert [each.id for each in queue.history()] == ["reserved"]
+
+
+def test_pickled_reservation_is_settled(place: Place) -> None:
+    """``stored/pickled.json``: a reservation that the first release pickled, and its document."""
+    stored = json.loads((STORED / "pickled.json").read_text())
+    document = json_util.loads(json.dumps(stored["document"]), json_options=EXACT)
+    place.raw.insert_one(document)
+    held = pickle.loads(base64.b64decode(stored["reservation"]))
+    assert (held.id, held.token, held.payload) == ("pickled", document["token"], {"n": 8})
+    assert (held.key, held.headers) == ("key of pickled", {"h": "pickled"})
+    assert held.owner == "first release"
+    queue = place.client.queue(held.queue, history=AGE)
+    queue.extend(held, lease=60)
+    queue.commit(held)
+    assert [(each.id, each.key) for each in queue.history()] == [("pickled", "key of pickled")]
 
 
 @each_file

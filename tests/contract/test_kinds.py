@@ -1,4 +1,7 @@
-"""Where backends differ: what one cannot do it declares, and refuses; and no client misreads a queue of another kind."""
+"""Kinds of queues: what a kind does not offer it refuses, and kinds stand beside each other.
+
+No client misreads a queue of another kind.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
 from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, wait_until
 
 
 @pytest.mark.needs("newest")
@@ -95,3 +98,73 @@ def test_a_move_into_a_queue_of_another_kind(
     with pytest.raises(ConfigurationError, match="ordered"):
         queue.move(held, to=f"{name}-x")
     assert world.bytes(held.id) == before
+
+
+# ---- two kinds beside each other, in one client
+
+
+def test_kinds_share_a_client(client: AnyClient, name: str) -> None:
+    """The same pushes come out in two orders."""
+    first = client.queue(f"{name}-fifo", kind="standard")
+    last = client.queue(f"{name}-lifo", kind="newest")
+    for queue in (first, last):
+        queue.push("a")
+        queue.push("b", delay=0.002)
+        queue.push("c", delay=0.004)
+    wait_until(lambda: first.counts().ready == last.counts().ready == 3, "all are ready")
+    assert [each.payload for each in first.pop_many(3, timeout=0)] == ["a", "b", "c"]
+    assert [each.payload for each in last.pop_many(3, timeout=0)] == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["name", "Queue"])
+def test_moves_between_kinds_use_the_entering_of_the_target(
+    world: World, client: AnyClient, name: str, by_name: bool
+) -> None:
+    first = client.queue(f"{name}-fifo", kind="standard")
+    last = client.queue(f"{name}-lifo", kind="newest")
+    assert last.pop(0) is None  # makes its record, which says the kind
+    assert first.pop(0) is None
+    id = first.push("m", key="k")
+    assert "height" not in world.document(id)
+    first.move(first.reserve(0), to=last.name if by_name else last)
+    assert world.document(id)["height"] == world.document(id)["due"]
+    last.move(last.reserve(0), to=first.name if by_name else first)
+    document = world.document(id)
+    assert "height" not in document
+    assert (document["q"], document["last_key"]) == (first.name, "k")
+    assert [stop["q"] for stop in document["trail"]] == [first.name, last.name]
+
+
+def test_dead_messages_return_to_a_queue_of_their_kind(
+    world: World, client: AnyClient, name: str
+) -> None:
+    last = client.queue(name, kind="newest")
+    id = last.push("m")
+    last.bury(last.reserve(0), error="why")
+    assert "height" not in world.document(id)
+    assert world.document(f"~queue:{name}.dead")["kind"] == "standard"
+    assert client.queue(f"{name}.dead", kind="standard").redrive() == 1
+    assert "height" in world.document(id)
+    assert last.pop(0).payload == "m"
+
+
+def test_a_queue_is_refused_as_another_kind(world: World, client: AnyClient, name: str) -> None:
+    client.queue(name, kind="newest").push(1)
+    other = world.connect().queue(name, kind="standard")
+    calls: list[Callable[[], Any]] = [
+        lambda: other.push(2),
+        lambda: other.reserve(0),
+        other.purge,
+        other.pause,
+    ]
+    before = world.stored(name)
+    for call in calls:
+        with pytest.raises(ConfigurationError, match=r"of kind 'newest'.*'standard'"):
+            call()
+    assert world.stored(name) == before
+
+
+@pytest.mark.parametrize("kind", ["ordered", "bucket", "priority", "Standard", "", 1, None])
+def test_a_kind_that_this_release_lacks_is_refused(client: AnyClient, name: str, kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"kind: .*'standard'"):
+        client.queue(name, kind=kind)
