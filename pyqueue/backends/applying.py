@@ -144,6 +144,9 @@ def apply(
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:
     """Divide settlements into commands, and make their updates."""
     settlements = whole.settlements
+    if len(settlements) == 1:
+        updates[0] = settlements[0].build(now)
+        return [whole]
     repeats = Counter(hashable_id(each.held.id) for each in settlements)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):
@@ -155,7 +158,7 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
     for places in groups.values():
         first = settlements[places[0]]
         update = first.build(now)
-        if len(settlements) > 1 and update is not None and "token" in update.get("$unset", ()):
+        if update is not None and "token" in update.get("$unset", ()):
             # It tells this settlement from any other, whatever happens to the message afterwards.
             update["$set"]["left"] = transitions.new_token()
         for place in places:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 
@@ -60,7 +59,9 @@ def write(
     return written
 
 
-def write_one(queue: str, document: Document, given: Collection[Id], session: object) -> Plan[Written]:
+def write_one(
+    queue: str, document: Document, given: Collection[Id], session: object
+) -> Plan[Written]:
     """Write one document without a key, and do not signal for a transaction."""
     if session is None:
         return (yield from _insert(queue, [document], [encode(document)], given, None))
@@ -132,7 +133,9 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
     return answers
 
 
-def ids_of_this_queue(queue: str, ids: Sequence[Id], session: object = None) -> Plan[dict[Id, bool]]:
+def ids_of_this_queue(
+    queue: str, ids: Sequence[Id], session: object = None
+) -> Plan[dict[Id, bool]]:
     """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
     match = {"_id": {"$in": list(ids)}}
     found = yield from Find(match, {"q": 1, "trail": 1}, session=session)

@@ -65,9 +65,6 @@ def entering(queue: str, when: datetime) -> dict[str, Any]:
     return {"q": queue, "when": when, "due": when, "tries": 0}
 
 
-# ---- claimed
-
-
 def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
     """Return the filter of the messages that may be claimed at ``now``, from ``start`` on."""
     messages = {"_id": {"$ne": record_id(queue)}}
@@ -129,9 +126,6 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
     }
 
 
-# ---- given back
-
-
 def rolling_back(
     kind: Kind, delay_s: float, error: Mapping[str, Any] | None, now: datetime
 ) -> UpdateFields:
@@ -146,9 +140,6 @@ def rolling_back(
 def releasing(kind: Kind, due: datetime, now: datetime) -> UpdateFields:
     """Return the update that gives a message back to its place; the try is not counted."""
     return {"$set": {"when": due}, "$unset": unset(*kind.held_fields), "$inc": {"tries": -1}}
-
-
-# ---- finished
 
 
 def finishing(
@@ -195,9 +186,6 @@ def replaying(kind: Kind, queue: str, now: datetime) -> UpdateFields:
 
 def _trail(queue: str, now: datetime) -> dict[str, Any]:
     return {"trail": {"$each": [{"q": queue, "at": now}], "$slice": -TRAIL_LENGTH}}
-
-
-# ---- to another queue
 
 
 def leaving(

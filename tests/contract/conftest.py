@@ -9,12 +9,13 @@ All tests of a place share one client and one namespace; each has queue names of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
 
 from pyqueue import Client
-from tests.contract.world import PLACES, AnyClient, AnyQueue, World, open_world
+from tests.contract.world import PLACES, AnyClient, AnyQueue, Began, World, open_world
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +40,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     base = request.getfixturevalue("mongod").url if request.param.server else None
     with open_world(request.param, base) as world:
         yield world
+
+
+@pytest.fixture(autouse=True)
+def began() -> None:
+    """Note when the test began: what it checks with ``near`` happens after that."""
+    Began.at = datetime.now(UTC)
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
 
-__all__ = ["PLACES", "SLACK", "AnyClient", "AnyQueue", "Place", "World", "near", "wait_until"]
+__all__ = ["PLACES", "AnyClient", "AnyQueue", "Began", "Place", "World", "near", "wait_until"]
 
 STANDARD: Final = Standard()
 #: A Queue and a Client of any place. They may be twins behind a portal, so the suite does not lean on their types.
 AnyQueue = Any
 AnyClient = Any
 
-#: What two clocks of one machine may differ by, and a busy machine may take, where a test asks for an instant.
+#: By how much two clocks of one machine may differ, in seconds.
 SLACK: Final = 1.0
 
 
@@ -136,7 +136,9 @@ class KindClient:
         database = self._client.database if self._raw is None else self._raw
         record = database[self._client.namespace].find_one({"_id": f"~queue:{name}"})
         # A queue that a plan made by name, such as a dead-letter queue, is a standard one.
-        standard = name.endswith(".dead") or (record is not None and record["kind"] == "standard")
+        standard = str(name).endswith(".dead") or (
+            record is not None and record["kind"] == "standard"
+        )
         kind = "standard" if standard else self._place.kind.name
         return self._client.queue(name, model, **{"kind": kind, **options})
 
@@ -186,10 +188,18 @@ async def _motor(url: str) -> Any:
     return AsyncIOMotorClient(url)
 
 
+class Began:
+    """When the current test began; a fixture sets it."""
+
+    at = datetime.now(UTC)
+
+
 def near(instant: datetime | None, seconds: float) -> bool:
-    """Whether an instant is as many seconds from now, give or take what machines take."""
+    """Return whether an instant is ``seconds`` after a moment of this test, however long it takes."""
     assert instant is not None
-    return abs((instant - datetime.now(UTC)).total_seconds() - seconds) < SLACK
+    moment = instant - timedelta(seconds=seconds)
+    slack = timedelta(seconds=SLACK)
+    return Began.at - slack < moment < datetime.now(UTC) + slack
 
 
 def wait_until(holds: Callable[[], Any], what: str, seconds: float = 20) -> None:
