@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -24,8 +25,19 @@ from pyqueue.queues import backend_of
 from pyqueue.spark import batches as module
 from pyqueue.spark import frames
 from pyqueue.spark.batches import Batches, Report
+from tests.spark.processes import SLOW_S
+from tests.support.eventually import eventually, waiters
 
-__all__ = ["Crash", "Flow", "Frame", "Meddler", "faked", "meddled", "no_session"]
+__all__ = [
+    "Crash",
+    "Flow",
+    "Frame",
+    "Meddler",
+    "faked",
+    "meddled",
+    "no_session",
+    "waiting_consumer",
+]
 
 
 class Crash(BaseException):
@@ -137,6 +149,23 @@ class Flow:
         """Return whether a message has a token or a claim."""
         marks = {"$or": [{"token": {"$exists": True}}, {"claim": {"$exists": True}}]}
         return bool(self.stored(self.source, **marks) or self.stored(self.target, **marks))
+
+
+@contextmanager
+def waiting_consumer(flow: Flow, database: str) -> Iterator[list[Message[Any]]]:
+    """Let a consumer wait for a message of the target; only a signal can wake it.
+
+    The list contains the message at the end.
+    """
+    got: list[Any] = []
+    with Client(database) as client:
+        queue = client.queue(flow.target, poll=10 * SLOW_S)
+        consumer = Thread(target=lambda: got.append(queue.pop()))
+        consumer.start()
+        eventually(lambda: waiters(client, flow.target), "a waiting consumer")
+        yield got
+        eventually(lambda: got, "a message", seconds=SLOW_S)
+        consumer.join()
 
 
 class Meddler:

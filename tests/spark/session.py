@@ -1,7 +1,7 @@
-"""One Spark session for all tests of a run: it is the dear thing. Whoever asks for it runs in one worker of pytest's.
+"""The Spark session of a test run. It is expensive, so all tests that use it run in one worker.
 
-Nothing else may start one in a test's own process: the session there is would be taken, with the settings and the
-environment of whoever came first.
+Nothing else may start a session in the process of the tests: Spark would return the existing one,
+with its settings and its environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["URI_ENV", "database", "log", "password", "signed_in", "spark"]
 
 @pytest.fixture(scope="session")
 def database(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
-    """The URL of a database that these tests share; each has queues of its own."""
+    """The URL of a database that the Spark tests share. Each test has separate queues."""
     name = f"t{uuid4().hex[:16]}"
     base, _, query = mongod.url.partition("?")
     yield f"{base.rstrip('/')}/{name}?{query}"
@@ -33,7 +33,7 @@ def database(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]])
 
 @pytest.fixture(scope="session")
 def password() -> str:
-    """What nobody may see."""
+    """A password that may appear nowhere."""
     return f"pw{uuid4().hex}"
 
 
@@ -41,14 +41,14 @@ def password() -> str:
 def signed_in(
     database: str, password: str, mongo: pymongo.MongoClient[dict[str, Any]]
 ) -> Iterator[str]:
-    """The same database's URL, with credentials."""
+    """The URL of the same database, with credentials."""
     user = f"user{uuid4().hex[:8]}"
     mongo.admin.command("createUser", user, pwd=password, roles=["root"])
     yield database.replace("mongodb://", f"mongodb://{user}:{password}@") + "&authSource=admin"
     mongo.admin.command("dropUser", user)
 
 
-#: The environment variable that holds that URL, in the session's workers too.
+#: The environment variable that holds this URL, also in the workers of the session.
 URI_ENV = "PYQUEUE_TESTS_URI"
 
 _LOGGING = """
@@ -64,13 +64,13 @@ appender.file.layout.pattern = %p %c: %m%n%ex
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The session's log: nothing, until a test asks for more by ``setLogLevel``. Tasks fail here on purpose."""
+    """The log of the session. It is empty until a test calls ``setLogLevel``."""
     return tmp_path_factory.mktemp("spark") / "log"
 
 
 @pytest.fixture(scope="session")
 def spark(signed_in: str, log: Path) -> Iterator[Any]:
-    """The session. A task that fails is tried once more."""
+    """The session. Spark repeats a failed task once."""
     from pyqueue.spark import spark_session
 
     logging = log.with_name("log4j2.properties")
@@ -81,7 +81,7 @@ def spark(signed_in: str, log: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(URI_ENV, signed_in)
         patch.setenv("PYTHONPATH", str(ROOT))
-        # What is relative, as the docs' checkpoints are, is so to where the JVM was started.
+        # Relative paths, such as the checkpoints in the docs, start where the JVM was started.
         with contextlib.chdir(log.parent):
             session = spark_session("tests", master="local[2,2]", config=CONFIG | java)
         yield session

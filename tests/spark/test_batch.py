@@ -1,4 +1,4 @@
-"""Queues as tables: what a batch read shows, and what a batch write leaves."""
+"""Read and write queues as tables, with a real session."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pymongo
 import pytest
 
-from pyqueue import Client
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging
 from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
-from tests.spark.fakes import Flow
+from tests.spark.fakes import Flow, waiting_consumer
+from tests.spark.processes import SLOW_S
 
 Read = Callable[..., Any]
 Write = Callable[..., None]
@@ -27,7 +26,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def read(spark: Any, database: str) -> Read:
-    """Read a queue."""
+    """Return a function that reads a queue."""
     return lambda queue, **options: (
         spark.read.format("pyqueue").options(uri=database, queue=queue, **options).load()
     )
@@ -35,7 +34,7 @@ def read(spark: Any, database: str) -> Read:
 
 @pytest.fixture
 def write(database: str) -> Write:
-    """Write a DataFrame to a queue."""
+    """Return a function that writes a DataFrame to a queue."""
 
     def write(df: Any, queue: str, **options: Any) -> None:
         df.write.format("pyqueue").mode("append").options(
@@ -46,7 +45,7 @@ def write(database: str) -> Write:
 
 
 def staged(flow: Flow) -> int:
-    """How many messages are out of sight."""
+    """Return the number of staged messages."""
     count: int = flow.client.database["pyqueue"].count_documents(
         {"q": {"$regex": f"^~staged:{flow.target}:"}}
     )
@@ -105,7 +104,7 @@ def test_write_makes_messages(spark: Any, flow: Flow, write: Write) -> None:
         ({"a": 1}, {"h": "x"}, "k1"),
         (2, {}, None),
         (None, {}, "k2"),
-    ]  # the last one's key is taken
+    ]  # the key of the last row is taken
     assert all(each.tries == 0 and each.trail == [] for each in messages)
     document = flow.stored(flow.target)[0]
     assert not {"staged", "expires", "processed"} & {*document}
@@ -116,16 +115,9 @@ def test_write_makes_messages(spark: Any, flow: Flow, write: Write) -> None:
 def test_write_wakes_a_waiting_consumer(
     spark: Any, flow: Flow, write: Write, database: str
 ) -> None:
-    got: list[Any] = []
-    with Client(database) as client:
-        queue = client.queue(flow.target, poll=600)
-        consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
-        consumer.start()
+    with waiting_consumer(flow, database) as got:
         write(spark.createDataFrame([("1",)], "payload string"), flow.target)
-        began = time.monotonic()
-        consumer.join()
-    assert got[0] is not None
-    assert time.monotonic() - began < 10
+    assert [each.payload for each in got] == [1]
 
 
 @pytest.mark.spark_long
@@ -185,7 +177,7 @@ def test_write_refuses_mode_overwrite(spark: Any, flow: Flow, database: str) -> 
 
 @pytest.mark.spark_long
 def test_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -> None:
-    """Some of its tasks were through."""
+    """Some tasks had written their rows before."""
     flow.clean.push("there")
 
     def fails(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -208,7 +200,7 @@ def test_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -
 
 
 def test_staged_messages_of_a_dead_writer_expire(flow: Flow) -> None:
-    """The TTL index takes it away: its dates are dates."""
+    """The TTL index deletes them, because ``expires`` is a date."""
     runner_of(flow.client).run(
         Staging(backend_of(flow.clean).target, "job").write(
             "a", [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
@@ -241,7 +233,7 @@ ROWS = 14_000
 def failing_once(
     marker: Path, url: str, queue: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Gives its rows in order, and fails when some are written; then, on the retry, gives them the other way round."""
+    """Return a task that fails once some rows are written, and repeats them in reverse order."""
 
     def written() -> int:
         with pymongo.MongoClient[dict[str, Any]](url) as client:
@@ -256,7 +248,7 @@ def failing_once(
             yield from table.take(list(range(table.num_rows - 1, -1, -1))).to_batches()
             return
         yield from table.slice(0, ROWS - 1000).to_batches()
-        end = time.monotonic() + 200  # of a busy machine's
+        end = time.monotonic() + SLOW_S
         while not written():
             if time.monotonic() > end:
                 raise AssertionError("nothing was written")

@@ -1,4 +1,7 @@
-"""Stages and claims whose process dies at each of their commands, and is followed by another. No Spark: its part is a function here."""
+"""Stages and claims whose process dies before each of their commands. Another process follows.
+
+No test here needs Spark: a function stands in for it.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
 from pyqueue.requests import Plan, UpdateEach
 from pyqueue.spark import batches as module
-from tests.integration.eventually import until
 from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("faked")
 
-#: More than any run here has commands.
+#: More commands than any run here sends.
 MAX_CLAIM = 200
 
 OUTPUTS = ("move", "transaction")
 
 
 def doubled(frame: Frame) -> Frame:
-    """Doubles the numbers, and leaves out the 2."""
+    """Double the numbers; leave out the 2."""
     rows = [dict(row) for row in frame.rows() if json.loads(row["payload"]) != 2]
     for row in rows:
         row["payload"] = json.dumps(2 * json.loads(row["payload"]))
@@ -43,16 +46,16 @@ def doubled(frame: Frame) -> Frame:
 
 
 def tripled(frame: Frame) -> Frame:
-    """Makes three of each."""
+    """Return each row three times."""
     return frame.made_of([row for row in frame.rows() for _ in range(3)], "payload")
 
 
 def crashes(run: Callable[[int], bool]) -> int:
-    """Run with a crash at each command, until one run gets through. Answers how many there were."""
+    """Run with a crash at each command, until a run gets through; return the number of crashes."""
     for at in range(1, MAX_CLAIM):
         if not run(at):
             return at - 1
-    raise AssertionError("it has too many commands")
+    raise AssertionError("the run has too many commands")
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -102,7 +105,7 @@ def test_claim_that_dies_at_any_command_loses_nothing(shared: Client) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_stage_skips_a_message_taken_at_any_command(shared: Client, output: str) -> None:
-    """Its lease ran out, say. Whoever has it finishes it; the stage writes the others, and says that it lost one."""
+    """Its next holder finishes it. The stage writes the other messages and reports one as lost."""
     transform = doubled if output == "move" else tripled
     raw = shared.database["pyqueue"]
     lost = 0
@@ -113,14 +116,11 @@ def test_stage_skips_a_message_taken_at_any_command(shared: Client, output: str)
         flow.raw.push_many(range(5))
 
         def steal() -> None:
+            taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
             for first in flow.stored(flow.source, payload=1):
-                with (
-                    suppress(PyMongoError),
-                    pymongo.timeout(0.2),
-                ):  # one that a transaction deletes must be waited for
-                    raw.update_one(
-                        {"_id": first["_id"]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-                    )
+                # A message that a transaction has deleted blocks the update until the timeout.
+                with suppress(PyMongoError), pymongo.timeout(1):
+                    raw.update_one({"_id": first["_id"]}, taken)
 
         with meddled(shared, at, steal) as meddler:
             report = flow.stage(transform, output=output).run_once(no_session)
@@ -144,7 +144,7 @@ def test_stage_skips_a_message_taken_at_any_command(shared: Client, output: str)
 
 
 def stolen(flow: Flow, *payloads: int) -> None:
-    """Others take these out of a batch."""
+    """Let another consumer take these messages out of a batch."""
     match = {"q": flow.source, "payload": {"$in": payloads}}
     taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
     assert flow.client.database["pyqueue"].update_many(match, taken).matched_count == len(payloads)
@@ -167,11 +167,11 @@ def test_stage_whose_messages_are_all_taken_writes_nothing(flow: Flow, output: s
         5,
     )
     assert flow.written() == []
-    assert flow.left() == [*range(5)]  # whoever has them works on them
+    assert flow.left() == [*range(5)]  # they belong to the other consumer
 
 
 def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
-    """A transaction is tried again with what is left, and in the end with its halves; each message counts as one."""
+    """The transaction is repeated with the messages that are left, and in the end with halves."""
     flow.raw.push_many(range(10))
     thefts = [0, 9, 5, 1]
 
@@ -196,7 +196,7 @@ def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
 def test_long_transaction_leaves_out_taken_messages(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks again before it writes, and has its rows made anew of what is left."""
+    """Before it writes, it reads what is held, and transforms again what is left."""
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=count(step=1000).__next__))
     flow.raw.push_many(range(5))
     sizes: list[int] = []
@@ -218,7 +218,7 @@ IDS = [f"id{number}" for number in range(6)]
 
 
 def test_write_that_dies_at_any_command_can_be_repeated(shared: Client) -> None:
-    """Also in the middle of showing what it staged. Ids are columns; some rows have keys, one of which is taken."""
+    """It may also die while it publishes. Some rows have keys, and one of the keys is taken."""
 
     def run(at: int) -> bool:
         flow = Flow(shared)
@@ -254,11 +254,11 @@ def test_write_that_dies_at_any_command_can_be_repeated(shared: Client) -> None:
 
     partly: list[bool] = []
     assert crashes(run) > 8
-    assert any(partly)  # it did die in the middle of it
+    assert any(partly)  # some crashes came while it published
 
 
 def test_stage_without_atomic_moves_writes_twice(shared: Client) -> None:
-    """A stage that writes first and commits later, each by itself, loses nothing, and writes twice."""
+    """This shows that the tests above can fail: here the write and the commit are two steps."""
     twice: list[bool] = []
 
     def run(at: int) -> bool:
@@ -298,7 +298,7 @@ def test_transaction_keeps_its_claim_if_the_server_is_gone(
         patch.setattr(runner_of(shared), "run_transaction", gone)
         with pytest.raises(Unavailable):
             stage.run_once(no_session)
-    assert flow.raw.counts().reserved == 5  # they stay claimed, for the next run to go on with
+    assert flow.raw.counts().reserved == 5  # the next run goes on with them
     flow.work(tripled, output="transaction")
     assert flow.written() == sorted([*range(5)] * 3)
     assert flow.left() == []
@@ -307,7 +307,7 @@ def test_transaction_keeps_its_claim_if_the_server_is_gone(
 def test_move_keeps_its_claim_if_the_server_is_gone(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next run goes on with what was not moved."""
+    """The next run goes on with the messages that were not moved."""
     flow = Flow(shared)
     flow.raw.push_many(range(5))
     driver: Any = runner_of(shared).open()
@@ -340,12 +340,8 @@ def test_stage_goes_on_after_a_failed_renewal(
     flow.raw.push_many(range(5))
 
     def transform(frame: Frame) -> Frame:
-        until(
-            lambda: (
-                "could not renew the lease of group 'g', trying again: the server went away"
-                in caplog.text
-            )
-        )
+        text = "could not renew the lease of group 'g', trying again: the server went away"
+        eventually(lambda: text in caplog.text, "a log message")
         return doubled(frame)
 
     report = flow.stage(transform, lease=3).run_once(no_session)

@@ -90,7 +90,7 @@ def test_stream_without_ids_writes_a_batch_twice(
 def test_stream_survives_many_kills_of_its_driver(
     spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
 ) -> None:
-    """Each driver would hold somewhat behind the count of written messages at which it is killed."""
+    """Each driver is killed at a random count, and would hold at a message that comes later."""
     rng = random.Random(5)
     client.queue("raw").push_many(range(600))
     for _ in range(5):

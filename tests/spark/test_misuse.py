@@ -1,4 +1,7 @@
-"""Mistakes: refused before anything is asked of a server or written, and the argument is named. No session."""
+"""Invalid options, arguments and rows are refused before anything is written, without a session.
+
+Each error names the argument.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
 from tests.spark.fakes import Flow, Frame, no_session
 
-#: Nothing listens there.
+#: No server listens at this address.
 NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"
 
 READ = {"uri": NOWHERE, "queue": "raw"}
@@ -148,7 +151,7 @@ def test_stage_accepts_valid_arguments_and_pickles() -> None:
     assert repr(again) == "SparkStage('raw' -> 'clean', group='g')"
 
 
-# ---- what a transform answers
+# ---- results of a transform
 
 
 def without_payload(frame: Frame) -> Any:
@@ -171,7 +174,7 @@ def no_id(frame: Frame) -> Any:
     return frame.made_of([*frame.rows()[1:], frame.rows()[0] | {"id": None}], "id", "payload")
 
 
-ANSWERS: list[tuple[str, Any, str]] = [
+RESULTS: list[tuple[str, Any, str]] = [
     ("move", without_payload, "no column 'payload'"),
     ("move", without_id, "no column 'id'"),
     ("move", twice, "twice"),
@@ -186,14 +189,14 @@ ANSWERS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.usefixtures("faked")
 @pytest.mark.parametrize(
-    ("output", "transform", "told"), ANSWERS, ids=[f"{o}-{told}" for o, _, told in ANSWERS]
+    ("output", "transform", "text"), RESULTS, ids=[f"{o}-{text}" for o, _, text in RESULTS]
 )
 def test_stage_refuses_an_unusable_result_of_its_transform(
-    flow: Flow, output: str, transform: Any, told: str
+    flow: Flow, output: str, transform: Any, text: str
 ) -> None:
-    """Nothing is written, and the batch is given back as it was."""
+    """Nothing is written, and the batch is released unchanged."""
     flow.raw.push_many(range(3))
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=text):
         flow.stage(transform, output=output).run_once(no_session)
     assert flow.written() == []
     assert not flow.held()
@@ -209,7 +212,7 @@ def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "text"),
     [
         ({"id": "~queue:raw"}, "^id: "),
         ({"id": ""}, "^id: "),
@@ -221,7 +224,7 @@ def rows_of(**given: list[Any]) -> Iterator[pa.RecordBatch]:
     ],
 )
 def test_write_refuses_invalid_rows(
-    flow: Flow, database: str, row: dict[str, Any], told: str, streaming: bool
+    flow: Flow, database: str, row: dict[str, Any], text: str, streaming: bool
 ) -> None:
     schema = table(id=StringType(), payload=StringType(), key=StringType())
     source = QueueDataSource({"uri": database, "queue": flow.target, "idColumn": "id"})
@@ -230,7 +233,7 @@ def test_write_refuses_invalid_rows(
         {"id": "a", "payload": "1", "key": None},
         {"id": "b", "payload": "1", "key": None} | row,
     ]
-    with pytest.raises((ConfigurationError, ValueError), match=told):
+    with pytest.raises((ConfigurationError, ValueError), match=text):
         writer.write(rows_of(**{name: [each[name] for each in rows] for name in rows[0]}))
     assert flow.written() == []
 
@@ -247,14 +250,15 @@ def test_stream_write_refuses_ids_of_another_queue(flow: Flow, database: str) ->
 
 def test_claim_limit_has_a_maximum(shared: Client, flow: Flow) -> None:
     with pytest.raises(ConfigurationError, match=r"^limit: "), flow.raw.claim("g", limit=100_001):
-        pytest.fail("it began")
+        pytest.fail("the claim began")
 
 
 # ---- secrets
 
 SECRETS = [
     "mongodb://user:s3cret@127.0.0.1:1/?serverSelectionTimeoutMS=100",
-    "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100&tls=true&tlsCertificateKeyFilePassword=s3cret",
+    "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100&tls=true"
+    "&tlsCertificateKeyFilePassword=s3cret",
 ]
 
 
@@ -286,6 +290,6 @@ def test_errors_hide_credentials(
             stream(
                 **{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g"
             ).initialOffset()
-        told = "".join(traceback.format_exception(caught.value, chain=True))
+        text = "".join(traceback.format_exception(caught.value, chain=True))
         assert "s3cret" not in str(caught.value)
-        assert "s3cret" not in told
+        assert "s3cret" not in text

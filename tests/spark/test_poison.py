@@ -1,4 +1,7 @@
-"""Messages that make a batch fail, or its process die, and what becomes of their neighbours. No Spark: its part is a function here."""
+"""Messages that make a batch fail or its process die, and the other messages of the batch.
+
+No test here needs Spark: a function stands in for it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def numbers(frame: Frame) -> list[Any]:
 
 
 def failing(*poison: int) -> Callable[[Frame], Frame]:
-    """A transform that fails on these."""
+    """Return a transform that fails on these numbers."""
 
     def transform(frame: Frame) -> Frame:
         found = {*poison} & {*numbers(frame)}
@@ -126,14 +129,14 @@ def test_single_failing_message_raises_nothing(flow: Flow) -> None:
 def test_more_failures_than_allowed_are_found_in_turns(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    """Those that were not tried by themselves have not failed: their tries do not count, and they are not buried."""
+    """A message that was not tried alone has not failed: its try does not count."""
     monkeypatch.setattr(module, "MAX_FAILURES", 5)
     poison = [*range(0, 60, 4)]
     flow.raw.push_many(range(60))
     stage_ = flow.stage(failing(*poison), output=output, max_tries=2)
     claimed = 1
     while claimed:
-        with suppress(ArithmeticError):  # as it may, where only they are left
+        with suppress(ArithmeticError):  # when only failing messages are left
             claimed = stage_.run_once(no_session).claimed
     assert sorted(flow.buried()) == poison
     assert flow.written() == sorted({*range(60)} - {*poison})
@@ -160,7 +163,7 @@ def test_interrupts_and_misuse_count_no_try(flow: Flow, error: Any) -> None:
 
 
 def keyed(key: Callable[[Any], str | None]) -> Callable[[Frame], Frame]:
-    """A transform that gives keys."""
+    """Return a transform that sets keys."""
 
     def transform(frame: Frame) -> Frame:
         rows = frame.rows()
@@ -203,7 +206,7 @@ def test_move_to_a_taken_key_fails_that_message_only(flow: Flow) -> None:
 
 
 def test_transaction_leaves_out_rows_with_a_taken_key(flow: Flow) -> None:
-    """As a push does: the message that has the key stands for it."""
+    """This is what a push does: the message with the key stands for the new one."""
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
     flow.stage(keyed(lambda number: f"k{number}"), output="transaction").run_once(no_session)
@@ -245,7 +248,7 @@ def test_move_keeps_types_of_headers_and_payloads(flow: Flow) -> None:
 
 
 def killing(meddler: Any, *killers: int) -> Callable[[Frame], Frame]:
-    """A transform that ends its process on these."""
+    """Return a transform that ends the process on these numbers."""
 
     def transform(frame: Frame) -> Frame:
         if {*killers} & {*numbers(frame)}:
@@ -256,12 +259,12 @@ def killing(meddler: Any, *killers: int) -> Callable[[Frame], Frame]:
 
 
 def restarted(flow: Flow, killers: tuple[int, ...], most: int = 60, **options: Any) -> int:
-    """Run a stage in one process after the other, until one lives to the end. Answers how many died."""
+    """Run a stage in new processes until one survives; return how many died."""
     for deaths in range(most):
         with meddled(flow.client) as meddler, suppress(Crash):
             flow.work(killing(meddler, *killers), **options)
             return deaths
-    raise AssertionError("it goes on dying")
+    raise AssertionError("every process died")
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -272,7 +275,7 @@ def restarted(flow: Flow, killers: tuple[int, ...], most: int = 60, **options: A
 def test_killing_message_is_isolated_and_buried(
     flow: Flow, output: str, killer: int, count: int
 ) -> None:
-    """And nothing else is."""
+    """No other message is buried."""
     flow.raw.push_many(range(count))
     deaths = restarted(flow, (killer,), output=output, max_tries=3)
     assert sorted(flow.buried()) == [killer]
@@ -306,7 +309,7 @@ def test_killing_message_without_max_tries_blocks_nothing(flow: Flow) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_deaths_bury_nothing(flow: Flow, seed: int) -> None:
-    """As when machines are taken away, or a new version is brought out: so often as a message is tried, and then once more."""
+    """Machines may be taken away, more often than a message may be tried."""
     rng = random.Random(seed)
     flow.raw.push_many(range(30))
     for _ in range(6):

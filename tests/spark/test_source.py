@@ -1,4 +1,7 @@
-"""The data source, called as Spark calls it: streams that die between any two steps, limits, parts, fences. No session."""
+"""The data source, called as Spark calls it: crashes, limits, partitions and fencing.
+
+No test here needs a session.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,14 +34,14 @@ from pyqueue.spark import source as module
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
-from tests.integration.eventually import until, waiters
 from tests.plans.runner import NOW
 from tests.spark.engine import Checkpoint, Engine, to_queue
-from tests.spark.fakes import Crash, Flow, meddled
+from tests.spark.fakes import Crash, Flow, meddled, waiting_consumer
+from tests.support.eventually import eventually
 
 
 def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
-    """The options of a stream out of a flow's source."""
+    """Return the options of a stream from the source of a flow."""
     given = {
         "uri": database,
         "queue": flow.source,
@@ -51,12 +53,12 @@ def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
 
 
 def target(flow: Flow, database: str, **options: str) -> dict[str, str]:
-    """The options of a stream into a flow's target."""
+    """Return the options of a stream into the target of a flow."""
     return {"uri": database, "queue": flow.target, "stage": "s"} | options
 
 
 def seen(rows: Counter[Any]) -> Callable[[int, list[pa.RecordBatch]], None]:
-    """A sink that counts payloads."""
+    """Return a sink that counts payloads."""
 
     def count(number: int, batches: list[pa.RecordBatch]) -> None:
         rows.update(
@@ -71,7 +73,7 @@ def nothing(step: str) -> None:
 
 
 class Deaths:
-    """Has the process die before its n-th step."""
+    """Ends the process before step number ``at``."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -95,10 +97,10 @@ class Deaths:
 def run_through(
     flow: Flow, database: str, checkpoint: Checkpoint, step: Callable[[str], object], stage: bool
 ) -> None:
-    """A stream from the source to the target, until nothing is left."""
+    """Run a stream from the source to the target until the source is empty."""
     if stage:
         sink = to_queue(target(flow, database), step)
-    else:  # what foreachBatch does that writes without ids
+    else:  # a foreachBatch that writes without ids
 
         def sink(number: int, batches: list[pa.RecordBatch]) -> None:
             for batch in batches:
@@ -155,7 +157,7 @@ def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, databa
 
 
 def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database: str) -> None:
-    """So the tests above can fail."""
+    """This shows that the tests above can fail."""
     for at in range(1, 100):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
         flow.raw.push_many(range(5))
@@ -170,7 +172,7 @@ def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database:
 
 
 def test_stream_survives_the_loss_of_its_checkpoint(shared: Client, database: str) -> None:
-    """Whatever step it died at: nothing is lost, and the ids keep it from being written twice."""
+    """At whatever step it died: nothing is lost, and stable ids prevent a second write."""
     for at in range(1, 100):
         flow, death = Flow(shared), Deaths(at)
         flow.raw.push_many(range(5))
@@ -211,7 +213,7 @@ def test_batch_is_acknowledged_once_committed(flow: Flow, database: str) -> None
     while engine.batch():
         pass
     assert left == [5, 3, 1]
-    assert flow.left() == []  # by asking for the next, which there was none
+    assert flow.left() == []  # Spark asked for the next batch, and there was none
     engine.reader.stop()
 
 
@@ -223,12 +225,12 @@ def test_listener_acknowledges_the_last_batch(flow: Flow, database: str) -> None
     engine.listen()
     assert len(flow.left()) == 3
     assert not flow.held()
-    engine.listen()  # hearing of it twice is nothing
+    engine.listen()  # a second time changes nothing
     engine.reader.stop()
 
 
 def progress(*ends: str | None) -> Any:
-    """What a listener is told of a batch, with the end offsets of its sources."""
+    """Return the event of a committed batch, with the end offsets of its sources."""
     return SimpleNamespace(
         progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=each) for each in ends])
     )
@@ -272,27 +274,13 @@ def test_late_listener_is_fenced_by_the_next_runner(flow: Flow, database: str) -
     other.reader.stop()
 
 
-@contextmanager
-def waiting(flow: Flow, database: str) -> Iterator[list[Any]]:
-    """Somebody waits for a message of the target meanwhile; what it got is in the list in the end."""
-    got: list[Any] = []
-    with Client(database) as client:
-        queue = client.queue(flow.target, poll=600)
-        consumer = Thread(target=lambda: got.append(queue.pop(timeout=60)))
-        consumer.start()
-        until(lambda: waiters(client, flow.target))
-        yield got
-        consumer.join()
-
-
 def test_committed_batch_wakes_a_waiting_consumer(flow: Flow, database: str) -> None:
     writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
-    with waiting(flow, database) as got:
+    with waiting_consumer(flow, database) as got:
         writer.write(iter([batch([{"_id": "m", "q": "", "when": NOW, "payload": 1}], None)]))
         assert got == []
         writer.commit([], 0)
-    assert got[0] is not None
-    assert got[0].id == "s~m"
+    assert [each.id for each in got] == ["s~m"]
 
 
 # ---- limits
@@ -327,8 +315,8 @@ def test_available_now_leaves_later_messages(flow: Flow, database: str) -> None:
         flow.raw.push(100 + number)
 
     engine = Engine(source(flow, database), sink, now=True)
-    flow.raw.push(50)  # in the millisecond after, at the earliest
-    until(lambda: flow.raw.counts().ready == 5)
+    flow.raw.push(50)  # a millisecond later at the earliest
+    eventually(lambda: flow.raw.counts().ready == 5, "five ready messages")
     assert engine.run() >= 2
     assert sorted(rows) in ([*range(4)], [*range(4), 50])
     assert {100, 101} <= {*flow.left()}
@@ -375,7 +363,7 @@ def test_acknowledge_leaves_messages_of_other_holders(flow: Flow, database: str)
 
 
 class Second:
-    """Another runner, which begins before the n-th step of the first one."""
+    """Starts a second runner before step number ``at`` of the first one."""
 
     def __init__(self, at: int, engine: Callable[[], Engine]) -> None:
         self.left = at
@@ -390,7 +378,7 @@ class Second:
 
 
 def test_second_runner_fences_the_first_at_any_step(shared: Client, database: str) -> None:
-    """Wherever the second one comes in."""
+    """The second runner may start before any step of the first."""
     for at in range(1, 100):
         flow = Flow(shared)
         flow.raw.push_many(range(5))
@@ -453,11 +441,11 @@ def test_stream_renews_a_lease_shorter_than_its_batch(flow: Flow, database: str)
             nonlocal looks
             looks += 1
             assert flow.raw.reserve(0) is None
-            return bool(flow.stored(flow.source)[0]["when"] > first + timedelta(seconds=1.2))
+            return bool(flow.stored(flow.source)[0]["when"] > first + timedelta(seconds=1.5))
 
-        until(renewed)
+        eventually(renewed, "a lease beyond the first")
 
-    Engine(source(flow, database, leaseSeconds="0.6"), slow).run()
+    Engine(source(flow, database, leaseSeconds="1.5"), slow).run()
     assert looks > 1
     assert flow.left() == []
 
@@ -475,7 +463,7 @@ def test_acknowledge_without_renewal_spares_a_lapsed_message(
             stolen.extend(flow.raw.reserve_many(1, timeout=0))
             return bool(stolen)
 
-        until(taken)
+        eventually(taken, "a lapsed message")
 
     engine = Engine(source(flow, database, leaseSeconds="0.3", maxMessagesPerBatch="9"), slow)
     engine.batch()
@@ -497,12 +485,8 @@ def test_stream_goes_on_after_a_failed_renewal(
     rows: Counter[Any] = Counter()
 
     def slow(number: int, batches: list[pa.RecordBatch]) -> None:
-        until(
-            lambda: (
-                "could not renew the lease of group 'g', trying again: the server went away"
-                in caplog.text
-            )
-        )
+        text = "could not renew the lease of group 'g', trying again: the server went away"
+        eventually(lambda: text in caplog.text, "a log message")
         seen(rows)(number, batches)
 
     Engine(source(flow, database, leaseSeconds="3"), slow).run()
@@ -514,14 +498,14 @@ def test_stream_goes_on_after_a_failed_renewal(
 
 
 def table(database: str, queue: str, **options: str) -> QueueDataSource:
-    """A queue as a table."""
+    """Return a queue as a table."""
     return QueueDataSource({"uri": database, "queue": queue} | options)
 
 
 def test_table_is_read_by_slices_and_chunks(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each task by itself, as a process of its own does; nothing is consumed."""
+    """Each task has its own reader, as in a separate process. No message is consumed."""
     monkeypatch.setattr(module, "CHUNK", 3)
     flow.raw.push_many(range(10))
     flow.raw.push(10, delay=600)
@@ -559,22 +543,23 @@ def test_table_has_the_documented_schema(flow: Flow, database: str) -> None:
     assert table(database, flow.source, payloadType="json").schema() == columns(None)
     typed = table(database, flow.source, payloadType="struct<a: bigint>").schema()
     assert typed == (
-        "`id` string NOT NULL, `queue` string NOT NULL, `payload` struct<a: bigint>, `headers` map<string,string>, `key` string, "
-        "`when` timestamp NOT NULL, `pushed` timestamp, `tries` int NOT NULL"
+        "`id` string NOT NULL, `queue` string NOT NULL, `payload` struct<a: bigint>, "
+        "`headers` map<string,string>, `key` string, `when` timestamp NOT NULL, "
+        "`pushed` timestamp, `tries` int NOT NULL"
     )
 
 
 def rows_of(*payloads: int) -> Iterator[pa.RecordBatch]:
-    """The rows that a task writes."""
+    """Return the rows that a task writes."""
     return iter([pa.RecordBatch.from_pydict({"payload": [str(each)]}) for each in payloads])
 
 
-#: What is written: payloads, whose ids are new.
+#: Rows of payloads without ids.
 WRITTEN = StructType([StructField("payload", StringType())])
 
 
 def staged(flow: Flow) -> int:
-    """How many messages are out of sight."""
+    """Return the number of staged messages."""
     count: int = flow.client.database["pyqueue"].count_documents(
         {"q": {"$regex": f"^~staged:{flow.target}:"}}
     )
@@ -584,20 +569,20 @@ def staged(flow: Flow) -> int:
 def test_write_shows_committed_tasks_only_and_all_at_once(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a task wrote that was tried again, or that Spark ran twice, is no part of it."""
+    """The rows of a task that Spark repeated or ran twice are written once."""
     monkeypatch.setattr(module, "CHUNK", 2)
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     spark: Any = cloudpickle
     tasks = [pickle.loads(spark.dumps(writer)) for _ in range(3)]
-    told = [
+    results = [
         tasks[0].write(rows_of(*range(5))),
         tasks[1].write(rows_of(5, 6)),
         tasks[2].write(rows_of()),
     ]
-    tasks[1].write(rows_of(5, 6))  # again: of this one Spark tells nothing
+    tasks[1].write(rows_of(5, 6))  # a repeated task, whose result Spark drops
     assert flow.written() == []
     assert staged(flow) == 9
-    writer.commit([*pickle.loads(pickle.dumps(told)), None])
+    writer.commit([*pickle.loads(pickle.dumps(results)), None])
     assert flow.written() == [*range(7)]
     assert staged(flow) == 0
 
@@ -615,10 +600,10 @@ def test_aborted_write_leaves_nothing(flow: Flow, database: str) -> None:
 
 def test_committed_write_wakes_a_waiting_consumer(flow: Flow, database: str) -> None:
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
-    told = writer.write(rows_of(1))
-    with waiting(flow, database) as got:
+    result = writer.write(rows_of(1))
+    with waiting_consumer(flow, database) as got:
         assert got == []
-        writer.commit([told])
+        writer.commit([result])
     assert [each.payload for each in got] == [1]
 
 
@@ -629,7 +614,7 @@ COUNTS = [0, 1, 2, 1000]
 
 
 def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
-    """Messages whose ids are of a kind, mixed."""
+    """Push messages with ids of one kind, in mixed order; return the ids."""
     ids: list[Any] = [
         f"{flow.source}-{number * 7919 % 1000}"
         if kind == "str" or (kind == "both" and number % 2)
@@ -647,7 +632,7 @@ def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: in
     run = runner_of(flow.client).run
     claims = NamedClaims(backend_of(flow.raw), "g")
     token = run(claims.adopt(600))
-    for _ in range(3):  # several claims at once, as after a death
+    for _ in range(3):  # several outstanding claims, as after a crash
         run(claims.claim(token, max(1, count // 3 + 1), 600))
     for parts in (1, 2, 3, 7):
         spans = run(claims.ranges(token, 0, 3, parts))
@@ -661,10 +646,10 @@ def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: in
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
-    """Most of them became eligible in one and the same millisecond."""
+    """Most messages became eligible in the same millisecond."""
     pushed(flow, kind, count)
     backend, run = backend_of(flow.raw), runner_of(flow.client).run
-    until(lambda: flow.raw.counts().ready == count)
+    eventually(lambda: flow.raw.counts().ready == count, "all messages ready")
     for parts in (1, 2, 3, 7):
         for limit in (1, 64, 10_000) if count < 1000 else (64, 10_000):
             read: list[int] = []

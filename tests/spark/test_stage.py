@@ -1,4 +1,4 @@
-"""Stages and claims with a real session; at the end those for which a fake one will do."""
+"""Stages and claims with a real session; at the end, tests that need none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLIGHTS = [
 
 
 def stage_of(flow: Flow, transform: Any, **options: Any) -> SparkStage:
-    """A stage between a flow's queues."""
+    """Return a stage between the queues of a flow, with a model."""
     return SparkStage(
         uri_env=URI_ENV,
         source=flow.source,
@@ -79,12 +79,12 @@ def test_stage_moves_transformed_messages(spark: Any, flow: Flow) -> None:
 @pytest.mark.spark_long
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
 def test_stage_by_transaction_writes_any_rows(spark: Any, flow: Flow) -> None:
-    """Any rows, a message that fails among them: it does not keep its neighbours."""
+    """One message fails. The other messages go on."""
     from pyspark.sql.functions import udf
 
     flow.raw.push_many([*FLIGHTS, {"carrier": "ZZ", "delay": 7}])
 
-    def check(carrier):  # type: ignore[no-untyped-def]  # Spark makes something of its own of hints
+    def check(carrier):  # type: ignore[no-untyped-def]  # Spark interprets type hints
         if carrier == "ZZ":
             raise ArithmeticError("no such carrier")
         return carrier
@@ -125,7 +125,7 @@ def test_claim_dataframe_holds_its_rows(spark: Any, database: str, flow: Flow) -
         assert {row[0]: row[1] for row in rows} == {"AA": 5, "UA": 5}
         assert df.count() == 6
         claim.commit()
-        assert df.count() == 6  # it holds its rows
+        assert df.count() == 6  # the DataFrame contains its rows
     assert flow.left() == []
     with Client("memory:") as memory:
         memory.queue("a").push({"x": 1})
@@ -150,20 +150,20 @@ def test_claim_dataframe_names_a_message_that_does_not_fit(spark: Any, flow: Flo
 
 
 class Session:
-    """Makes Frames, and notes in which thread."""
+    """Makes Frames, and records in which thread."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
 
     def createDataFrame(self, table: pa.Table, schema: Any) -> Frame:  # noqa: N802
-        """As a session's."""
+        """Make a frame, as a session makes a DataFrame."""
         self.threads.append(threading.get_ident())
         return Frame(table, schema)
 
 
 @pytest.mark.parametrize("model", [None, Flight])
 def test_async_claim_dataframe_is_made_in_a_thread(model: type[Flight] | None) -> None:
-    """Spark blocks, so it is called in a thread beside the loop."""
+    """Spark blocks, so a thread calls it, not the event loop."""
     session = Session()
 
     async def main() -> Frame:
@@ -189,22 +189,22 @@ def test_async_claim_dataframe_is_made_in_a_thread(model: type[Flight] | None) -
 
 
 class Given(Frame):
-    """A batch of a stream."""
+    """Stands in for the DataFrame of a stream's batch."""
 
     def isEmpty(self) -> bool:  # noqa: N802
-        """As a DataFrame's."""
+        """Return whether there are no rows, as a DataFrame does."""
         return not self.rows()
 
 
 def plain(flow: Flow, database: str, transform: Any = None) -> SparkStage:
-    """A stage between a flow's queues, of JSON."""
+    """Return a stage between the queues of a flow, without a model."""
     return SparkStage(
         uri=database, source=flow.source, to=flow.target, group="g", transform=transform
     )
 
 
 def given(*rows: dict[str, Any]) -> Any:
-    """A batch of a stream that has these rows."""
+    """Return a stream's batch with these rows."""
     schema = columns(None)
     return Given(pa.Table.from_pylist([*rows], to_arrow_schema(schema, timezone="UTC")), schema)
 
@@ -213,7 +213,7 @@ def test_foreach_batch_skips_a_batch_done_before(flow: Flow, database: str) -> N
     flow.raw.push_many(range(2))
 
     def transform(frame: Any) -> Any:
-        raise AssertionError("there is nothing to be done")
+        raise AssertionError("the batch was done before")
 
     plain(flow, database, transform).foreach_batch(given(), 0)
     assert flow.left() == [0, 1]
@@ -221,7 +221,7 @@ def test_foreach_batch_skips_a_batch_done_before(flow: Flow, database: str) -> N
 
 
 def test_foreach_batch_refuses_a_batch_of_another_source(flow: Flow, database: str) -> None:
-    """Nobody would finish its messages."""
+    """No process would finish the messages of such a batch."""
     row = {"id": "a", "queue": "another", "payload": "1", "when": NOON, "tries": 1}
     with pytest.raises(
         ConfigurationError,
@@ -235,7 +235,7 @@ def test_foreach_batch_refuses_a_batch_of_another_source(flow: Flow, database: s
 def test_stage_run_waits_for_more(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at an empty queue again and again, and tells only of batches that had messages."""
+    """It looks at an empty queue again and again, and reports only batches with messages."""
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,7 @@
-"""Streams of a real session: that Spark calls sources and sinks in the order that the tests without it rely on, and what is left behind."""
+"""Streams of a real session.
+
+They show that Spark calls sources and sinks in the order that ``engine`` has.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def settled(flow: Flow) -> bool:
 
 @pytest.fixture
 def started(spark: Any, flow: Flow, tmp_path: Path) -> Callable[..., Query]:
-    """Start a stream from the source to the target; its credentials are in an environment variable."""
+    """Return a function that starts a stream; an environment variable holds its credentials."""
 
     def start(
         *,
@@ -75,7 +78,7 @@ def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..
     assert settled(flow)
     flow.raw.push_many([8, 9])
     flow.raw.push("later", delay=600)
-    query = ended(started(availableNow=True))  # from its checkpoint
+    query = ended(started(availableNow=True))  # this query starts from the checkpoint
     assert [each.numInputRows for each in query.recentProgress] == [2]
     assert flow.written() == [*range(10)]
     assert flow.left() == ["later"]
@@ -85,7 +88,7 @@ def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..
 def test_continuing_stream_leaves_nothing_reserved(
     flow: Flow, started: Callable[..., Query]
 ) -> None:
-    """Neither while it waits for its next batch, by the listener, nor when it is stopped then; nor when it is idle."""
+    """The listener acknowledges the last batch, while the query waits and when it is stopped."""
     flow.raw.push_many(range(3))
     query = started(processingTime="1 hour")
     spark_eventually(lambda: settled(flow), "a settled source", query)
@@ -132,7 +135,7 @@ def test_stream_survives_a_task_repeated_in_another_order(
 def test_foreach_batch_settles_the_stream(
     spark: Any, flow: Flow, database: str, tmp_path: Path
 ) -> None:
-    """A stage settles the batches of a stream; rows that it leaves out are finished."""
+    """The stage settles the batches. Messages that it leaves out are finished."""
     stage = SparkStage(
         uri=database,
         source=flow.source,
@@ -189,7 +192,18 @@ def test_stream_goes_on_without_its_checkpoint(flow: Flow, started: Callable[...
     assert settled(flow)
 
 
-# ---- what nobody may see
+# ---- secrets
+
+
+def stream_with_uri(spark: Any, flow: Flow, uri: str, checkpoint: Path) -> Query:
+    """Run a stream that has the URI in its options; return its query."""
+    stream = (
+        spark.readStream.format("pyqueue").options(uri=uri, queue=flow.source, group="g").load()
+    )
+    writer = stream.writeStream.format("pyqueue").options(uri=uri, queue=flow.target, stage="open")
+    return ended(
+        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    )
 
 
 def files(path: Path) -> str:
@@ -207,7 +221,7 @@ def test_plans_checkpoints_and_logs_hide_the_password(
     log: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Neither if it is in an environment variable, nor if it is in ``uri``."""
+    """This holds for a URI in an environment variable and for ``uri``."""
     assert password in signed_in
     flow.raw.push_many(range(3))
     spark.sparkContext.setLogLevel("INFO")
@@ -225,19 +239,7 @@ def test_plans_checkpoints_and_logs_hide_the_password(
         assert df.count() == 3
         ended(started(availableNow=True))
         flow.raw.push_many(range(3))
-        stream = (
-            spark.readStream.format("pyqueue")
-            .options(uri=signed_in, queue=flow.source, group="g")
-            .load()
-        )
-        writer = stream.writeStream.format("pyqueue").options(
-            uri=signed_in, queue=flow.target, stage="open"
-        )
-        query = ended(
-            writer.option("checkpointLocation", str(tmp_path / "open"))
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = stream_with_uri(spark, flow, signed_in, tmp_path / "open")
         query.explain(True)
         progress = json.dumps([str(each) for each in query.recentProgress])
         with pytest.raises(Exception, match="payload") as caught:

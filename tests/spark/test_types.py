@@ -1,6 +1,7 @@
-"""Payloads of every type, to Spark and back: they come back as they were, or fail clearly. No session.
+"""Payloads of every type go to Spark and come back unchanged, or fail with a clear error.
 
-Also where the machine's time zone is not UTC: a naive datetime anywhere would show.
+No test here needs a session. Some also run in a time zone other than UTC, which would reveal a
+naive datetime.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ID = ObjectId("51d16f000000000000000001")
 
 @pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The machine's time zone."""
+    """Set the time zone of the machine."""
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield request.param
@@ -65,7 +66,7 @@ zoned = pytest.mark.usefixtures("zone")
 
 
 def stored(payload: Any, id: Any = ID, **fields: Any) -> dict[str, Any]:
-    """A message as the server gives it."""
+    """Return a message as the server returns it."""
     document = {
         "_id": id,
         "q": "a",
@@ -79,7 +80,7 @@ def stored(payload: Any, id: Any = ID, **fields: Any) -> dict[str, Any]:
 
 
 def through(payload: Any, type: DataType | None) -> Any:
-    """A payload that went to Spark, and came back into the database."""
+    """Return a payload after it went to Spark and back into the database."""
     reader = Reader(columns(type), "id")
     (fresh,) = reader.rows(batch([stored(payload)], type))
     assert fresh.id == str(ID)
@@ -87,7 +88,7 @@ def through(payload: Any, type: DataType | None) -> Any:
 
 
 def shown(payload: Any, type: DataType | None) -> Any:
-    """A payload as a query sees it, by Arrow."""
+    """Return a payload as a query sees it."""
     return batch([stored(payload)], type).column("payload").to_pylist()[0]
 
 
@@ -148,7 +149,7 @@ def test_json_payload_comes_back_unchanged(type: DataType | None) -> None:
 
 
 def types_of(value: Any) -> Any:
-    """The types of a value and of what is in it; numbers of one type, as JSON has them."""
+    """Return the types of a value and of its parts. All integers count as one type."""
     if isinstance(value, dict):
         return {name: types_of(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -433,7 +434,7 @@ def test_misfit_names_its_message(type: DataType, value: Any) -> None:
 def test_array_overflow_blames_no_single_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Arrow's lists hold 2 GB. Here it has less room."""
+    """Lists in Arrow hold at most 2 GB. The test lowers this limit."""
     array = pa.array
 
     def small(values: Sequence[Any], type: pa.DataType) -> pa.Array:
@@ -465,7 +466,7 @@ def test_reader_refuses_types_that_cannot_be_stored(
 
 
 def arrow(type: DataType, *values: Any) -> tuple[StructType, pa.RecordBatch]:
-    """Rows that a query made."""
+    """Return rows that a query made."""
     schema = StructType([StructField("id", StringType()), StructField("payload", type)])
     arrow = to_arrow_schema(schema, timezone="UTC")
     ids = [f"row{number}" for number in range(len(values))]
@@ -511,7 +512,9 @@ def test_batch_has_the_documented_columns() -> None:
     )
     row: dict[str, Any] = batch([document], None).to_pylist()[0]
     assert row.pop("headers") == [("a", "x"), ("n", "5"), ("t", "true")]
-    assert row.pop("when").astimezone(UTC) == NOON  # eligible since, not the end of a lease
+    assert (
+        row.pop("when").astimezone(UTC) == NOON
+    )  # when it became eligible, not the end of a lease
     assert row.pop("pushed").astimezone(UTC) == NOON
     assert row == {"id": "mine", "queue": "a", "payload": "1", "key": "k", "tries": 3}
 
