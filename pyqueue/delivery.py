@@ -53,8 +53,8 @@ class Drop:
 class Many:
     """An answer: the message is finished, and each output is a new message.
 
-    On a replica set this is one transaction. Elsewhere the outputs are written first. Their ids are the
-    same in every try, so a repeated try writes no second copy.
+    On a replica set this is one transaction. Elsewhere the outputs are written first. Their ids are
+    the same in every try, so a repeated try writes no second copy.
 
     Args:
         outputs: a ``To`` for each. One without a payload takes the payload of the message.
@@ -98,8 +98,8 @@ class RetryLater(Exception):
 class Delivery(Generic[T]):
     """The second argument of a handler: the message, and what can be done with it meanwhile.
 
-    An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost`` once
-    the handler does not hold the message any more.
+    An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost``
+    once the handler does not hold the message any more.
     """
 
     __slots__ = ("_loop", "_queue", "lost", "message")
@@ -112,9 +112,9 @@ class Delivery(Generic[T]):
     ) -> None:
         #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
         self.message = message
-        #: Whether the handler does not hold the message any more, because its lease was lost, its time
-        #: is up or the worker was stopped. An async handler is then cancelled. A handler in a thread
-        #: should look here now and then, and return.
+        #: Whether the handler does not hold the message any more, because its lease was lost, its
+        #: time is up or the worker was stopped. An async handler is then cancelled. A handler in a
+        #: thread should look here now and then, and return.
         self.lost = False
         self._queue = queue
         self._loop = loop  # None for an async handler, which runs in the loop itself

@@ -9,8 +9,8 @@ from pyqueue.messages import Backoff
 
 __all__ = ["RetryDelays"]
 
-#: The delay is at its maximum long before. The bound keeps ``factor ** tries`` cheap to compute in a
-#: loop that runs for weeks.
+#: The delay reaches its maximum long before this many tries. The bound keeps ``factor ** tries``
+#: cheap to compute in a loop that runs for weeks.
 _MAX_TRIES: Final = 1000
 
 

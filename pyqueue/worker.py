@@ -53,7 +53,7 @@ class Worker(Runner):
             queue: the queue.
             handler: takes (payload) or (payload, delivery).
             to: queues to which the handler may send messages, by To or Many.
-            options: model, concurrency (of this queue), time_limit (of the handler, in seconds), lease,
-                max_tries, backoff, history and the other options of ``Client.queue``.
+            options: model, concurrency (of this queue), time_limit (of the handler, in seconds),
+                lease, max_tries, backoff, history and the other options of ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)

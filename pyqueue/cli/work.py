@@ -33,7 +33,7 @@ from pyqueue.cli.common import (
     note,
     table,
 )
-from pyqueue.pipeline import Report, Runner
+from pyqueue.pipeline import Report, Runner, client_of
 from pyqueue.retrying import RetryDelays
 
 __all__ = ["WorkerPool", "WorkerProcess", "app", "run_and_close", "to_json"]
@@ -96,7 +96,7 @@ def worker(
         threading.Thread(target=_stop_with_parent, args=(lifeline,), daemon=True).start()
     runner = _find(name)
     _configure_logging()
-    client = cast(Client | AsyncClient, runner._client)
+    client = cast(Client | AsyncClient, client_of(runner))
     report = run_and_close(runner, client, concurrency=concurrency, grace=grace)
     _show_report(runner, report, as_json)
 

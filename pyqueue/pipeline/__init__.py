@@ -1,10 +1,10 @@
 """Pipelines: stages chained by queues, through which messages pass by atomic moves.
 
-A stage reads one queue, and its handler decides where each message goes. The step to the next queue is
-one update of one document: a message is never lost between two stages, and never in both.
+A stage reads one queue, and its handler decides where each message goes. The step to the next queue
+is one update of one document: a message is never lost between two stages, and never in both.
 
-``graph`` holds the stages, ``engine`` runs them, ``recipes`` reads them from a file, and ``show`` draws
-them.
+``graph`` holds the stages, ``engine`` runs them, ``recipes`` reads them from a file, and ``show``
+draws them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyqueue.pipeline.graph import Graph, Kind, make_spark_stage, make_stage
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
 
-__all__ = ["AnyClient", "Pipeline", "Report", "Runner", "StageOptions"]
+__all__ = ["AnyClient", "Pipeline", "Report", "Runner", "StageOptions", "client_of"]
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -106,13 +106,13 @@ class Runner:
     ) -> Any:
         """Run until ``stop()``, SIGTERM or SIGINT. On an AsyncClient this is awaited.
 
-        A run that is stopped fetches no more messages and lets its handlers end. Handlers that have not
-        ended after ``grace`` seconds, or at a second signal, are cancelled: their messages are rolled
-        back and can be received at once. Messages whose handler had not started are released.
+        A run that is stopped fetches no more messages and lets its handlers end. Handlers that have
+        not ended after ``grace`` seconds, or at a second signal, are cancelled: their messages are
+        rolled back and can be received at once. Messages whose handler had not started are released.
 
         Args:
             until_empty: end when no stage has a message left, be it ready, reserved or scheduled.
-            concurrency: how many handlers run at once. None means the value that the constructor got.
+            concurrency: how many handlers run at once. None means the value of the constructor.
             grace: seconds.
             allow_cycles: let messages go in circles.
             handle_signals: stop at SIGTERM and SIGINT. Only a run in the main thread can.
@@ -185,16 +185,21 @@ class Runner:
         return draw(self.graph, self.name, format, counts or {})
 
 
+def client_of(runner: Runner) -> AnyClient:
+    """Return the client of a pipeline or a worker, for the other modules of pyqueue."""
+    return runner._client
+
+
 class Pipeline(Runner):
     """Stages chained by queues.
 
     Each stage reads a queue. The handler of a ``link`` returns the next payload. The handler of a
-    ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may return
-    ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``. After any other
-    exception the message is tried again later.
+    ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may
+    return ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``. After any
+    other exception the message is tried again later.
 
-    Without a handler each method is a decorator. With one it returns the pipeline, so that calls can be
-    chained.
+    Without a handler each method is a decorator. With one it returns the pipeline, so that calls can
+    be chained.
 
     All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
     ``model``; ``concurrency``, how many messages of the stage may be in flight at once; and
@@ -229,8 +234,8 @@ class Pipeline(Runner):
             queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery).
             to: the next queue.
-            options: model, concurrency, time_limit, lease, max_tries, backoff, history and the other
-                options of a queue.
+            options: model, concurrency, time_limit, lease, max_tries, backoff, history and the
+                other options of a queue.
         """
         if not isinstance(to, str):
             raise ConfigurationError(
@@ -338,14 +343,14 @@ class Pipeline(Runner):
     ) -> Self | Callable[[H], H]:
         """Add a stage in which Spark transforms batches of messages, as a ``SparkStage`` does.
 
-        The stage uses the active Spark session, or starts one with its first batch. One process at a
-        time runs such a stage; another process that starts it takes it over. A stage that is stopped
-        finishes its current batch. It needs ``pip install "pyqueue-mongo[spark]"``.
+        The stage uses the active Spark session, or starts one with its first batch. One process at
+        a time runs such a stage; another process that starts it takes it over. A stage that is
+        stopped finishes its current batch. It needs ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
             queue: the queue that it reads.
-            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when, pushed
-                and tries, and returns one with id and payload.
+            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when,
+                pushed and tries, and returns one with id and payload.
             to: the next queue.
             group: the durable name of this consumer. None means "QUEUE>TO".
             output: "move", or "transaction", whose rows are new messages.

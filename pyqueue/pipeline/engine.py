@@ -1,8 +1,8 @@
 """One run of a pipeline or a worker: fetch messages, have them handled, stop and drain.
 
-Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each message
-in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over all stages,
-and each stage has a limit for its messages between reserving and settling.
+Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each
+message in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over all
+stages, and each stage has a limit for its messages between reserving and settling.
 
 ``verdicts`` decides what a handler's answer means for its message.
 """
@@ -47,7 +47,7 @@ log = logging.getLogger("pyqueue")
 COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
 #: The most messages that one fetch reserves.
 _MAX_FETCH: Final = 100
-#: The seconds for which the fetcher of a full stage waits, so that it fetches several messages at once.
+#: The seconds for which the fetcher of a full stage waits, to fetch several messages at once.
 _GATHER_S: Final = 0.003
 #: The seconds between two checks whether all queues are empty.
 _EMPTY_CHECKS: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
@@ -240,8 +240,8 @@ class Run:
     async def _stop_when_empty(self) -> None:
         """Stop when a pass over all queues, in the order of the flow, finds every one empty.
 
-        A message that moves on during the pass is found in a later queue. In a graph with a cycle it
-        may move to a queue that was checked already, so there it takes two passes.
+        A message that moves on during the pass is found in a later queue. In a graph with a cycle
+        it may move to a queue that was checked already, so there it takes two passes.
         """
         order = [name for name in self._graph.depths() if name in self._stages]
         passes = 1 if self._graph.cycle() is None else 2
@@ -274,7 +274,7 @@ class Run:
             full = not running.slots.value
             await running.slots.acquire()
             if full and running.stage.concurrency is None:
-                # The slots wait for settling, not for handlers: more of them come free with this one.
+                # The slots wait for settling, not for handlers. More of them come free right now.
                 await anyio.sleep(_GATHER_S)
             async with self._handler_slots:
                 pass
@@ -350,7 +350,7 @@ class Run:
     # ---- handling
 
     async def _handle(self, running: RunningStage, message: Reservation[Any]) -> None:
-        """Call the handler for a message and settle the message. A handler slot is already taken."""
+        """Have a message handled, and settle it. The caller took a handler slot for it."""
         stage = running.stage
         delivery: Delivery[Any] = Delivery(
             message, running.queue, None if stage.awaited else self._loop
@@ -385,9 +385,11 @@ class Run:
             if self._stopping and not self._in_flight:
                 self._drained.set()
 
-    async def _call_handler(self, stage: Stage, work: InFlight) -> tuple[Any, BaseException | None]:
+    async def _call_handler(
+        self, stage: Stage, work: InFlight
+    ) -> tuple[object, BaseException | None]:
         """Call the handler. Return its answer, and the exception if it raised one."""
-        answer: Any = None
+        answer: object = None
         failure: BaseException | None = None
         limit = (
             None
@@ -427,7 +429,7 @@ class Run:
 
 
 def _verdict(
-    running: RunningStage, work: InFlight, answer: Any, failure: BaseException | None
+    running: RunningStage, work: InFlight, answer: object, failure: BaseException | None
 ) -> Verdict:
     """Return how to settle a message whose handler ended."""
     verdicts, message = running.verdicts, work.message

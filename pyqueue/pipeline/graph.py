@@ -212,7 +212,7 @@ class Graph:
         return list(dict.fromkeys(name for name in targets if name not in self.stages))
 
     def cycle(self) -> list[str] | None:
-        """Return the queues of a cycle, the first one again at the end, or None if there is none."""
+        """Return the queues of a cycle, or None. The first queue is also the last one."""
         done: set[str] = set()
 
         def visit(name: str, path: list[str]) -> list[str] | None:

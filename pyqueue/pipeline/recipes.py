@@ -15,8 +15,8 @@
     spark = "flights.frames:clean"       # a transform of DataFrames, as in ``Pipeline.spark``
     to = "clean"
 
-A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``. Reading a recipe imports
-the modules that it names.
+A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``. Reading a recipe
+imports the modules that it names.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StagePart(QueuePart):
     time_limit: float | None = None
 
 
-def _kind(stage: Any) -> str:
+def _kind(stage: object) -> str:
     return "spark" if isinstance(stage, dict) and "spark" in stage else "handler"
 
 
@@ -155,7 +155,7 @@ def _place(location: tuple[str | int, ...]) -> str:
     return ".".join(names).replace(".[", "[") or "the file"
 
 
-def _parsed(path: Path, text: str) -> Any:
+def _parsed(path: Path, text: str) -> object:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)

@@ -103,7 +103,8 @@ def _svg(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
             f"<title>{escape(name)}</title>",
             "<style>text {font: 13px sans-serif} .small {font-size: 10px; fill: #555}</style>",
             '<defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
-            'markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker></defs>',
+            'markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#666"/></marker>'
+            "</defs>",
             '<rect width="100%" height="100%" fill="#fafafa"/>',
             f'<text x="{_MARGIN}" y="{_TITLE}">{escape(name)}</text>',
             *shapes,
@@ -146,6 +147,7 @@ def _svg_box(queue: str, place: tuple[int, int], status: str, read: bool) -> lis
     ]
     if status:
         shapes.append(
-            f'<text {center} y="{y + 35}" text-anchor="middle" class="small">{escape(status)}</text>'
+            f'<text {center} y="{y + 35}" text-anchor="middle" class="small">'
+            f"{escape(status)}</text>"
         )
     return shapes

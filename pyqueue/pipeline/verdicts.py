@@ -64,8 +64,8 @@ class Verdicts:
     Args:
         stage: the stage.
         queue: the queue that the stage reads.
-        queues: the queues that any stage reads, by name. A target among them has a model and options;
-            any other target is an output.
+        queues: the queues that the stages read, by name. A target among them has a model and
+            options. Any other target is an output.
         runner: runs the plans.
     """
 

@@ -1,6 +1,6 @@
 """Many: one message becomes several.
 
-That is one transaction where the server has them. Elsewhere each output has the same id in every try.
+On a replica set that is one transaction. Elsewhere each output has the same id in every try.
 """
 
 from __future__ import annotations
