@@ -1,8 +1,13 @@
-"""Stages of Spark's among stages of Python, in code and in recipes. The batches themselves are tests/spark's."""
+"""Spark stages among Python stages, in code and in recipes.
+
+Most tests give the transform a ``Frame`` instead of a DataFrame, so they need no JVM. The tests of
+the batches themselves are in tests/spark.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,47 +18,87 @@ import pytest
 from pyqueue import AsyncClient, Client, ConfigurationError, Fenced, Pipeline
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.connecting import runner_of
+from pyqueue.pipeline import spark_stage
 from pyqueue.queues import backend_of
+from tests.pipeline.place import Place, counted
+from tests.spark.fakes import Frame, faked, no_session
+
+__all__ = ["faked"]
 
 
 def positive(df: Any) -> Any:
-    """A transform: leave out what is not positive."""
+    """Leave out what is not positive."""
+    if isinstance(df, Frame):
+        rows = [row for row in df.rows() if json.loads(row["payload"])["n"] > 0]
+        return df.made_of(rows, "id", "payload")
     return df.where("cast(get_json_object(payload, '$.n') as int) > 0").select("id", "payload")
 
 
 def broken(df: Any) -> Any:
-    """A transform that fails on everything."""
+    """Fail on every batch."""
     raise RuntimeError("no luck")
 
 
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_one_graph_mixes_python_and_spark(client: Client) -> None:
+@pytest.fixture
+def frames(faked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark stages pass Frames to their transforms, and start no session."""
+    monkeypatch.setattr(spark_stage, "_session", no_session)
+
+
+def numbers(client: Client, queue: str, *, end: int = 5) -> None:
+    client.queue(queue).push_many([{"n": number} for number in range(end)])
+
+
+def mix(client: Client) -> None:
+    """Run a graph of two Python stages around a Spark stage."""
     pipeline = client.pipeline("mixed")
     pipeline.link("a", lambda value: {"n": value["n"] - 1}, to="b")
     pipeline.spark("b", positive, to="c")
     seen = []
     pipeline.sink("c", lambda value: seen.append(value["n"]))
-    client.queue("a").push_many([{"n": number} for number in range(5)])
+    numbers(client, "a")
     report = pipeline.run(until_empty=True)
     assert sorted(seen) == [1, 2, 3]
-    assert report.stages["b"] == {
-        "in": 5,
-        "out": 3,
-        "dropped": 2,
-        "retried": 0,
-        "dead": 0,
-        "lost": 0,
-        "released": 0,
-    }
+    assert counted(report, "b") == {"in": 5, "out": 3, "dropped": 2}
     assert {each.counts.total for each in client.queues()} == {0}
     assert "positive" in pipeline.show()
 
 
+RECIPE = """
+[[stages]]
+queue = "b"
+spark = "tests.pipeline.test_spark:positive"
+to = "c"
+max_messages = 2
+"""
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_mixes_with_python_stages(client: Client) -> None:
+    mix(client)
+
+
 @pytest.mark.spark_long
 @pytest.mark.usefixtures("spark")
-def test_on_an_async_client(url: str, client: Client) -> None:
-    client.queue("b").push_many([{"n": number} for number in range(5)])
+def test_spark_stage_mixes_with_python_stages_on_spark(client: Client) -> None:
+    mix(client)
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_runs_on_every_client(server: Place) -> None:
+    """Beside an async client, the batches run on a blocking connection to the same server."""
+    numbers(server.client, "b")
+    report = server.run(
+        lambda client: client.pipeline().spark("b", positive, to="c"), until_empty=True
+    )
+    assert counted(report, "b") == {"in": 5, "out": 4, "dropped": 1}
+    assert server.queue("c").counts().ready == 4
+
+
+@pytest.mark.spark_long
+@pytest.mark.usefixtures("spark")
+def test_spark_stage_runs_on_an_async_client(url: str, client: Client) -> None:
+    numbers(client, "b")
 
     async def main() -> None:
         async with AsyncClient(url) as ours:
@@ -64,21 +109,19 @@ def test_on_an_async_client(url: str, client: Client) -> None:
     assert client.queue("c").counts().ready == 4
 
 
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_a_transform_that_fails_on_everything_is_tried_again(client: Client) -> None:
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_buries_what_its_transform_fails_on(client: Client) -> None:
+    """Every message fails, so the batch fails as a whole, and the stage goes on nevertheless."""
     pipeline = client.pipeline("broken").spark("b", broken, to="c", max_tries=1)
     client.queue("b").push_many([1, 2])
     pipeline.run(until_empty=True)
-    assert client.queue("b.dead").counts().ready == 2
-    assert {each.error["message"] for each in client.queue("b.dead").peek() if each.error} == {
-        "no luck"
-    }
+    buried = client.queue("b.dead")
+    assert buried.counts().ready == 2
+    assert {each.error["message"] for each in buried.peek() if each.error} == {"no luck"}
 
 
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> None:
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_without_a_data_frame_ends_the_run(client: Client) -> None:
     client.queue("b").push_many([1, 2])
     with pytest.raises(ConfigurationError, match="it returned int: return a DataFrame"):
         client.pipeline().spark("b", lambda df: 5, to="c").run(until_empty=True)
@@ -86,22 +129,22 @@ def test_a_transform_that_answers_no_data_frame_ends_the_run(client: Client) -> 
     assert client.queue("c").counts().total == 0
 
 
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_a_stage_that_another_process_takes_over_ends_the_run(client: Client) -> None:
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_that_is_taken_over_ends_the_run(client: Client) -> None:
     claims = NamedClaims(backend_of(client.queue("b")), "b>c")
 
     def overtaken(df: Any) -> Any:
-        assert runner_of(client).run(claims.begin(10, 30.0))[2], "the other goes on with this batch"
+        batch = runner_of(client).run(claims.begin(10, 30.0))[2]
+        assert batch, "the other process goes on with this batch"
         return positive(df)
 
-    client.queue("b").push_many([{"n": number} for number in range(5)])
+    numbers(client, "b")
     with pytest.raises(Fenced):
         client.pipeline().spark("b", overtaken, to="c").run(until_empty=True)
     assert client.queue("c").counts().total == 0
 
 
-def test_without_pyspark_the_remedy_is_named(
+def test_spark_stage_without_pyspark_names_the_remedy(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyqueue.spark.batches", None)
@@ -111,60 +154,53 @@ def test_without_pyspark_the_remedy_is_named(
         client.pipeline().spark("b", positive, to="c").run(until_empty=True)
 
 
-def test_a_stage_of_sparks_may_be_decorated(client: Client) -> None:
-    pipeline = client.pipeline()
+def test_spark_stage_can_be_a_decorator(offline: Client) -> None:
+    pipeline = offline.pipeline()
 
     @pipeline.spark("b", to="c", max_messages=2)
     def double(df: Any) -> Any:
         return df + df
 
-    assert double(2) == 4, "it is what it was"
+    assert double(2) == 4, "a decorator returns the function unchanged"
     stage = pipeline.graph.stages["b"]
     assert (stage.kind, stage.handler, stage.to) == ("spark", double, ("c",))
     assert stage.batches == {"group": "b>c", "output": "move", "max_messages": 2}
 
 
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_a_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "mixed.toml"
-    path.write_text(
-        """
-        [[stages]]
-        queue = "b"
-        spark = "tests.pipeline.test_spark:positive"
-        to = "c"
-        max_messages = 2
-        """
-    )
-    client.queue("b").push_many([{"n": number} for number in range(5)])
+def run_recipe(client: Client, path: Path) -> None:
+    path.write_text(RECIPE)
+    numbers(client, "b")
     Pipeline.from_recipe(client, path).run(until_empty=True)
     assert client.queue("c").counts().ready == 4
 
 
+@pytest.mark.usefixtures("frames")
+def test_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
+    run_recipe(client, tmp_path / "mixed.toml")
+
+
+@pytest.mark.spark_long
+@pytest.mark.usefixtures("spark")
+def test_recipe_names_a_transform_on_spark(client: Client, tmp_path: Path) -> None:
+    run_recipe(client, tmp_path / "mixed.toml")
+
+
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("change", "complaint"),
     [
-        (
-            'queue = "b"\nspark = "tests.pipeline.test_spark:positive"',
-            r"stages\[0\].to: Field required",
-        ),
-        ('queue = "b"\nspark = "nothing.there:x"\nto = "c"', "cannot be imported"),
-        (
-            'queue = "b"\nspark = "tests.pipeline.test_spark:positive"\nto = "c"\nhandler = "a:b"',
-            r"stages\[0\].handler",
-        ),
-        (
-            'queue = "b"\nspark = "tests.pipeline.test_spark:positive"\nto = "c"\nconcurrency = 2',
-            r"stages\[0\].concurrency",
-        ),
+        (('to = "c"', ""), r"stages\[0\].to: Field required"),
+        (("tests.pipeline.test_spark:positive", "nothing.there:x"), "cannot be imported"),
+        (('to = "c"', 'to = "c"\nhandler = "a:b"'), r"stages\[0\].handler"),
+        (('to = "c"', 'to = "c"\nconcurrency = 2'), r"stages\[0\].concurrency"),
     ],
 )
-def test_a_recipe_that_is_wrong(client: Client, tmp_path: Path, text: str, complaint: str) -> None:
+def test_recipe_wrong_spark_stage_is_refused(
+    offline: Client, tmp_path: Path, change: tuple[str, str], complaint: str
+) -> None:
     path = tmp_path / "wrong.toml"
-    path.write_text(f"[[stages]]\n{text}")
+    path.write_text(RECIPE.replace(*change))
     with pytest.raises(ConfigurationError, match=complaint):
-        Pipeline.from_recipe(client, path)
+        Pipeline.from_recipe(offline, path)
 
 
 @pytest.mark.parametrize(
@@ -176,19 +212,19 @@ def test_a_recipe_that_is_wrong(client: Client, tmp_path: Path, text: str, compl
         ({"max_messages": 0}, "max_messages"),
     ],
 )
-def test_what_a_stage_of_sparks_may_be_given(
-    client: Client, options: dict[str, Any], complaint: str
+def test_spark_stage_wrong_option_is_refused(
+    offline: Client, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        client.pipeline().spark("b", positive, to="c", **options).run(until_empty=True)
+        offline.pipeline().spark("b", positive, to="c", **options).run(until_empty=True)
 
 
-def test_a_transform_is_a_function(client: Client) -> None:
+def test_spark_stage_transform_must_be_a_function(offline: Client) -> None:
     with pytest.raises(ConfigurationError, match="transform"):
-        client.pipeline().spark("b", "positive", to="c")  # type: ignore[call-overload]
+        offline.pipeline().spark("b", "positive", to="c")  # type: ignore[call-overload]
 
 
-def test_an_async_client_without_a_url_is_refused(url: str) -> None:
+def test_spark_stage_on_an_async_client_needs_a_url(url: str) -> None:
     async def main() -> None:
         async with (
             pymongo.AsyncMongoClient[dict[str, Any]](url) as mongo,
