@@ -14,8 +14,6 @@ consumer until its next poll. Therefore no bus may fail, slow down or block the 
 This package imports nothing from pyqueue.
 """
 
-from typing import Any
-
 from signals.api import STATS, AsyncBus, AsyncListener, Bus, BusError, Listener
 from signals.capped_bus import AsyncCappedBus, CappedBus
 from signals.memory import AsyncMemoryBus, AsyncNullBus, MemoryBus, NullBus
@@ -44,7 +42,7 @@ __all__ = [
 ]
 
 
-def open(url: str, database: Any = None, *, prefix: str = "pyqueue") -> Bus:
+def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
     """Open the bus that ``url`` names. This does no I/O.
 
     Args:
@@ -66,7 +64,7 @@ def open(url: str, database: Any = None, *, prefix: str = "pyqueue") -> Bus:
     return RedisBus(url, prefix=prefix)
 
 
-def open_async(url: str, database: Any = None, *, prefix: str = "pyqueue") -> AsyncBus:
+def open_async(url: str, database: object = None, *, prefix: str = "pyqueue") -> AsyncBus:
     """Open the asyncio bus that ``url`` names. This does no I/O.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pymongo
 from bson import ObjectId, Timestamp
@@ -59,15 +59,16 @@ class CappedTransport:
         asynchronous: whether the database is for asyncio.
     """
 
-    def __init__(self, database: Any, prefix: str, size: int, *, asynchronous: bool) -> None:
+    def __init__(self, database: object, prefix: str, size: int, *, asynchronous: bool) -> None:
         given = f"{type(database).__module__.partition('.')[0]} {type(database).__name__}"
         allowed = ["pymongo Database"]
         if asynchronous:
             allowed = ["pymongo AsyncDatabase", "motor AsyncIOMotorDatabase"]
         if given not in allowed:
             raise BusError(f"a capped bus needs a database: {' or '.join(allowed)}, not {given}")
-        self._database, self._collection, self._size = database, f"{prefix}.signals", size
-        self._events = database.get_collection(
+        self._database = cast(Any, database)
+        self._collection, self._size = f"{prefix}.signals", size
+        self._events = self._database.get_collection(
             self._collection,
             codec_options=_READABLE,
             read_preference=ReadPreference.PRIMARY,
@@ -228,7 +229,12 @@ class CappedBus(BlockingFacade):
     """
 
     def __init__(
-        self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
+        self,
+        database: object,
+        *,
+        prefix: str = "pyqueue",
+        size: int = 1 << 20,
+        window: float = 0.05,
     ) -> None:
         connect = partial(CappedTransport, database, prefix, size, asynchronous=False)
         super().__init__(Runner("CappedBus", connect, window, ThreadRuntime))
@@ -238,7 +244,12 @@ class AsyncCappedBus(AsyncFacade):
     """``CappedBus`` for asyncio: ``database`` is an AsyncDatabase or an AsyncIOMotorDatabase."""
 
     def __init__(
-        self, database: Any, *, prefix: str = "pyqueue", size: int = 1 << 20, window: float = 0.05
+        self,
+        database: object,
+        *,
+        prefix: str = "pyqueue",
+        size: int = 1 << 20,
+        window: float = 0.05,
     ) -> None:
         connect = partial(CappedTransport, database, prefix, size, asynchronous=True)
         super().__init__(Runner("AsyncCappedBus", connect, window, TaskRuntime))

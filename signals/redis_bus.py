@@ -32,7 +32,7 @@ def encode(when: datetime | None) -> str:
     return "-" if when is None else str((when - _EPOCH) // _MILLISECOND)
 
 
-def decode(data: Any) -> datetime | None:
+def decode(data: object) -> datetime | None:
     """Return the instant that ``encode`` wrote.
 
     Raises:
@@ -52,7 +52,7 @@ class RedisTransport:
         asynchronous: whether to use the asyncio client of the redis package.
     """
 
-    def __init__(self, target: Any, prefix: str, *, asynchronous: bool) -> None:
+    def __init__(self, target: object, prefix: str, *, asynchronous: bool) -> None:
         self._target, self._prefix, self._asynchronous = target, prefix + ":", asynchronous
         self._client = self._connect()
         self._own = f"{self._prefix}~{uuid.uuid4().hex}"  # a channel that only this bus hears
@@ -192,7 +192,7 @@ class RedisBus(BlockingFacade):
         BusError: the target is neither, or the redis package is missing.
     """
 
-    def __init__(self, target: Any, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
+    def __init__(self, target: object, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
         connect = partial(RedisTransport, target, prefix, asynchronous=False)
         super().__init__(Runner("RedisBus", connect, window, ThreadRuntime))
 
@@ -200,6 +200,6 @@ class RedisBus(BlockingFacade):
 class AsyncRedisBus(AsyncFacade):
     """``RedisBus`` for asyncio: ``target`` is a URL or a ``redis.asyncio.Redis``."""
 
-    def __init__(self, target: Any, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
+    def __init__(self, target: object, *, prefix: str = "pyqueue", window: float = 0.05) -> None:
         connect = partial(RedisTransport, target, prefix, asynchronous=True)
         super().__init__(Runner("AsyncRedisBus", connect, window, TaskRuntime))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from signals.api import STATS, BusError, Stats
 from signals.hub import Hub, Subscription, TaskListener, ThreadListener, check_event
@@ -355,7 +355,7 @@ class Facade:
     def __repr__(self) -> str:
         return self._runner.name
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise BusError(f"cannot pickle {self._runner.name}: open another bus where it is needed")
 
     @property

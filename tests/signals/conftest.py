@@ -3,7 +3,7 @@
 import inspect
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -125,15 +125,11 @@ async def _close(client: Any) -> None:
 @contextmanager
 def open_kind(name: str, request: pytest.FixtureRequest) -> Iterator[Kind]:
     """Open one kind of bus; close its buses at the end."""
-    if name.endswith("-blocking"):
-        kind = Kind(name, request, None)
-        yield kind
-        kind.close()
-        return
-    with start_blocking_portal() as portal:
+    blocking = name.endswith("-blocking")
+    with nullcontext() if blocking else start_blocking_portal() as portal:
         kind = Kind(name, request, portal)
-        yield kind
-        kind.close()
+        with closing(kind):
+            yield kind
 
 
 KINDS = ["memory-blocking", "memory-async", "redis-blocking", "redis-async"]
