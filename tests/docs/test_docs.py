@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import re
@@ -394,6 +395,14 @@ def test_modules_named_by_architecture_exist() -> None:
     folders = [ROOT / "pyqueue", ROOT / "pyqueue/backends", ROOT]
     for name in {*written, *(n if n.endswith("/") else f"{n}.py" for n in named)}:
         assert any((folder / name).exists() for folder in folders), name
+
+
+def test_functions_named_by_architecture_exist() -> None:
+    found = re.findall(r"`([a-z]\w+)\.(\w+)`", prose(ARCHITECTURE))
+    named = [(module, name) for module, name in found if name != "py"]
+    assert len(named) >= 10
+    for module, name in named:
+        assert hasattr(importlib.import_module(f"pyqueue.backends.{module}"), name), name
 
 
 # ---- figures
