@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -33,15 +32,14 @@ LONG_MODULES: dict[str, int] = {
 }
 LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
-    "tests/chaos/run.py::run": 93,
-    "tests/chaos/checker.py::audit": 88,
     "tests/bench/batches.py::settles": 62,
     "tests/bench/peers/__init__.py::run": 69,
-    "tests/chaos/test_suite.py::test_the_witness_notes_what_happened": 69,
+    "tests/chaos/runner.py::run": 71,
+    "tests/chaos/test_change_log.py::test_change_log_shows_each_operation": 69,
     "tests/model/explorer.py::_mark": 81,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 998
+LONG_LINES = 467
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.
@@ -137,9 +135,9 @@ def long_lines() -> dict[str, int]:
     return found
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(tree: ast.Module) -> Iterator[str]:
     """Every module of ours that a file imports: in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -150,9 +148,8 @@ def imported(path: Path) -> Iterator[str]:
                 yield module if is_module else str(node.module)
 
 
-def in_a_circle() -> dict[str, int]:
+def circles(edges: dict[str, set[str]]) -> dict[str, int]:
     """The modules from which a chain of imports leads back, each with the length of the circle."""
-    edges = {module_of(path): set(imported(path)) for path in package_files()}
     found = {}
     for start in edges:
         reached, new, steps = set[str](), edges[start], 1
@@ -165,23 +162,31 @@ def in_a_circle() -> dict[str, int]:
     return found
 
 
+def in_a_circle() -> dict[str, int]:
+    return circles({module_of(path): set(imported(tree_of(path))) for path in package_files()})
+
+
+def private_names(tree: ast.Module) -> list[str]:
+    """`_name` of each `x._name` where x is neither `self` nor `cls`, and imported private names.
+
+    The underscores of a named tuple's methods only keep them apart from its fields.
+    """
+    public = {"_asdict", "_fields", "_make", "_replace"}
+    taken = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                taken.append(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            taken += [each.name for each in node.names]
+    private = [name for name in taken if name.startswith("_") and not name.startswith("__")]
+    return [name for name in private if name not in public]
+
+
 def private_access() -> dict[str, int]:
-    """`x._name` where x is neither `self` nor `cls`, and imports of private names."""
-    found = Counter[str]()
-    for path in sorted((ROOT / "pyqueue" / "backends").rglob("*.py")):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute):
-                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-                # ``_replace`` is a documented method of a NamedTuple.
-                taken = [] if own or node.attr == "_replace" else [node.attr]
-            elif isinstance(node, ast.ImportFrom):
-                taken = [each.name for each in node.names]
-            else:
-                continue
-            found[name_of(path)] += sum(
-                name.startswith("_") and not name.startswith("__") for name in taken
-            )
-    return dict(+found)
+    paths = sorted((ROOT / "pyqueue" / "backends").rglob("*.py"))
+    counts = {name_of(path): len(private_names(tree_of(path))) for path in paths}
+    return {name: count for name, count in counts.items() if count}
 
 
 CHECKS = {
@@ -206,3 +211,31 @@ def test_limits_are_kept_but_for_the_tables(check: str) -> None:
 def test_lines_are_no_longer_than_the_limit() -> None:
     found = long_lines()
     assert sum(found.values()) <= LONG_LINES, found
+
+
+# ---- the measures themselves
+
+
+def test_members_count_however_they_are_bound() -> None:
+    def bound() -> None: ...
+
+    kind = type(
+        "Kind", (), {"__module__": "pyqueue.x", "a": bound, "_b": staticmethod(bound), "c": 1}
+    )
+    child = type("Child", (kind,), {"__module__": "pyqueue.x", "__annotations__": {"d": int}})
+    assert members(child) == {"a", "_b", "c", "d"}
+
+
+def test_imports_under_type_checking_count() -> None:
+    source = "if TYPE_CHECKING:\n    from pyqueue import client\nimport signals.api"
+    assert set(imported(ast.parse(source))) == {"pyqueue.client", "signals.api"}
+
+
+def test_circles_are_found_with_their_length() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set[str]()}
+    assert circles(edges) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_private_names_of_other_objects_are_found() -> None:
+    source = "from x import _a, b\nself._c = d._e._replace()\ncls._f.__class__._g"
+    assert sorted(private_names(ast.parse(source))) == ["_a", "_e", "_g"]
