@@ -26,19 +26,20 @@ from pymongo.read_concern import ReadConcern
 import signals as buses
 from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
-from pyqueue.drivers import AsyncDriver, BaseDriver, Driver, translated
+from pyqueue.drivers import AsyncDriver, BaseDriver, Driver
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.memory import memory_database
 from pyqueue.messages import Duration
 from pyqueue.renewal import AsyncRenewer, Renewer
 from pyqueue.requests import Plan
+from pyqueue.server_errors import translated
 from pyqueue.waiters import Waiters
 
 __all__ = ["AsyncConnection", "Connected", "Connection", "runner_of"]
 
 R = TypeVar("R")
-D = TypeVar("D", bound=BaseDriver)
+D = TypeVar("D", bound=BaseDriver[Any])
 
 _TARGETS: Final = (
     'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '

@@ -328,7 +328,7 @@ class EnsureQueue(Request[str]):
 class Listen(Request[bool]):
     """Subscribe to the bus events of a queue. The answer is whether the subscription is new."""
 
-    line: Any
+    waiters: Any
 
 
 @dataclass(slots=True)
@@ -339,7 +339,7 @@ class Wait(Request[bool]):
     limit). The answer is whether to look for messages: False if every event was about a later instant.
     """
 
-    line: Any
+    waiters: Any
     until: datetime
     deadline: datetime | None
 

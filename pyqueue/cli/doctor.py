@@ -38,7 +38,7 @@ from pyqueue.cli.common import (
     emit,
     unconnected,
 )
-from pyqueue.drivers import translated
+from pyqueue.server_errors import translated
 
 __all__ = [
     "PARAMETERS",

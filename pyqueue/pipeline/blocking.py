@@ -14,8 +14,9 @@ from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 import anyio
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
-from pyqueue.drivers import AsyncDriver, BlockingAdapter
+from pyqueue.drivers import AsyncDriver
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import QueueOptions, Reservation
 from pyqueue.queues import Queue, backend_of

@@ -21,7 +21,6 @@ from pymongo.errors import PyMongoError
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import Drop, Many, Reject, RetryLater, To
-from pyqueue.drivers import translated
 from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
 from pyqueue.payloads import Codec
@@ -29,6 +28,7 @@ from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
+from pyqueue.server_errors import translated
 
 __all__ = ["UNAVAILABLE", "Verdict", "Verdicts"]
 

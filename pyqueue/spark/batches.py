@@ -24,7 +24,6 @@ from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.staging import append
 from pyqueue.connecting import Connection
-from pyqueue.drivers import translated
 from pyqueue.errors import (
     ConfigurationError,
     Fenced,
@@ -35,6 +34,7 @@ from pyqueue.errors import (
 )
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
+from pyqueue.server_errors import translated
 from pyqueue.spark.frames import Reader, frame, label, payload_type
 
 __all__ = ["Batches", "Report"]

@@ -9,8 +9,8 @@ from pymongo.errors import BulkWriteError, WriteError
 
 from pyqueue import Client, LeaseLost, Unavailable
 from pyqueue.connecting import runner_of
-from pyqueue.drivers import _faults, translated
 from pyqueue.requests import Delete, Find
+from pyqueue.server_errors import translated, write_failures
 from tests.chaos.conftest import Server
 
 
@@ -98,7 +98,7 @@ def test_election_write_errors_are_unavailable(code: int) -> None:
     """A step-down during a write of several documents appears as the error of one of them."""
     assert isinstance(translated(WriteError("Not primary while writing", code)), Unavailable)
     (fault,) = (
-        _faults(
+        write_failures(
             BulkWriteError({"writeErrors": [{"index": 0, "code": code, "errmsg": "Not primary"}]})
         )
         or []

@@ -213,13 +213,13 @@ def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind
             for n in range(rounds):
                 waiter = asyncio.create_task(getattr(queue, kind)(None))
                 line = runner_of(client).waiters("orders")
-                await async_eventually(lambda: line._led or waiter.done())  # noqa: B023  # called at once
+                await async_eventually(lambda: line.has_leader or waiter.done())  # noqa: B023  # called at once
                 await queue.push({"n": n})
                 await asyncio.sleep(rng.uniform(0, 0.003))
                 waiter.cancel()
                 with suppress(asyncio.CancelledError):
                     got += (await waiter) is not None
-                assert not line._led
+                assert not line.has_leader
             await settled(client)
             assert await queue.counts() == Counts(
                 ready=rounds - got, reserved=got if kind == "reserve" else 0

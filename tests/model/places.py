@@ -144,8 +144,8 @@ class VirtualDriver(Driver):
 
     cluster: Cluster
 
-    def _ask(self, request: Any) -> Any:
-        answer = super()._ask(request)
+    def ask(self, request: Any) -> Any:
+        answer = super().ask(request)
         return answer | self.cluster.hello() if isinstance(request, Hello) else answer
 
 
@@ -156,7 +156,7 @@ class StoreDriver(VirtualDriver):
         super().__init__(*args, **options)
         self.memory = False  # its primary can be asked for its time
 
-    def _ask(self, request: Any) -> Any:
+    def ask(self, request: Any) -> Any:
         self.stats["commands"] += 1
         if isinstance(request, Hello):
             return self.cluster.hello()

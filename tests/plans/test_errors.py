@@ -16,9 +16,9 @@ from pyqueue import (
     Unavailable,
 )
 from pyqueue.connecting import runner_of
-from pyqueue.drivers import _faults, translated
 from pyqueue.errors import MissingIndex, NotPermitted
 from pyqueue.requests import Insert
+from pyqueue.server_errors import translated, write_failures
 
 
 def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
@@ -97,7 +97,7 @@ def test_a_write_that_no_majority_has_is_no_answer_about_its_documents() -> None
     error = errors.BulkWriteError(
         {"writeConcernErrors": ["late"], "writeErrors": [{"index": 0, "code": 11000}]}
     )
-    assert _faults(error) is None
+    assert write_failures(error) is None
 
 
 def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_is_asked_again() -> (

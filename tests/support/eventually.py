@@ -52,5 +52,4 @@ async def async_eventually(
 
 def waiters(client: Any, queue: str) -> int:
     """Return the number of consumers of a queue that wait in this client."""
-    line = runner_of(client).waiters(queue)
-    return int(line._led) + len(line._followers)
+    return int(runner_of(client).waiters(queue).count)

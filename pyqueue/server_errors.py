@@ -1,0 +1,132 @@
+"""What the errors of a database driver mean, as errors of pyqueue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bson.errors import InvalidBSON, InvalidDocument
+from pymongo import errors
+
+from pyqueue.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    MissingIndex,
+    NotPermitted,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+)
+from pyqueue.requests import WriteFailure
+
+__all__ = ["matched_count", "translated", "write_failures"]
+
+#: Server error codes for "not primary" and shutdown. They also appear inside writeErrors.
+_NOT_PRIMARY: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
+_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
+#: The server cannot apply the update to the document.
+_DOES_NOT_FIT: Final = {2, 9, 14, 15, 28, 40, 52, 54, 56, 57, 111}
+_DUPLICATE_KEY: Final = 11000
+
+
+def translated(error: Exception) -> Exception:
+    """Return the error of pyqueue that an error of a driver means, or any other error unchanged."""
+    if isinstance(error, QueueError):
+        return error
+    if isinstance(error, errors.BulkWriteError):
+        return Unavailable(
+            f"the write may not be durable: {(error.details or {}).get('writeConcernErrors')}"
+        )
+    if isinstance(error, errors.DuplicateKeyError):
+        return DuplicateKey("the key or the id is taken")
+    if isinstance(error, InvalidBSON):
+        return InvalidMessage(f"payload: a stored message cannot be read: {error}")
+    if isinstance(
+        error, (errors.DocumentTooLarge, InvalidDocument, UnicodeEncodeError, OverflowError)
+    ):
+        return InvalidMessage(f"payload: {error}")
+    if isinstance(error, errors.InvalidOperation) and "close" in str(error):
+        return QueueClosed("the database client was closed")
+    if isinstance(error, errors.PyMongoError) and (
+        isinstance(
+            error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)
+        )
+        or error.timeout
+    ):
+        return Unavailable(f"the server did not answer: {_brief(error)}")
+    if isinstance(error, errors.OperationFailure):
+        return _refusal(error)
+    if isinstance(error, errors.ConfigurationError):
+        return ConfigurationError(f"target: {_brief(error)}")
+    if isinstance(error, errors.PyMongoError):
+        return QueueError(_brief(error))
+    return error
+
+
+def write_failures(error: Exception) -> list[WriteFailure] | None:
+    """Return the operations of a batch that the server refused.
+
+    None means that the outcome of the batch as a whole is unknown.
+    """
+    if isinstance(error, errors.BulkWriteError):
+        details = error.details or {}
+        if details.get("writeConcernErrors"):
+            return None
+        return [
+            _failure(each["index"], each.get("code"), each)
+            for each in details.get("writeErrors", [])
+        ]
+    if isinstance(error, errors.WriteError):
+        return [_failure(0, error.code, error.details or {"errmsg": str(error)})]
+    return None
+
+
+def matched_count(error: Exception) -> int:
+    """Return how many operations of a failed batch matched a document."""
+    details = getattr(error, "details", None) or {}
+    return int(details.get("nMatched", 0))
+
+
+def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteFailure:
+    text = str(details.get("errmsg", ""))
+    if code != _DUPLICATE_KEY:
+        return WriteFailure(place, None, _refusal(errors.WriteError(text, code)))
+    pattern = details.get("keyPattern")
+    if pattern is None:  # mongomock names the values only
+        pattern = {"key": 1} if "'key'" in text or "key:" in text else {"_id": 1}
+    field = "_id" if "_id" in pattern else "key"
+    return WriteFailure(place, field, DuplicateKey("the key or the id is taken"))
+
+
+def _refusal(error: errors.OperationFailure) -> QueueError:
+    """Return what the refusal of one operation means."""
+    text, code = _brief(error), error.code
+    if code in (13, 8000) or "not authorized" in text:
+        return NotPermitted(f"the database user is not permitted to do this: {text}")
+    if code == 18:
+        return ConfigurationError("target: the server refused the user name or the password")
+    if code in (85, 86):
+        return ConfigurationError(
+            f"the collection has an index of the same name with other options: drop it ({text})"
+        )
+    if code == 20 or "Transaction numbers" in text:
+        return ConfigurationError(
+            "session: transactions need a replica set; this server is a standalone"
+        )
+    if "hint" in text:
+        return MissingIndex(text)
+    if code in _TOO_LARGE or "too large" in text or "larger than" in text:
+        return InvalidMessage(
+            f"payload: the message would be larger than the server allows: {text}"
+        )
+    if code in _NOT_PRIMARY:
+        return Unavailable(f"the server did not answer: {text}")
+    if isinstance(error, errors.WriteError) or code in _DOES_NOT_FIT:
+        return InvalidMessage(f"payload: the server refused it: {text}")
+    return QueueError(text)
+
+
+def _brief(error: Exception) -> str:
+    """Return the text of an error without the description of the topology that the driver adds."""
+    return str(error).split(", Timeout:")[0].split(", full error:")[0][:1000]
