@@ -565,7 +565,7 @@ def test_twins_have_the_same_names_and_signatures(blocking: type, twin: type) ->
 
 
 @pytest.mark.parametrize("kind", [pyqueue.Queue, pyqueue.Client])
-def test_operations_are_awaited_on_the_async_side_and_the_rest_is_not(kind: type) -> None:
+def test_only_operations_are_awaited_on_the_async_side(kind: type) -> None:
     twin = getattr(pyqueue, f"Async{kind.__name__}")
     for name, member in members(twin).items():
         if name.startswith("_") or not inspect.isroutine(
@@ -819,7 +819,7 @@ class TestCompose:
         for line in self.text.splitlines():
             assert (len(line) - len(line.lstrip(" "))) % 2 == 0, line
 
-    def test_mongo_is_a_one_node_replica_set_whose_name_resolves_on_the_host(self) -> None:
+    def test_mongo_is_a_replica_set_that_the_host_can_resolve(self) -> None:
         mongo = self.service("mongo")
         assert '"--replSet", "rs0"' in mongo
         members = re.findall(r"members: \[(.*?)\]", mongo)

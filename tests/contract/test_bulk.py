@@ -470,7 +470,7 @@ def test_publishing_costs_by_the_place_and_by_a_batch_of_keys(
     assert commands(0, 7) == least + 3
 
 
-def test_what_the_server_refuses_for_a_reason_of_its_own_fails_the_write(staging: Staging) -> None:
+def test_write_fails_on_another_refusal_of_the_server(staging: Staging) -> None:
     refused = InvalidMessage("payload: the server refused it")
     runner = Runner([WriteFailure(1, None, refused)])
     with pytest.raises(InvalidMessage) as caught:

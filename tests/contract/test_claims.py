@@ -357,9 +357,7 @@ def test_what_a_thief_gave_back_is_no_longer_the_claims(
     assert [world.stored(each) for each in (again, other, f"{again.name}.dead")] == before
 
 
-def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(
-    world: World, queue: AnyQueue
-) -> None:
+def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many([1, 2])
     with queue.claim("g", limit=5) as claim:
         for id in ids:
@@ -384,7 +382,7 @@ def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_a_renewal_that_fails_is_told_of_by_the_groups_name_and_tried_again(
+def test_failed_renewal_is_logged_by_group_and_tried_again(
     world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     renew, failures = NamedClaims.renew, ["the server went away"]
@@ -506,7 +504,7 @@ def test_a_fenced_claim_renews_nothing(
 def test_a_claim_that_was_taken_from_a_dead_process_by_others(
     world: World, again: AnyQueue, left: Callable[..., Any]
 ) -> None:
-    """Its lease ran out before anybody took the group over: the messages are whoever's they are."""
+    """Its lease lapsed before a takeover, so the messages belong to their new holders."""
     ids = again.push_many(range(3))
     left(again)
     for id in ids:
@@ -542,7 +540,7 @@ def test_the_last_try_rolled_back_is_buried(client: AnyClient, name: str) -> Non
 
 
 @pytest.mark.needs("dead_letter")
-def test_a_claim_buries_what_was_tried_too_often_and_gives_the_rest(
+def test_claim_buries_exhausted_messages_and_gives_the_rest(
     world: World, client: AnyClient, name: str
 ) -> None:
     queue = client.queue(name, max_tries=3)
@@ -622,7 +620,7 @@ STRANGE: dict[str, Any] = {
 
 
 @pytest.mark.needs("sessions", "dead_letter")
-def test_documents_that_are_no_messages_are_buried_and_the_others_claimed(
+def test_claim_buries_invalid_documents_and_takes_the_rest(
     world: World, client: AnyClient, name: str
 ) -> None:
     """On a server: it refuses what mongomock takes."""

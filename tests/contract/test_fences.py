@@ -152,7 +152,7 @@ def test_a_holder_whose_message_was_buried_and_redriven(
 
 @each_batch
 @each_clock
-def test_one_batch_with_a_lapsed_reservation_and_a_claim_that_took_it_over(
+def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
 ) -> None:
     """One settles its lapsed reservation in the batch in which another, who holds that message now, settles a different one.

@@ -256,7 +256,7 @@ FINISHES: dict[str, Callable[[AnyQueue], object]] = {
 @pytest.mark.needs("history")
 @pytest.mark.parametrize("key", [None, "here"])
 @pytest.mark.parametrize("finish", FINISHES)
-def test_a_replay_gives_the_key_that_it_had_here_and_no_earlier_one(
+def test_replay_restores_the_key_of_this_queue_only(
     client: AnyClient, queue: AnyQueue, name: str, finish: str, key: str | None
 ) -> None:
     last = client.queue(f"{name}.last", history=60)
@@ -381,7 +381,7 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
 
 @pytest.mark.needs("history")
 @pytest.mark.parametrize("finish", ["commit", "pop", "pop_many", "remove"])
-def test_redrive_of_a_message_that_has_a_key_in_the_dead_letter_queue(
+def test_redrive_of_a_message_with_a_key_in_the_dead_letter(
     client: AnyClient, queue: AnyQueue, finish: str
 ) -> None:
     """By a replay there. At home the key may be free, or taken."""

@@ -49,9 +49,7 @@ def test_commit_twice(queue: AnyQueue) -> None:
     assert caught.value.unknown == []
 
 
-def test_a_lease_that_ran_out_can_be_committed_while_nobody_else_claimed(
-    world: World, queue: AnyQueue
-) -> None:
+def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3])
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[0])
@@ -74,9 +72,7 @@ def test_a_batch_with_some_lost_settles_the_others(world: World, queue: AnyQueue
     queue.commit(again)
 
 
-def test_a_batch_without_history_cannot_tell_who_removed_what_is_gone(
-    world: World, queue: AnyQueue
-) -> None:
+def test_batch_without_history_reports_unknown_for_gone(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     world.raw().delete_one({"_id": held[1].id})
@@ -275,7 +271,7 @@ class TestLastTry:
             queue.commit(held)
 
     @pytest.mark.parametrize("limit", [1, 3, 200])
-    def test_a_claim_never_answers_empty_because_all_it_saw_was_buried(
+    def test_claim_looks_on_after_burying_all_it_saw(
         self, world: World, name: str, limit: int
     ) -> None:
         queue = world.client.queue(name, max_tries=1)

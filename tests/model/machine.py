@@ -285,7 +285,8 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         answers = made = outcome(push)
         if isinstance(answers, DuplicateKey):
-            # An id that pyqueue made is told by the payload, or if that was replaced by the key. None: the model must not store it either.
+            # The payload identifies an id that pyqueue made, or the key if the payload was replaced.
+            # None: the model must not store it either.
             stored = [message for message, _ in self.cluster.stored().values()]
             ids = {each.payload["n"]: each.id for each in stored}
             if options["on_duplicate"] == "replace":
@@ -364,7 +365,7 @@ class Machine(RuleBasedStateMachine):
     def _settle(
         self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]
     ) -> list[Handle]:
-        """Answers those that were settled."""
+        """Return those that were settled."""
         should, answer = outcome(model), outcome(package)
         if isinstance(should, Clash):
             assert isinstance(answer, DuplicateKey)

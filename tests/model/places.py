@@ -130,7 +130,7 @@ class Cluster:
     # ---- what is stored
 
     def stored(self) -> dict[Any, tuple[Message[Any], str | None]]:
-        """Every message that is stored, as it is told of, with the token that it has."""
+        """Return every stored message with its token."""
         now = NOW + timedelta(milliseconds=self.now)
         return {
             each["_id"]: (message_of(each, each["payload"], now), each.get("token"))

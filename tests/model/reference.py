@@ -1,8 +1,9 @@
 """The reference model: what messages, leases, keys and queues are. No database, no plans, no clock of its own.
 
-It is written from the API page and the design, to be read beside them: one list of items, whose place and holder each operation
-changes at once. ``now`` is the time in milliseconds, and whoever owns the model moves it. An operation either answers, or raises ``Lost``
-or ``Clash`` after it has done all that the API does before it raises LeaseLost or DuplicateKey.
+It is written from the reference page and the design, to be read beside them. It is one list of items; an
+operation changes the place and the holder of an item at once. ``now`` is the time in milliseconds, and
+the owner of the model moves it. An operation returns, or it raises ``Lost`` or ``Clash`` after it has done
+all that the API does before it raises LeaseLost or DuplicateKey.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def hold(queue: Queue[Any]) -> Reservation[Any]:
     return held
 
 
-def test_of_a_batch_that_replaces_all_are_written_but_those_whose_ids_are_taken(
+def test_replacing_batch_writes_all_but_taken_ids(
     client: Client,
 ) -> None:
     client.queue("other").push(0, id="taken")
@@ -73,7 +73,7 @@ def test_who_released_it_before_is_told_so_in_a_batch_too(client: Client) -> Non
     assert caught.value.lost == [first]
 
 
-def test_of_two_reservations_of_one_message_in_a_batch_the_former_is_lost(client: Client) -> None:
+def test_batch_with_two_reservations_of_a_message_loses_one(client: Client) -> None:
     queue = client.queue("a")
     queue.push(1)
     former = hold(queue)

@@ -432,7 +432,7 @@ class Process:
                 if request.queue == self.queue:
                     self.line.on_signal(
                         request.when, self.now()
-                    )  # known here at once; whoever sleeps hears it from the bus
+                    )  # this process knows at once; sleepers hear it from the bus
                 world.emit(self, request.queue, request.when)
                 return None
             case Coalesce():  # as blocking clients do: each for itself, all with one head

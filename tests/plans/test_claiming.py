@@ -35,7 +35,7 @@ def claimed(command: Any, *ids: str) -> list[dict[str, Any]]:
 NOT_PAUSED: list[Any] = []
 
 
-def test_a_claim_puts_a_token_and_the_lease_by_the_time_passed_in() -> None:
+def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
     runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0], now=after(5))
     (held,) = runner.run(standard(lease=30).receive(Waiters("t"), 1, timeout=0))
     command = runner.commands[1]
@@ -97,7 +97,7 @@ def test_a_claim_that_others_won_looks_again() -> None:
     assert [each.id for each in held] == ["m2"]
 
 
-def test_who_met_others_looks_further_on_and_from_the_start_if_nothing_is_there(
+def test_contested_claim_skips_ahead_then_starts_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("random.randrange", lambda most: most - 1)
@@ -122,7 +122,7 @@ def test_who_met_others_looks_further_on_and_from_the_start_if_nothing_is_there(
     ] == [0, 3, 0]
 
 
-def test_a_claim_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
+def test_unknown_claim_is_recovered_by_its_token() -> None:
     runner = Runner(
         NOT_PAUSED,
         Unavailable("cut off"),
@@ -135,7 +135,7 @@ def test_a_claim_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
     assert read.filter["token"] == claim.update["$set"]["token"] == held.token
 
 
-def test_a_batch_whose_outcome_is_unknown_is_recovered_by_its_token() -> None:
+def test_unknown_batch_claim_is_recovered_by_its_token() -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
@@ -170,7 +170,7 @@ def test_a_plain_pop_is_one_command() -> None:
     assert take.update is None
 
 
-def test_a_pop_of_many_claims_reads_and_deletes_by_token_before_it_answers() -> None:
+def test_pop_many_claims_reads_and_deletes_by_token() -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
@@ -211,7 +211,7 @@ def test_what_was_replaced_under_a_pop_is_not_handed_out() -> None:
         (0, {"m1": "other", "m2": "other"}, []),
     ],
 )
-def test_what_a_pop_of_many_did_not_finish_itself_is_not_handed_out(
+def test_pop_many_returns_only_what_it_finished(
     finished: int, there: dict[str, str | None], handed_out: list[str]
 ) -> None:
     runner = Runner(
@@ -230,7 +230,7 @@ def test_what_a_pop_of_many_did_not_finish_itself_is_not_handed_out(
     ] == handed_out
 
 
-def test_a_pop_of_many_of_which_others_finished_some_is_an_unknown_outcome() -> None:
+def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
     """Which of those that are gone it finished itself nobody can tell."""
     runner = Runner(
         NOT_PAUSED,
@@ -266,7 +266,7 @@ def test_with_history_a_pop_of_many_knows_which_it_finished() -> None:
     assert [each.id for each in messages] == ["m1"]
 
 
-def test_what_another_claimed_while_the_culprit_was_looked_for_is_passed_over() -> None:
+def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
     refusal = InvalidMessage("no number")
     runner = Runner(
         NOT_PAUSED,
@@ -286,7 +286,7 @@ def test_what_another_claimed_while_the_culprit_was_looked_for_is_passed_over() 
     assert [each.id for each in held] == ["m2"]
 
 
-def test_what_was_claimed_too_often_is_buried_by_its_token_and_the_look_goes_on() -> None:
+def test_exhausted_message_is_buried_by_token_and_claim_goes_on() -> None:
     runner = Runner(
         NOT_PAUSED,
         lambda command: document("worn", tries=4, **command.update["$set"]),
@@ -301,7 +301,7 @@ def test_what_was_claimed_too_often_is_buried_by_its_token_and_the_look_goes_on(
     assert bury.update["$set"]["dead"]["tries"] == 3
 
 
-def test_a_paused_queue_is_not_looked_at_and_its_flag_is_read_again_in_time() -> None:
+def test_paused_queue_is_not_claimed_and_its_flag_is_reread() -> None:
     line = Waiters("t")
     runner = Runner(
         [{"paused": True}], [{"paused": False}], lambda command: claimed(command, "m1")[0]
@@ -336,7 +336,7 @@ def test_a_receive_waits_for_the_next_when_and_no_longer() -> None:
     assert runner.now == after(0.7)
 
 
-def test_the_next_when_is_read_once_a_second_however_much_is_heard() -> None:
+def test_next_when_is_read_once_a_second_at_most() -> None:
     line = Waiters("t")
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
     reads: list[datetime] = []
@@ -375,7 +375,7 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
     assert len(runner.waits) >= 4  # the poll
 
 
-def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_due() -> None:
+def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
     def line() -> Waiters:
         line = Waiters("t")
         line.scan.lower_bound, line.scan.rescan_at = (after(-1), None), after(0.001)
@@ -401,9 +401,7 @@ def test_a_look_is_repeated_from_the_bottom_if_it_found_nothing_and_a_sweep_is_d
 
 
 @pytest.mark.parametrize(("took", "found"), [(0.005, False), (0.001, False), (0.005, True)])
-def test_the_record_is_put_where_looks_end_after_a_slow_look_at_nothing(
-    took: float, found: bool
-) -> None:
+def test_sentinel_moves_ahead_after_a_slow_empty_scan(took: float, found: bool) -> None:
     def look(command: Any) -> Any:
         runner.now = after(took)
         return claimed(command, "m1")[0] if found else None
@@ -453,7 +451,7 @@ def test_giving_back_a_pop_inserts_the_same_message() -> None:
     assert command.documents == [popped]
 
 
-def test_giving_back_many_pops_is_one_command_and_one_more_for_keys_that_were_taken() -> None:
+def test_undo_of_many_pops_takes_two_commands_at_most() -> None:
     runner = Runner([WriteFailure(1, "key", DuplicateKey("taken"))], [])
     backend = standard()
     popped = [document(id, key=key) for id, key in (("m1", "k1"), ("m2", "k2"))]

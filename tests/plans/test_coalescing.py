@@ -237,7 +237,7 @@ def test_an_answer_belongs_to_its_call() -> None:
     run(test)
 
 
-def test_a_batch_that_fails_fails_for_its_callers_only_and_each_has_an_error_of_its_own() -> None:
+def test_failed_batch_gives_each_caller_a_separate_error() -> None:
     async def test(fake: Fake) -> None:
         first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
@@ -257,9 +257,7 @@ def test_a_batch_that_fails_fails_for_its_callers_only_and_each_has_an_error_of_
     run(test)
 
 
-def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names_its_source() -> (
-    None
-):
+def test_error_that_cannot_be_copied_is_shared_by_callers() -> None:
     class Odd(Exception):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(one + two)
@@ -279,7 +277,7 @@ def test_an_error_that_cannot_be_made_again_is_the_same_for_all_and_a_copy_names
     run(test)
 
 
-def test_who_was_cancelled_is_told_nothing_of_the_batch_that_fails() -> None:
+def test_cancelled_caller_does_not_see_the_batch_fail() -> None:
     async def test(fake: Fake) -> None:
         gone, stays = (fake.call(n, undo=True, max_in_flight=1) for n in (1, 2))
         await fake.until_open(1)
@@ -339,7 +337,7 @@ def test_cancelled_before_its_batch_it_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("undo", [True, False])
-def test_cancelled_during_its_batch_the_batch_goes_on_and_what_it_got_is_given_back(
+def test_batch_of_a_cancelled_caller_ends_and_is_given_back(
     undo: bool,
 ) -> None:
     async def test(fake: Fake) -> None:

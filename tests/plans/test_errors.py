@@ -93,16 +93,14 @@ def test_what_is_nothing_of_the_drivers_stays_as_it_is(error: Exception) -> None
     assert translated(error) is error
 
 
-def test_a_write_that_no_majority_has_is_no_answer_about_its_documents() -> None:
+def test_write_without_majority_says_nothing_of_documents() -> None:
     error = errors.BulkWriteError(
         {"writeConcernErrors": ["late"], "writeErrors": [{"index": 0, "code": 11000}]}
     )
     assert write_failures(error) is None
 
 
-def test_of_documents_that_met_an_election_the_outcome_is_unknown_and_the_clock_is_asked_again() -> (
-    None
-):
+def test_not_primary_errors_are_unknown_and_refresh_the_clock() -> None:
     with Client("memory:") as client:
         driver = runner_of(client).open()
         before = driver.clock._taken

@@ -104,7 +104,7 @@ def test_a_first_adoption_that_meets_another_takes_over() -> None:
     assert end.update == {"$set": {"former": []}}
 
 
-def test_what_has_an_id_that_is_none_is_put_away_and_the_look_goes_on() -> None:
+def test_claim_buries_a_document_with_an_invalid_id() -> None:
     """Documents that others wrote; a claim of one finds what comes after them."""
     bench = Bench()
     bench.push(5, 6.5)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_parts_hold_all_of_both_types_of_id(parts: int) -> None:
     assert len(bench.run(claims.read(second))) == 3
 
 
-def test_with_history_an_acknowledgement_keeps_what_had_a_key_and_what_had_none() -> None:
+def test_acknowledgement_keeps_history_with_and_without_key() -> None:
     bench = Bench(2, history=60)
     bench.push("keyed", key="k")
     claims = bench.claims()
@@ -370,7 +370,7 @@ def one(request: Any) -> Plan[Any]:
     return (yield request)
 
 
-def test_a_takeover_in_the_middle_of_a_claim_gives_back_what_is_marked_later() -> None:
+def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
     """What the former runner marks after the takeover is nobody's, so it gives it back, the try not counted."""
     bench = Bench(2)
     claims = bench.claims()
@@ -402,7 +402,7 @@ def cut(task: Generator[Pause, None, Any], steps: int) -> Task:
     yield from islice(task, steps)
 
 
-def test_a_claim_that_ran_out_is_not_taken_over_from_who_holds_it() -> None:
+def test_lapsed_claim_is_not_adopted_from_a_later_holder() -> None:
     bench = Bench(2)
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
@@ -449,7 +449,7 @@ def taken_away(bench: Bench, id: str) -> Callable[[], None]:
     return lambda: bench.stored(id).update(token="thief", claim=None)
 
 
-def test_a_rollback_gives_back_what_is_still_held_though_some_is_taken_meanwhile() -> None:
+def test_rollback_gives_back_what_is_still_held() -> None:
     bench = Bench(3)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))
@@ -463,7 +463,7 @@ def test_a_rollback_gives_back_what_is_still_held_though_some_is_taken_meanwhile
     ]
 
 
-def test_a_claim_buries_what_is_still_held_though_some_is_taken_meanwhile() -> None:
+def test_claim_buries_what_is_still_held() -> None:
     bench = Bench(3, max_tries=2)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))

@@ -214,7 +214,7 @@ class TestCodec:
         codec: Codec[Decimal] = Codec(Decimal)
         assert codec.load(codec.dump(value)) == value
 
-    def test_more_digits_than_decimal128_has_are_refused_or_rounded_never_cut_silently(
+    def test_decimal_digits_beyond_bson_are_refused_or_rounded(
         self,
     ) -> None:
         value = Decimal("1." + "123456789" * 5)

@@ -30,7 +30,7 @@ def test_an_unknown_outcome_names_all_that_may_be_stored(count: int, by: str) ->
     assert runner.signals == []
 
 
-def test_an_unknown_outcome_of_a_replacement_names_all_that_may_be_stored() -> None:
+def test_unknown_replacement_names_all_possible_ids() -> None:
     runner = Runner([], [], {"_id": "m0"}, [], [], Unavailable("gone"))
     with pytest.raises(Unavailable) as caught:
         runner.run(
@@ -103,9 +103,7 @@ def bare(**options: Any) -> QueuePlans:
         ("history", lambda: bare(history=60)),
     ],
 )
-def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked(
-    what: str, plan: Any
-) -> None:
+def test_what_a_kind_lacks_is_refused_before_any_command(what: str, plan: Any) -> None:
     runner = Runner()
     with pytest.raises(
         ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not offer it"
@@ -114,7 +112,7 @@ def test_what_a_kind_of_queue_does_not_offer_is_refused_before_anything_is_asked
     assert runner.commands == []
 
 
-def test_the_place_of_a_document_that_says_no_instant_is_before_all_others() -> None:
+def test_document_without_a_date_sorts_first() -> None:
     """It is buried when it is claimed; its place is only asked for to give back what was claimed with it."""
     runner = Runner(lambda command: command.pairs)
     plan: Plan[None] = undo_reserve(

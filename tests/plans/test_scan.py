@@ -375,7 +375,7 @@ class Unswept(ScanState):
 
 
 class Deaf(ScanState):
-    """Does not lower its floor to what it is told of."""
+    """Never moves its start back for an announced message."""
 
     def move_start_back(self, when: datetime) -> None:
         pass
@@ -468,7 +468,7 @@ def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPat
         Model(Consumer(rest=40), pushes=pushes, head=Unswept).run(4)
 
 
-def test_in_a_backlog_what_comes_in_late_is_found_within_five_seconds() -> None:
+def test_late_message_in_a_backlog_is_found_in_five_seconds() -> None:
     """Of several processes that take from each other, and so look further on."""
     pushes = [Push(0, count=25) for _ in range(80)] + [
         Push(2_000.0 + at, slow=2_000) for at in range(0, 3_000, 500)
@@ -480,7 +480,7 @@ def test_in_a_backlog_what_comes_in_late_is_found_within_five_seconds() -> None:
         Model(*consumers, pushes=pushes, processes=3, fate=(1, 0, 0), head=Unswept).run(12)
 
 
-def test_a_client_that_comes_back_after_a_while_looks_from_the_bottom() -> None:
+def test_client_that_was_away_rescans() -> None:
     away = Consumer(process=0, timeout=0, rest=8_000)
     model = Model(away, pushes=[Push(4_000, process=1, slow=2_500)], processes=2, fate=(1, 0, 0))
     model.run(9)
@@ -515,7 +515,7 @@ def test_when_the_next_sweep_is(
     assert head.rescan_at == (None if next_ is None else after(next_))
 
 
-def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something_came() -> None:
+def test_rescans_back_off_until_a_message_arrives() -> None:
     head = ScanState()
     rests = []
     at = 0.0
@@ -543,9 +543,7 @@ def test_sweeps_are_rarer_from_one_to_the_next_and_frequent_again_when_something
 @pytest.mark.parametrize(
     ("took", "found", "wanted"), [(0.002, False, True), (0.0019, False, False), (1, True, False)]
 )
-def test_a_sentinel_is_worth_its_writes_after_a_slow_look_at_nothing(
-    took: float, found: bool, wanted: bool
-) -> None:
+def test_sentinel_is_wanted_after_a_slow_empty_scan(took: float, found: bool, wanted: bool) -> None:
     head = ScanState()
     head.scanned(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
     assert head.wants_sentinel(after(1)) == wanted
@@ -585,7 +583,7 @@ def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> N
 
 
 @pytest.mark.parametrize("consumers", [1, 5])
-def test_an_idle_queue_is_looked_at_after_1_2_4_8_seconds_and_then_by_the_poll(
+def test_idle_queue_is_rescanned_with_doubling_pauses(
     consumers: int,
 ) -> None:
     model = Model(*[Consumer()] * consumers)
@@ -605,7 +603,7 @@ def test_an_idle_process_asks_for_little() -> None:
     assert len(process.commands) - before <= 3 * 7
 
 
-def test_a_scheduled_message_comes_in_time_whatever_was_merged_with_its_signal() -> None:
+def test_scheduled_message_is_on_time_despite_merged_signals() -> None:
     """Of events that a bus merges a consumer hears the earliest ``when``."""
     pushes = [Push(5_000, process=1), Push(5_000, process=1, delay=6_000)]
     model = Model(Consumer(), pushes=pushes, processes=2, fate=(1, 0, 0))
@@ -618,7 +616,7 @@ def test_a_scheduled_message_comes_in_time_whatever_was_merged_with_its_signal()
     assert len(model.delivered) == 2
 
 
-def test_a_late_message_is_found_soon_whatever_was_merged_with_its_signal() -> None:
+def test_late_message_is_found_despite_merged_signals() -> None:
     """An event that says "read the record and look" swallows all others; it also stands for what a bus that was down did not carry."""
     model = Model(
         Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fate=(1, 0, 0)

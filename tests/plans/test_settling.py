@@ -47,7 +47,7 @@ def test_a_commit_is_one_delete_by_pairs() -> None:
     assert pairs(command.filter) == {("m1", "t1"), ("m2", "t2"), ("m3", "t1")}
 
 
-def test_batches_are_grouped_by_token_and_are_never_a_cross_product() -> None:
+def test_batches_match_pairs_and_not_a_cross_product() -> None:
     runner = Runner(3)
     held = [reservation("m1", "old"), reservation("m2", "new"), reservation("m3", "old")]
     runner.run(standard().commit(tuple(held)))
@@ -55,8 +55,8 @@ def test_batches_are_grouped_by_token_and_are_never_a_cross_product() -> None:
     assert ("m2", "old") not in pairs(runner.commands[0].filter)
 
 
-def test_one_message_that_is_in_a_batch_twice_goes_alone_each_time() -> None:
-    """By its former and by its present holder: each is told the truth."""
+def test_message_twice_in_a_batch_is_settled_alone() -> None:
+    """By its former and by its present holder: each gets a true result."""
 
     def answer(command: Delete) -> int:
         return len(pairs(command.filter) - {("m1", "old")})
@@ -144,7 +144,7 @@ def test_nothing_settled_means_all_lost_and_needs_no_look() -> None:
     assert len(runner.commands) == 1
 
 
-def test_a_settle_of_many_that_the_server_refuses_is_halved_until_the_culprit_is_alone() -> None:
+def test_refused_batch_is_halved_down_to_one_settlement() -> None:
     """One key that is taken must not keep the others from being settled."""
     taken = DuplicateKey("taken", keys=["k"])
 
@@ -205,7 +205,7 @@ def test_an_unknown_outcome_names_the_ids() -> None:
     assert set(caught.value.ids) == {"m1", "m2"}
 
 
-def test_a_rollback_takes_the_try_from_the_reservation_and_the_time_from_outside() -> None:
+def test_rollback_uses_the_tries_of_the_reservation() -> None:
     runner = Runner(Change(1, None), now=after(5))
     backend = standard(backoff=Backoff(base=7, factor=2, jitter=0))
     runner.run(backend.rollback((reservation("m1", tries=3),), error="why"))
@@ -306,7 +306,7 @@ def test_a_settle_in_a_transaction_refuses_a_short_lease() -> None:
             assert runner.commands == []
 
 
-def test_extend_leaves_until_where_it_is_if_the_outcome_is_not_known() -> None:
+def test_extend_keeps_until_if_the_outcome_is_unknown() -> None:
     held = reservation("m1")
     before = held.until
     with pytest.raises(Unavailable):

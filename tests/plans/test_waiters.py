@@ -105,8 +105,9 @@ def test_closing_calls_everyone() -> None:
 class LineMachine(RuleBasedStateMachine):
     """Consumers come, wait, are woken, find something or not, and are cancelled, in any order.
 
-    Whoever waits follows the rules of the drivers: on its way out of a wait it leaves, and on its way out of the receive it passes on.
-    What must hold: at most one leads; and whenever anybody waits, somebody leads or was called and has yet to act on it.
+    A consumer follows the rules of the drivers: it leaves at the end of a wait, and it wakes the next one at
+    the end of a receive. What must hold: at most one leads; and while a consumer waits, one leads or has
+    been called and has yet to act on it.
     """
 
     waiting: Bundle[Any] = Bundle("waiting")
