@@ -54,10 +54,10 @@ check: $(VENV)/.dev  ## format, lint and types; warnings are errors
 bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-soak: $(VENV)/.dev  ## half an hour of mixed load: whether anything grows that should not
+soak: $(VENV)/.dev  ## half an hour of mixed load, to find leaks
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
-faults: $(VENV)/.demo  ## make three servers, their network and the clients fail, and count what was lost
+faults: $(VENV)/.demo  ## make servers, network and clients fail, and count what is lost
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean:  ## remove .venv and caches

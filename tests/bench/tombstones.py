@@ -2,7 +2,7 @@
 
 A replica set keeps deleted index entries for its snapshot history, exactly where a
 first-in-first-out queue searches. A standalone server or a small cache hides most of their cost,
-and ``explain`` shows nothing of it, so only times count. A plain scan is measured in the same
+and ``explain`` shows nothing of it, so only times count. A plain query is measured in the same
 rounds as a control. If it is cheap, the other figures prove nothing.
 """
 
@@ -20,7 +20,7 @@ FRESH, USED = "fresh", "used"
 AHEAD = 3_000  # messages that are left when the deleted entries exist
 
 
-#: The cost of a plain scan that shows that the deleted entries are there.
+#: The cost of a plain query that shows that the deleted entries are there.
 VISIBLE = 1.5
 
 
@@ -54,7 +54,7 @@ def claims(bench: Bench, name: str, same: bool, points: list[int], curve: Curve)
             compare(
                 bench, "claim", f"after {point}, {name}", sides, calls, rounds, point == points[-1]
             )
-            curve_of(bench, curve, ("plain scan", "claim"), name, point)
+            curve_of(bench, curve, ("plain query", "claim"), name, point)
             made += calls * (rounds + 1)
 
 
@@ -73,7 +73,7 @@ def empty(bench: Bench, points: list[int], curve: Curve) -> None:
             compare(
                 bench, "empty scan", f"after {point}", sides, calls, rounds, point == points[-1]
             )
-            curve_of(bench, curve, ("plain scan", "empty scan"), "empty", point)
+            curve_of(bench, curve, ("plain query", "empty scan"), "empty", point)
 
 
 def compare(
@@ -88,7 +88,7 @@ def compare(
     """Add rows for the control and for pyqueue, each fresh and used, from the same rounds."""
     plain_fresh, plain_used, fresh, used = interleave(rounds, *sides)
     control = report(
-        bench, f"control: plain scan {when}", plain_fresh, plain_used, calls * rounds, None
+        bench, f"control: plain query {when}", plain_fresh, plain_used, calls * rounds, None
     )
     if last and control.median < VISIBLE:
         control.note += "; NOT VISIBLE: what follows proves nothing"
