@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import astuple
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
@@ -18,9 +17,10 @@ import pymongo
 import pytest
 
 from pyqueue import Client
+from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
 from tests.support.servers import MEMORY, missing, require_mongod
-from tests.support.shared import Mongod, Run, own_mongod
+from tests.support.shared import Mongod, Run
 
 __all__ = ["database", "log", "missing", "password", "signed_in", "spark"]
 
@@ -33,8 +33,10 @@ time.tzset()
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that share a Spark session go to one worker."""
+    """Keep the tests that share a Spark session, or a private mongod, on one worker each."""
     for item in items:
+        if item.get_closest_marker("own_mongod") is not None:
+            item.add_marker(pytest.mark.xdist_group("own_mongod"))
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
 
@@ -45,6 +47,7 @@ _RUN = pytest.StashKey[Run]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Begin the run, or join it if this is a worker of xdist."""
     given = getattr(config, "workerinput", None)
     config.stash[_RUN] = Run.begin() if given is None else Run(*given["run"])
 
@@ -56,6 +59,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the run, unless this is a worker."""
     if not hasattr(config, "workerinput"):
         config.stash[_RUN].end()
 
@@ -77,9 +81,10 @@ def mongo(mongod: Mongod) -> Iterator[Mongo]:
 @pytest.fixture(scope="session")
 def own_mongo() -> Iterator[Mongo]:
     """A raw client of a mongod that no other worker uses. See the marker ``own_mongod``."""
+    require_mongod()
     with (
         TemporaryDirectory(dir=MEMORY) as path,
-        own_mongod(Path(path)) as server,
+        EmbeddedServer(path) as server,
         Mongo(server.url, tz_aware=True) as client,
     ):
         yield client

@@ -1,8 +1,10 @@
-"""Both kinds of client behind the blocking names, so that a test is written once."""
+"""Both kinds of client behind the blocking names, and other processes to run things in."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
@@ -12,12 +14,25 @@ from anyio.from_thread import start_blocking_portal
 
 from pyqueue import AsyncClient, Client
 from tests.contract.portal import PortalClient
+from tests.support.processes import spawn_pool
 
 
 class Connect(Protocol):
-    """Makes a client on the test's database; it is closed when the test ends."""
+    """Makes a client of the test's database, which is closed when the test ends."""
 
     def __call__(self, **options: Any) -> Client: ...
+
+
+#: How many processes the pool has.
+PROCESSES = 3
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    """Processes that have started, so that what they run begins at the same time."""
+    with spawn_pool(PROCESSES) as pool:
+        list(pool.map(time.sleep, [0.2] * PROCESSES))
+        yield pool
 
 
 @pytest.fixture(params=["blocking", "async"])

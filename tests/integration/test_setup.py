@@ -1,4 +1,4 @@
-"""Opening a namespace: by many at once, after a drop, without permissions; and what is said of passwords (nothing)."""
+"""Opening a namespace: by many clients at once, after a drop, without permissions; passwords."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pymongo
@@ -17,22 +17,23 @@ from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueE
 from pyqueue.backends import namespace
 from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
-from tests.integration.conftest import Connect
-from tests.support.processes import open_and_use, spawn_pool
+from tests.integration.conftest import PROCESSES, Connect
+from tests.support.processes import open_and_use
 from tests.support.servers import mongod_process
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 INDEXES = {"_id_", "hot", "key", "expires", "claims"}
-SECRET = "hunter2-correct-horse"  # of a server that lives as long as this file's tests
+SECRET = "hunter2-correct-horse"  # of a server that only these tests use
 
 
-# Opening
+# ---- opening
 
 
-def test_concurrent_first_openings_by_processes(url: str, client: Client) -> None:
-    with spawn_pool(8) as pool:
-        got = list(pool.map(open_and_use, [url] * 8, range(8), timeout=120))
-    assert sorted(got) == list(range(8))
+def test_concurrent_first_openings_by_processes(
+    url: str, client: Client, processes: ProcessPoolExecutor
+) -> None:
+    got = list(processes.map(open_and_use, [url] * PROCESSES, range(PROCESSES), timeout=120))
+    assert sorted(got) == list(range(PROCESSES))
     collection = client.database["pyqueue"]
     assert set(collection.index_information()) == INDEXES
     assert [each["_id"] for each in collection.find({"record": True})] == ["~queue:jobs"]
@@ -40,7 +41,7 @@ def test_concurrent_first_openings_by_processes(url: str, client: Client) -> Non
 
 
 def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) -> None:
-    """Each with a client of its own, and all at the same instant."""
+    """Each thread has its own client, and all begin at the same instant."""
     barrier = threading.Barrier(8)
     clients = [connect(namespace="shared") for _ in range(8)]
 
@@ -60,17 +61,18 @@ def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) 
     assert [each["_id"] for each in collection.find({"record": True})] == ["~queue:jobs"]
 
 
-def test_second_process_opens_an_existing_namespace(url: str, client: Client) -> None:
+def test_second_process_opens_an_existing_namespace(
+    url: str, client: Client, processes: ProcessPoolExecutor
+) -> None:
     queue = client.queue("jobs")
     queue.push("from the first")
-    with spawn_pool(1) as pool:
-        assert pool.submit(open_and_use, url, 1).result(60) == "from the first"
+    assert processes.submit(open_and_use, url, 1).result(60) == "from the first"
     message = queue.pop(0)
     assert message is not None
     assert message.payload == 1
 
 
-# Dropped
+# ---- dropped
 
 
 def test_client_recreates_a_dropped_collection(connect: Connect, client: Client) -> None:
@@ -121,7 +123,8 @@ def test_any_operation_works_first_after_a_drop(client: Client, operation: str) 
     queue = client.queue("jobs")
     queue.push(1)
     client.database.drop_collection("pyqueue")
-    client.database["pyqueue"].insert_one({"_id": "made by hand"})  # so that the hint is looked at
+    # With a document in it, the server checks the index hint.
+    client.database["pyqueue"].insert_one({"_id": "made by hand"})
     calls: dict[str, Callable[[], Any]] = {
         "reserve_many": lambda: queue.reserve_many(5, timeout=0),
         "queues": client.queues,
@@ -139,7 +142,7 @@ def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client:
     collection = client.database["pyqueue"]
     collection.drop_index("key")
     collection.insert_one(collection.find_one({"_id": "m1"}) | {"_id": "m2"})
-    with pytest.raises(ConfigurationError, match="messages with equal keys came in"):
+    with pytest.raises(ConfigurationError, match="messages with equal keys arrived"):
         connect().queue("jobs").push(2)
     collection.delete_one({"_id": "m2"})
     assert connect().queue("jobs").push(2) is not None
@@ -150,7 +153,7 @@ def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client:
 def test_index_dropped_again_and_again_is_an_error(
     url: str, client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody drops it as often as it is made: that is told, and not tried for ever."""
+    """If the index is dropped as often as it is made, the client gives up with an error."""
     made: list[str] = []
 
     def nothing(name: str) -> Plan[None]:
@@ -204,7 +207,7 @@ def test_bus_passed_to_a_client_stays_open() -> None:
     asyncio.run(work())
 
 
-# Records of another kind or version
+# ---- records of another kind or version
 
 
 @pytest.mark.parametrize("change", [{"kind": "stream"}, {"v": 2}, {"v": None}, {"kind": 7}])
@@ -243,19 +246,19 @@ def test_different_options_warn_once(
     [record] = caplog.records
     assert re.search(r"jobs.*different options.*lease, max_tries", record.getMessage())
     with Client(url) as third:
-        third.queue("jobs", lease=30, max_tries=5).push(3)  # the last ones seen are kept
+        third.queue("jobs", lease=30, max_tries=5).push(3)  # the record has the last ones seen
     assert len(caplog.records) == 1
     stored = client.database["pyqueue"].find_one({"_id": "~queue:jobs"})
     assert stored is not None
     assert (stored["options"]["lease"], stored["options"]["max_tries"]) == (30, 5)
 
 
-# Permissions
+# ---- permissions
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A server that asks for passwords: the user "limited" may read and write documents, and make no index."""
+    """A server with passwords. The user "limited" may read and write, but not make an index."""
     with mongod_process(tmp_path_factory.mktemp("guarded"), "--auth") as port:
         with Mongo("127.0.0.1", port) as mongo:  # the first user needs no user
             mongo.admin.command("createUser", "root", pwd=SECRET, roles=["root"])
@@ -302,7 +305,7 @@ def test_user_without_create_index_learns_what_to_run(guarded: int, user: str) -
     assert "'expireAfterSeconds'" in text or "expireAfterSeconds: 0" in text
     assert "unique: true" in text
     assert SECRET not in text
-    # They are the right ones: an administrator makes them by these words, and the user can work.
+    # An administrator who runs exactly these commands lets the user work.
     with admin(guarded) as mongo:
         for command in commands:
             keys, options = re.fullmatch(r".*createIndex\((\{.*?\}), (\{.*\})\)", command).groups()  # type: ignore[union-attr]
@@ -315,7 +318,7 @@ def test_user_without_create_index_learns_what_to_run(guarded: int, user: str) -
 def shell(text: str) -> dict[str, Any]:
     """Read an object in the shell's notation."""
     quoted = re.sub(r"([{,] ?)'?([\w$]+)'?:", r"\1'\2':", text)
-    value = eval(quoted, {"__builtins__": {}}, {"true": True, "false": False})  # our own words
+    value = eval(quoted, {"__builtins__": {}}, {"true": True, "false": False})  # our own text
     assert isinstance(value, dict)
     return value
 

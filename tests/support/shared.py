@@ -16,8 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +30,7 @@ from tests.support.eventually import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import MEMORY, mongod_process
 
-__all__ = ["Mongod", "Run", "own_mongod"]
+__all__ = ["Mongod", "Run"]
 
 
 @dataclass(frozen=True)
@@ -97,23 +96,16 @@ class Run:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@contextmanager
-def own_mongod(path: Path) -> Iterator[Mongod]:
-    """Run a mongod of the same kind that ends with the block."""
-    with mongod_process(path, replica_set="pyqueue") as port:
-        with MongoClient[dict[str, int]]("127.0.0.1", port, directConnection=True) as mongo:
-            pid = mongo.admin.command("serverStatus")["pid"]
-        yield Mongod(path, port, pid)
-
-
 def hold(controller: int, directory: Path) -> None:
     """Run the server until the controlling process ends or SIGTERM comes."""
     end_of_run = _watchdog.pidfd(controller)
     try:
         (directory / "holder").write_text(str(os.getpid()))
-        with own_mongod(directory) as server:
+        with mongod_process(directory, replica_set="pyqueue") as port:
+            with MongoClient[dict[str, int]]("127.0.0.1", port, directConnection=True) as mongo:
+                pid = mongo.admin.command("serverStatus")["pid"]
             part = directory / "ready.part"
-            part.write_text(json.dumps({"port": server.port, "pid": server.pid}))
+            part.write_text(json.dumps({"port": port, "pid": pid}))
             part.rename(directory / "ready")
             select.select([end_of_run], [], [])
     finally:
