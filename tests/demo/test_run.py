@@ -312,7 +312,8 @@ def test_a_bad_url_is_one_line_and_exits_2(bad: str, monkeypatch: pytest.MonkeyP
 # ---- the consumers
 
 
-def test_a_failing_consumer_reports_its_error() -> None:
+def test_a_failing_consumer_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PROCESSES", 0)  # besides the first
     with closing(demo.Consumers()) as processes:
         processes.start("nonsense:", "demo", "batches")
         processes.begin(victim=False)
@@ -322,7 +323,8 @@ def test_a_failing_consumer_reports_its_error() -> None:
             processes.receive(LONG)
 
 
-def test_a_killed_consumer_is_reported() -> None:
+def test_a_killed_consumer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PROCESSES", 0)  # besides the first
     with closing(demo.Consumers()) as processes:
         processes.start("nonsense:", "demo", "batches")
         for process in processes.running.values():
