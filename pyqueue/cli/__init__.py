@@ -91,14 +91,15 @@ def demo(
 ) -> None:
     """Run real flights through a pipeline, kill a consumer on the way, and check every figure."""
     from pyqueue import demo
+    from pyqueue.demo import report
 
     result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
     if as_json:
         emit(result)
     elif spark:
-        demo.show_spark(result)
+        report.print_spark_result(result)
     else:
-        demo.show(result)
+        report.print_result(result)
     raise typer.Exit(0 if result["check"]["equal"] else 1)
 
 

@@ -7,7 +7,7 @@ expired. In the end the demo reads all figures from the collection and the queue
 them with the same figures counted from the file.
 
 ``flights`` is the example: stages and graph. ``consumer`` processes its messages, ``rows`` reads
-the file, ``figures`` counts, and ``show`` prints. This module starts, kills and compares.
+the file, ``figures`` counts, and ``report`` prints. This module starts, kills and compares.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from pyqueue.demo.consumer import By, connect
 from pyqueue.demo.figures import compare, expected, measured
 from pyqueue.demo.flights import QUEUES
 from pyqueue.demo.rows import BROKEN, Line, find_lines, with_broken
-from pyqueue.demo.show import show, show_spark
 
-__all__ = ["PROCESSES", "run", "run_spark", "show", "show_spark"]
+__all__ = ["PROCESSES", "Consumers", "run", "run_spark"]
 
 #: How long the demo tries to reach the server of ``--url``.
 CONNECT_TIMEOUT_S = 5.0
@@ -103,7 +102,7 @@ class Consumers:
 
 
 def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> dict[str, Any]:
-    """Run the demo, and return the result that ``show`` prints.
+    """Run the demo, and return the result that ``report`` prints.
 
     Args:
         rows: the number of flights; None means the whole sample.
@@ -161,7 +160,7 @@ def _push(client: Client, lines: Iterator[Line], consumers: Consumers) -> int:
 
 
 def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]:
-    """Run the flights through Spark, and return the result that ``show_spark`` prints.
+    """Run the flights through Spark, and return the result that ``report`` prints.
 
     Args:
         rows: the number of flights; None means the whole sample.

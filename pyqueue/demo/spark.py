@@ -79,7 +79,7 @@ def sums(df: DataFrame) -> DataFrame:
 
 
 def run(client: Client, lines: list[Line], stack: ExitStack) -> dict[str, Any]:
-    """Run the flights through Spark, and return the result that ``show_spark`` prints.
+    """Run the flights through Spark, and return the result that ``report`` prints.
 
     Args:
         client: a client on an empty namespace.

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from pyqueue import Client, Unavailable, demo, embedded
 from pyqueue.cli import app
+from pyqueue.demo import report
 from tests.cli.shell import Shell
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import ROOT, gone
@@ -239,7 +240,9 @@ def test_demo_with_spark_exits_by_the_check(
         return found
 
     monkeypatch.setattr(demo, "run_spark", run_spark)
-    monkeypatch.setattr(demo, "show_spark", lambda result: print("shown", result == found))
+    monkeypatch.setattr(
+        report, "print_spark_result", lambda result: print("shown", result == found)
+    )
     status, out, _ = bare_shell.run("demo", "--spark", "--rows", "7")
     assert (status, out) == (0 if equal else 1, "shown True\n")
     assert calls == [(7, None)]

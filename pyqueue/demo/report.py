@@ -7,17 +7,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-__all__ = ["show", "show_spark"]
+__all__ = ["print_result", "print_spark_result"]
 
 CARRIER_COLUMNS = ["flights", "late", "cancelled", "mean_delay"]
 
 
-def show(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
     """Print the result of ``run``."""
     console = Console(highlight=False, markup=False)
-    _show_source(console, result)
-    _table(console, "queue", ["in", "out", "dead"], result["queues"])
-    _show_carriers(console, result)
+    _print_source(console, result)
+    _print_table(console, "queue", ["in", "out", "dead"], result["queues"])
+    _print_carriers(console, result)
     console.print(f"A dead letter says: {' '.join(str(result['a_dead_letter_says']).split())}")
     console.print(
         f"A consumer process was killed when it had stored {result['held_by_the_killed']} flights "
@@ -29,14 +29,14 @@ def show(result: dict[str, Any]) -> None:
         f"{result['messages_per_second']} messages/s. Each message is moved twice and committed "
         f"once: {result['steps_per_second']} steps/s."
     )
-    _show_check(console, result["check"])
+    _print_check(console, result["check"])
 
 
-def show_spark(result: dict[str, Any]) -> None:
+def print_spark_result(result: dict[str, Any]) -> None:
     """Print the result of ``run_spark``."""
     console = Console(highlight=False, markup=False)
-    _show_source(console, result)
-    _show_carriers(console, result)
+    _print_source(console, result)
+    _print_carriers(console, result)
     console.print(
         f"A Spark stage moved {result['moved']} messages from raw to parsed in "
         f"{result['batches']} batches, and finished {result['dropped']} that it left out. "
@@ -46,25 +46,25 @@ def show_spark(result: dict[str, Any]) -> None:
         f"{result['seconds']:.1f} s, after {result['seconds_to_start_spark']:.1f} s to start "
         f"Spark: {result['messages_per_second']} messages/s."
     )
-    _show_check(console, result["check"])
+    _print_check(console, result["check"])
 
 
-def _show_source(console: Console, result: dict[str, Any]) -> None:
+def _print_source(console: Console, result: dict[str, Any]) -> None:
     console.print(
         f"{result['rows']} rows ({result['source']}) and {result['broken']} copies that are "
         "broken on purpose."
     )
 
 
-def _show_carriers(console: Console, result: dict[str, Any]) -> None:
-    _table(console, "carrier", CARRIER_COLUMNS, result["carriers"])
+def _print_carriers(console: Console, result: dict[str, Any]) -> None:
+    _print_table(console, "carrier", CARRIER_COLUMNS, result["carriers"])
     console.print(
         "Late: arrived 15 minutes late or more, or was diverted. "
         "Mean delay: in minutes, of the flights that arrived."
     )
 
 
-def _table(
+def _print_table(
     console: Console, title: str, columns: list[str], rows: dict[str, dict[str, Any]]
 ) -> None:
     grid = Table(title, *(Column(name.replace("_", " "), justify="right") for name in columns))
@@ -76,7 +76,7 @@ def _table(
     console.print(grid)
 
 
-def _show_check(console: Console, check: dict[str, Any]) -> None:
+def _print_check(console: Console, check: dict[str, Any]) -> None:
     for wrong in check["different"]:
         console.print(
             f"NOT EQUAL: {wrong['figure']}: {wrong['file']} in the file, {wrong['here']} here"
