@@ -277,7 +277,7 @@ class Run:
                 # The slots wait for settling, not for handlers. More of them come free right now.
                 await anyio.sleep(_GATHER_S)
             async with self._handler_slots:
-                pass
+                pass  # a handler may start now, so it makes sense to fetch
             # Reserve no more than can start now. Another process could start the rest.
             wanted = max(1, min(self._handler_slots.value, running.slots.value + 1, _MAX_FETCH))
             for _ in range(wanted - 1):

@@ -1,8 +1,8 @@
-"""From what a handler returned or raised to the settlement of its message.
+"""Decide from what a handler returned or raised how its message is settled, and settle it.
 
-``Verdicts`` decides for the messages of one stage, and then settles them. The server can refuse a
-settlement, for instance because the payload is too large. Then a second verdict buries the message
-or has it tried again, so no answer of a handler stops the stage.
+``Verdicts`` does this for the messages of one stage. The server can refuse a settlement, for
+instance because the payload is too large. Then a second verdict buries the message or has it tried
+again, so no answer of a handler stops the stage.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Verdicts:
             The counter that counts the message.
         """
         delays = RetryDelays(UNAVAILABLE)
-        second = False
+        replaced = False
         while True:
             try:
                 await verdict.settle()
@@ -211,12 +211,12 @@ class Verdicts:
                     return "lost"
                 await anyio.sleep(delay)
             except Exception as error:
-                if second:
+                if replaced:
                     log.exception(
                         "message %s of queue %r is left to its lease", message.id, self._stage.name
                     )
                     return "lost"
-                second = True
+                replaced = True
                 invalid = isinstance(error, (InvalidMessage, TypeError))
                 verdict = (self.bury if invalid else self.retry)(message, error)
 
@@ -225,7 +225,7 @@ class Verdicts:
     def _by_queue(
         self, message: Reservation[Any], outputs: Sequence[tuple[AsyncQueue[Any] | str, Any]]
     ) -> list[_Output]:
-        """Return the outputs of a message grouped by queue, each queue's in their order."""
+        """Return the outputs of a message grouped by queue. Those of one queue keep their order."""
         groups: dict[str, _Output] = {}
         for index, (to, payload) in enumerate(outputs):
             queue = self._runner.queue(to) if isinstance(to, str) else to
@@ -237,7 +237,7 @@ class Verdicts:
         return list(groups.values())
 
     async def _fan_out(self, message: Reservation[Any], outputs: Sequence[_Output]) -> None:
-        """Push the outputs and commit the message: in one transaction if the server has them."""
+        """Push the outputs and commit the message, in one transaction if the server has any."""
 
         async def push(session: Any) -> None:
             for queue, payloads, ids in outputs:

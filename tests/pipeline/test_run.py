@@ -163,8 +163,8 @@ def full_worker(server: Place, gate: Gate) -> Running:
     running = server.start(
         lambda client: (
             Worker(client, concurrency=1)
-            .on("a", gate.handler, lease=0.6)
-            .on("b", gate.handler, lease=0.6)
+            .on("a", gate.handler, lease=1)
+            .on("b", gate.handler, lease=1)
         )
     )
     eventually(lambda: gate.begun)
@@ -245,7 +245,7 @@ def test_lease_is_renewed_while_the_handler_works(server: Place, awaited: bool, 
 def test_lost_lease_cancels_the_handler(server: Place, awaited: bool, gate: Gate) -> None:
     """A handler in a thread sees it in its delivery. The result is not applied."""
     server.queue("in").push("x")
-    running = busy(server, gate, lease=0.3)
+    running = busy(server, gate, places=1, lease=0.3)
     server.take_over(gate.deliveries[0])
     eventually(lambda: gate.cancelled)
     running.counted("in", "lost")
@@ -329,7 +329,7 @@ def test_answer_of_an_abandoned_handler_is_ignored(server: Place) -> None:
 
     server.queue("in").push("x")
     server.queue("gate").push("gate")
-    options: dict[str, Any] = {"time_limit": 0.5, "backoff": Backoff(base=0)}
+    options: dict[str, Any] = {"time_limit": 1, "backoff": Backoff(base=0)}
     report = server.run(
         lambda client: client.pipeline().link("in", slow, to="out", **options).sink("gate", slow),
         until_empty=True,
