@@ -1,12 +1,13 @@
 """The requests that a plan may make of its driver.
 
-A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so the
-semantics of a queue are written without I/O. A database command knows how it is sent (``send``) and
-which part of the raw result is its answer (``read``). Only a driver gives it a collection. The driver
-itself answers the other requests: ``ServerTime``, ``EnsureQueue``, ``Listen``, ``Wait``, ``Coalesce``
-and ``Signal``.
+A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
+the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
+and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
+driver itself answers the other requests: ``ServerTime``, ``EnsureQueue``, ``Listen``, ``Wait``,
+``Coalesce`` and ``Signal``.
 
-A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of documents.
+A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of
+documents.
 """
 
 from __future__ import annotations
@@ -335,8 +336,9 @@ class Listen(Request[bool]):
 class Wait(Request[bool]):
     """Wait among the consumers of a queue for an event or for an instant.
 
-    Only the leader waits for ``until``. A follower waits for its turn or for its ``deadline`` (None: no
-    limit). The answer is whether to look for messages: False if every event was about a later instant.
+    Only the leader waits for ``until``. A follower waits for its turn or for its ``deadline``
+    (None: no limit). The answer is whether to look for messages: False if every event was about a
+    later instant.
     """
 
     waiters: Any

@@ -1,7 +1,9 @@
-"""The shape of the code: who may import whom, that twins are equal, that the public names are those we promised.
+"""The shape of the code: who may import whom, that twins are equal, that the public names are those
+we promised.
 
-The rules are those of the design: queue semantics are plans, which know no client and read no clock; drivers are the only code that talks to
-a database; the bus package stands alone. A new module has to say here what it may import.
+The rules are those of the design: queue semantics are plans, which know no client and read no
+clock; drivers are the only code that talks to a database; the bus package stands alone. A new
+module has to say here what it may import.
 """
 
 from __future__ import annotations
@@ -249,7 +251,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"", "demo", "embedded", "errors", "pipeline", "pipeline.graph", "spark"},
 }
 
-#: What each module of pyqueue.backends may import of that package, in the order in which to read them.
+#: What each module of pyqueue.backends may import of that package, in the order in which to read
+#: them.
 BACKENDS: dict[str, set[str]] = {
     "kind": set(),
     "transitions": {"kind"},
@@ -345,7 +348,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "rich": {"cli", "demo"},
 }
 
-#: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their own.
+#: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their
+#: own.
 PURE = ("errors", "messages", "requests", "payloads", "arguments", "backends")
 IMPURE = {
     "asyncio",
@@ -367,7 +371,8 @@ def imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: a relative import"
-            # `from pyqueue import arguments` imports that module, `from pyqueue import Client` the package.
+            # `from pyqueue import arguments` imports that module, `from pyqueue import Client` the
+            # package.
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
                 is_module = (ROOT / (module.replace(".", "/") + ".py")).exists()
@@ -801,7 +806,10 @@ def test_the_docstrings_of_operations_name_their_arguments() -> None:
 
 
 class TestCompose:
-    """Read here, tried where there is docker. The file is simple enough for its text to be told from its indentation."""
+    """Read here, tried where there is docker.
+
+    The file is simple enough for its text to be told from its indentation.
+    """
 
     text = (ROOT / "docker-compose.yml").read_text()
 

@@ -1,9 +1,9 @@
 """Applying settlements: how the holder's updates reach the messages that it still holds.
 
-A settlement is one reservation and the update that settles its message. Settlements with equal updates
-go in one command, and concurrent single settlements are coalesced. A batch only says how many messages
-matched. If that is fewer than expected, the documents tell which ones: each update writes something
-that no other update writes.
+A settlement is one reservation and the update that settles its message. Settlements with equal
+updates go in one command, and concurrent single settlements are coalesced. A batch only says how
+many messages matched. If that is fewer than expected, the documents tell which ones: each update
+writes something that no other update writes.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
         raise error
     if gone := [held.id for held in (*lost, *unknown)]:
         raise LeaseLost(
-            f"{len(gone)} of {len(settlements)} reservations of queue {queue!r} are no longer held: "
-            f"{gone[:10]}",
+            f"{len(gone)} of {len(settlements)} reservations of queue {queue!r} are no longer "
+            f"held: {gone[:10]}",
             lost=lost,
             unknown=unknown,
         )
@@ -235,7 +235,8 @@ def _resolve_partial(part: _Part, missing: int) -> Plan[None]:
         found = yield from Find({"_id": {"$in": ids}}, session=part.session)
         documents = {each["_id"]: each for each in found}
         if part.updates[part.places[0]] is None:
-            # If all that is missing is still there, in other hands, then this command deleted the rest.
+            # If all that is missing is still there, in other hands, then this command deleted the
+            # rest.
             present = sum(id in documents for id in ids)
             gone = "done" if present >= missing else "unknown"
     for each, place in zip(part.settlements, part.places, strict=True):
@@ -268,8 +269,8 @@ def _check_time_left(held: Reservation[Any], now: datetime) -> None:
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
         raise ConfigurationError(
             f"session: the lease of message {held.id} has {left_s:.1f} s left, too little for a "
-            "transaction (a lapsed lease under an open transaction blocks the queue): call extend() "
-            "before it, or reserve with a longer lease="
+            "transaction (a lapsed lease under an open transaction blocks the queue): call "
+            "extend() before it, or reserve with a longer lease="
         )
 
 

@@ -1,9 +1,9 @@
 """Claim: how one process takes messages that no other process gets.
 
 A claim puts a lease and a new token on the first messages of a queue. A single message takes one
-find-and-modify. Several take three commands: find candidates, update those that are still claimable,
-and read what the token holds. The documents are always read after the update, because a candidate may
-have been replaced or moved in between.
+find-and-modify. Several take three commands: find candidates, update those that are still
+claimable, and read what the token holds. The documents are always read after the update, because a
+candidate may have been replaced or moved in between.
 
 After a network error the outcome of a claim is unknown. The token then finds what it holds, so no
 message stays claimed by accident.
@@ -206,8 +206,8 @@ def _claim_each(
 ) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
-    The server cannot increment ``tries`` that are not a number, and it refuses a document that would
-    become too large. Such documents are buried on the way.
+    The server cannot increment ``tries`` that are not a number, and it refuses a document that
+    would become too large. Such documents are buried on the way.
     """
     kind, queue = terms.kind, terms.queue
     held_filter = transitions.token_filter(queue, update)

@@ -47,7 +47,7 @@ def write(
     given: Collection[Id],
     session: object,
 ) -> Plan[Written]:
-    """Write what the unique indexes let in, and signal. ``given``: the ids that the caller chose."""
+    """Write what the unique indexes let in. ``given``: the ids that the caller chose."""
     if session is None and len(encoded) == 1:
         return (yield from _insert(queue, documents, encoded, given, None))  # its batch signals
     if session is not None and (given or any("key" in document for document in documents)):
@@ -90,7 +90,8 @@ def _insert(
             raise unknown_outcome(failure.error, documents) from failure.error
         if failure.field is None:
             raise failure.error
-    # The server names one of two indexes. A repeated push with an id and a key is still one message.
+    # The server names one of two indexes. A repeated push with an id and a key is still one
+    # message.
     refused = [documents[failure.place]["_id"] for failure in failures]
     clashing = [id for id in refused if id in given]
     stored = (yield from ids_of_this_queue(queue, clashing, session)) if clashing else {}

@@ -1,8 +1,8 @@
 """Stored documents that are not valid messages.
 
-Any program may write to the collection. A document that pyqueue would not write, or whose payload does
-not fit the model, must not stop the queue. It goes to the dead-letter queue with the reason, and a
-consumer never receives it. A lookup shows what there is, and ``error`` says what is wrong.
+Any program may write to the collection. A document that pyqueue would not write, or whose payload
+does not fit the model, must not stop the queue. It goes to the dead-letter queue with the reason,
+and a consumer never receives it. A lookup shows what there is, and ``error`` says what is wrong.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def bury_claimed(
 def bury_unclaimable(
     queue: str, kind: Kind, dead_letter: str, match: Filter, fault: Exception, now: datetime
 ) -> Plan[None]:
-    """Bury a document that cannot be claimed. If the server refuses that too, hide it from scans."""
+    """Bury a document that cannot be claimed, or hide it from scans if the server refuses."""
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)

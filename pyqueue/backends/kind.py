@@ -1,8 +1,8 @@
 """The protocol of what a kind of queue may override, and the table of the kinds.
 
-A kind decides how messages enter a queue, which of them a claim may take and in which order, and how
-they leave. It has no state: the plans pass the name of the queue. ``standard.Standard`` is the kind
-that a new kind starts from.
+A kind decides how messages enter a queue, which of them a claim may take and in which order, and
+how they leave. It has no state: the plans pass the name of the queue. ``standard.Standard`` is the
+kind that a new kind starts from.
 
 This module imports no other module of this package, so that every plan can look up a kind here.
 """
@@ -123,6 +123,7 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         ConfigurationError: the kind does not offer it.
     """
     if capability not in kind.capabilities:
+        name = argument or capability
         raise ConfigurationError(
-            f"{argument or capability}: queue {queue!r} is of kind {kind.name!r}, which does not offer it"
+            f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it"
         )

@@ -114,5 +114,5 @@ def pause(queue: str, kind: Kind, value: bool) -> Plan[None]:
 
 
 def notify(queue: str) -> Plan[None]:
-    """Wake waiting consumers. A transaction may have been long, so they look for old messages too."""
+    """Wake waiting consumers, and have them look for old messages, too."""
     yield from Signal(queue, None)

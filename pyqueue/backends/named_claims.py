@@ -1,10 +1,10 @@
-"""Named claims: many messages under one lease, which a group of consumers claims, reads and finishes.
+"""Named claims: many messages under one lease, for a group that claims, reads and finishes them.
 
-A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each message
-of claim n carries the group, n and the token of the runner, so that readers in any process can find
-their part, and a restarted runner finds what it had claimed. One document stores the progress of the
-group. A runner that starts takes the group over by compare-and-set on the token. A former runner then
-gets ``Fenced`` and writes nothing.
+A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
+message of claim n carries the group, n and the token of the runner, so that readers in any process
+can find their part, and a restarted runner finds what it had claimed. One document stores the
+progress of the group. A runner that starts takes the group over by compare-and-set on the token. A
+former runner then gets ``Fenced`` and writes nothing.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class NamedClaims:
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"group {self.group!r} of queue {self.backend.queue!r} was taken over by another runner; "
-            "this one has stopped. One runner at a time serves a group: use another group for a second "
-            "one"
+            f"group {self.group!r} of queue {self.backend.queue!r} was taken over by another "
+            "runner; this one has stopped. One runner at a time serves a group: use another group "
+            "for a second one"
         )
 
     def adopt(self, lease_s: float) -> Plan[str]:

@@ -1,7 +1,8 @@
-"""What the queues of a namespace share: the indexes of the collection, and the record of each queue.
+"""What the queues of a namespace share: the indexes, and the record of each queue.
 
-The record of a queue is one more document of the collection. It lists the queue and stores its pause
-flag. Its kind and version let a later release add kinds that this one refuses instead of misreading.
+The record of a queue is one more document of the collection. It lists the queue and stores its
+pause flag. Its kind and version let a later release add kinds that this one refuses instead of
+misreading.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def make_indexes(namespace: str) -> Plan[None]:
     """Create the indexes that are missing.
 
     Raises:
-        ConfigurationError: an index is missing and the database user may not create it. The text has the
+        ConfigurationError: an index is missing and the database user may not create it. The text
+        has the
             commands for an administrator.
     """
     try:
@@ -96,9 +98,9 @@ def make_indexes(namespace: str) -> Plan[None]:
             yield from CreateIndex(name, keys, options)
     except DuplicateKey as error:
         raise ConfigurationError(
-            f"the unique index on message keys of namespace {namespace!r} cannot be created: while it "
-            "was missing (was the collection dropped?) messages with equal keys arrived. Remove or "
-            "finish one of each pair, e.g. with Queue.remove"
+            f"the unique index on message keys of namespace {namespace!r} cannot be created: while "
+            "it was missing (was the collection dropped?) messages with equal keys arrived. Remove "
+            "or finish one of each pair, e.g. with Queue.remove"
         ) from error
     except NotPermitted as error:
         try:
@@ -110,8 +112,8 @@ def make_indexes(namespace: str) -> Plan[None]:
             commands = "\n".join(shell_command(namespace, name) for name in missing)
             raise ConfigurationError(
                 f"this database user may not create the indexes of namespace {namespace!r}, and "
-                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on the "
-                f"collection, or have an administrator run:\n{commands}"
+                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on "
+                f"the collection, or have an administrator run:\n{commands}"
             ) from error
 
 
@@ -183,8 +185,8 @@ def _readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     kind, version = record.get("kind"), record.get("v")
     if not isinstance(kind, str) or not isinstance(version, int) or version > VERSION:
         raise ConfigurationError(
-            f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does not "
-            "know: update pyqueue-mongo here"
+            f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does "
+            "not know: update pyqueue-mongo here"
         )
     return kind
 

@@ -35,7 +35,8 @@ class QueuePlans:
         codec: how payloads are stored; None: as they are.
         kind: the name of the kind of queue.
         owner: the label that claims carry.
-        command_timeout: the time limit of one command, in seconds. A pop that has to check its messages
+        command_timeout: the time limit of one command, in seconds. A pop that has to check its
+        messages
             first claims them for that long.
 
     Raises:

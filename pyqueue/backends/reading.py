@@ -50,7 +50,7 @@ def counts(queue: str) -> Plan[Counts]:
 
 
 def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:
-    """Return the earliest ``when`` of the live messages from ``start`` on, ends of leases included."""
+    """Return the earliest ``when`` of the live messages, ends of leases included."""
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
     match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
     order = (("when", 1), ("_id", 1))

@@ -1,8 +1,9 @@
 """Receive: wait for messages, claim them, and check them before a caller gets them.
 
-A reserve is a claim. A pop of one message without a model and without history is a bare delete. Every
-other pop claims the messages, checks them and finishes them before it returns, so that it never loses
-what it could not deliver. Waiting happens between claims, and a caller that is cancelled holds nothing.
+A reserve is a claim. A pop of one message without a model and without history is a bare delete.
+Every other pop claims the messages, checks them and finishes them before it returns, so that it
+never loses what it could not deliver. Waiting happens between claims, and a caller that is
+cancelled holds nothing.
 """
 
 from __future__ import annotations

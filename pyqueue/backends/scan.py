@@ -1,10 +1,11 @@
 """Where scans of a queue begin, so that a claim costs the same however much was claimed before it.
 
-A replica set keeps deleted index entries for minutes. A FIFO queue deletes at its head, so a scan that
-began there would walk over all of them. Therefore each process remembers a lower bound, below which it
-knows of no message, and a scan begins at that bound. Messages can still arrive below it: by a slow
-insert, by a lapsed lease, or with a lost signal. A *rescan*, from time to time, begins at the very start
-and finds those. If a process loses this state, its next scan is slow; no message is lost.
+A replica set keeps deleted index entries for minutes. A FIFO queue deletes at its head, so a scan
+that began there would walk over all of them. Therefore each process remembers a lower bound, below
+which it knows of no message, and a scan begins at that bound. Messages can still arrive below it:
+by a slow insert, by a lapsed lease, or with a lost signal. A *rescan*, from time to time, begins at
+the very start and finds those. If a process loses this state, its next scan is slow; no message is
+lost.
 
 This module is pure: the instant is always an argument.
 """
@@ -25,7 +26,8 @@ __all__ = ["FIRST", "ScanStart", "ScanState", "due_of", "scan_position"]
 #: Earlier than every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: How far below the latest ``when`` a racing producer may insert and still be found without a rescan.
+#: How far below the latest ``when`` a racing producer may insert and still be found without a
+#: rescan.
 SLACK: Final = timedelta(milliseconds=500)
 #: The time between rescans of a busy queue.
 BUSY_RESCAN_S: Final = 5.0
@@ -69,8 +71,8 @@ class ScanState:
     due_known: bool = False
     due_read: datetime | None = None
 
-    #: Whether another process took part of what the last claim saw. The next claim then looks further
-    #: on, so that the two do not chase each other.
+    #: Whether another process took part of what the last claim saw. The next claim then looks
+    #: further on, so that the two do not chase each other.
     contested: bool = False
     #: No message is known below it.
     lower_bound: ScanStart | None = None

@@ -1,7 +1,7 @@
 """Settle: what the holder of a reservation does with its message; ``moving`` has the moves.
 
-Each operation checks its arguments, and makes one settlement for each reservation. ``applying`` carries
-the settlements out.
+Each operation checks its arguments, and makes one settlement for each reservation. ``applying``
+carries the settlements out.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ __all__ = ["Slice", "page", "slices"]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What was ready at ``now``, above one position in scan order and up to another; None: no bound."""
+    """What was ready at ``now``, between two positions in scan order; None: no bound."""
 
     now: datetime
     above: ScanStart | None

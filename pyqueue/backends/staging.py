@@ -1,7 +1,7 @@
 """Bulk writes from many processes: append messages, or stage them and show all of them at once.
 
-A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If its
-writer dies, the TTL index removes it.
+A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If
+its writer dies, the TTL index removes it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _documents(
 def append(target: Target, messages: Iterable[NewMessage], *, session: object = None) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id the queue has already is the same message. One whose key is taken is left out.
+    A message whose id the queue has already is the same message. One whose key is taken is left
+    out.
 
     Returns:
         How many of the messages are stored.
@@ -127,8 +128,8 @@ class Staging:
     def write(self, place: str, messages: Iterable[NewMessage]) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        What another attempt staged with the same id is replaced. What is in the queue already is the
-        same message.
+        What another attempt staged with the same id is replaced. What is in the queue already is
+        the same message.
 
         Args:
             place: a name that only this attempt uses.

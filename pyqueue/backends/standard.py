@@ -1,4 +1,4 @@
-"""The standard kind of queue: delay, leases, keys, dead letter, move and history. First in, first out."""
+"""The standard kind of queue: first in, first out; with keys, dead letter, move and history."""
 
 from __future__ import annotations
 

@@ -2,25 +2,23 @@
 
 A message is one document, and each transition is one atomic update of it::
 
-    push --delay--> scheduled --when passes--> ready --claim--> reserved --finish--> deleted | history
+    push --delay--> scheduled --when passes--> ready --claim--> reserved --finish--> gone | history
                         ^                       ^ |                | |  |
                         |                       | +--pop           | |  +--move--> another queue
                         |                       +----lease lapses--+ |
                         +-------------roll back----------------------+
-    A message that was claimed too often, or whose last try was rolled back, moves to the dead-letter
-    queue. Redrive moves it back, and replay takes a message out of the history.
 
-Three rules hold for all of them:
+A message that was claimed too often, or whose last try is rolled back, moves to the dead-letter
+queue. Redrive moves it back. Replay takes a message out of the history.
 
-* ``when`` is the instant from which a message may be claimed. A claim moves it to the end of the lease,
-  so a lapsed lease needs no cleaning up.
+* ``when`` is the instant from which a message may be claimed. A claim moves it to the end of the
+  lease, so a lapsed lease needs no cleaning up.
 * A claim writes a new token. Every update by the holder matches the pair (_id, token), so a former
   holder changes nothing.
-* A message that leaves a queue loses its key there. A finished one leaves the range of ``when`` in which
-  claims look.
+* A message that leaves a queue loses its key there. A finished one leaves the range of ``when`` in
+  which claims look.
 
-The functions are pure. A kind of queue decides how a message enters and which fields a claim writes;
-see ``kind.Kind``.
+The functions are pure. A kind decides how a message enters and which fields a claim writes.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
 
 
 def still_claimable(queue: str, ids: Sequence[object], now: datetime) -> Filter:
-    """Return the filter of those of ``ids`` that no other process has claimed since they were read."""
+    """Return the filter of those of ``ids`` that can still be claimed."""
     return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}}
 
 
@@ -215,7 +213,7 @@ def burying(
     *,
     keyed: bool,
 ) -> UpdateFields:
-    """Return the update that takes a message to its dead-letter queue. ``death``: reason, tries, error."""
+    """Return the update of a burial. ``death`` has the reason, the tries and the error."""
     put["dead"] = {"from": queue, "at": now, **death}
     if death["error"] is not None:
         put["error"] = death["error"]

@@ -1,8 +1,8 @@
 """A second kind of queue, to prove the seam: the newest message comes first.
 
-The class says how the kind differs from the standard one: the order of claims, no bare pop, and a field
-that a message gets when it enters and loses when it leaves. It declares that it offers no history. The
-contract suite runs over it as well.
+The class says how the kind differs from the standard one: the order of claims, no bare pop, and a
+field that a message gets when it enters and loses when it leaves. It declares that it offers no
+history. The contract suite runs over it as well.
 """
 
 from __future__ import annotations

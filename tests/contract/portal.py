@@ -1,7 +1,7 @@
 """The async twins behind the blocking names, so that one suite runs over both.
 
-Each awaited operation is carried into an event loop that runs in a thread of its own. What is plain on both sides (``queue()``, ``name``,
-``url``) is passed through, so the suite sees no difference.
+Each awaited operation is carried into an event loop that runs in a thread of its own. What is plain
+on both sides (``queue()``, ``name``, ``url``) is passed through, so the suite sees no difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Bulk plans: parts of a look, staging, appending, passing on. They run on a blocking client, as Spark's tasks do, over mongomock and a server."""
+"""Bulk plans: parts of a look, staging, appending, passing on.
+
+They run on a blocking client, as Spark's tasks do, over mongomock and a server.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ def again(client: AnyClient, name: str) -> AnyQueue:
 
 @pytest.fixture
 def left(client: AnyClient) -> Iterator[Callable[..., Any]]:
-    """Begins claims that are left as a process leaves them that dies: neither settled nor, from now on, renewed."""
+    """Begins claims that are left as a process leaves them that dies: neither settled nor, from now
+    on, renewed.
+    """
 
     def end(context: AbstractContextManager[Any]) -> None:
         with suppress(QueueError):

@@ -1,4 +1,6 @@
-"""A former holder changes nothing: not one byte, whatever it tries, wherever the message went meanwhile."""
+"""A former holder changes nothing: not one byte, whatever it tries, wherever the message went
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -155,10 +157,11 @@ def test_a_holder_whose_message_was_buried_and_redriven(
 def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
 ) -> None:
-    """One settles its lapsed reservation in the batch in which another, who holds that message now, settles a different one.
+    """One settles its lapsed reservation in the batch in which another, who holds that message now,
+    settles a different one.
 
-    Matched as "any of these ids, any of these tokens" the message would go: its id is in the batch by the first, its present
-    token by the second.
+    Matched as "any of these ids, any of these tokens" the message would go: its id is in the batch
+    by the first, its present token by the second.
     """
     former = hold(queue, {"a": 1})
     world.lapse(former, known=known)

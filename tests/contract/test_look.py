@@ -1,4 +1,6 @@
-"""What can be seen and put in order from outside: get, peek, counts, next_when, remove, purge, history, replay, queues, stats."""
+"""What can be seen and put in order from outside: get, peek, counts, next_when, remove, purge,
+history, replay, queues, stats.
+"""
 
 from __future__ import annotations
 

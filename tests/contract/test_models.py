@@ -1,4 +1,6 @@
-"""Typed queues: payloads go in as the model and come out as it; what does not fit never reaches a consumer."""
+"""Typed queues: payloads go in as the model and come out as it; what does not fit never reaches a
+consumer.
+"""
 
 from __future__ import annotations
 

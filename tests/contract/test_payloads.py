@@ -1,4 +1,6 @@
-"""What goes in comes out: any BSON value, null and falsy ones included, by every way that writes a payload."""
+"""What goes in comes out: any BSON value, null and falsy ones included, by every way that writes a
+payload.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +191,9 @@ def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> N
 
 
 def test_what_bson_changes_is_what_bson_documents(queue: AnyQueue) -> None:
-    """Without a model payloads are BSON values: a tuple comes out as a list, an Int64 and a regex as themselves."""
+    """Without a model payloads are BSON values: a tuple comes out as a list, an Int64 and a regex
+    as themselves.
+    """
     queue.push({"tuple": (1, 2), "int64": Int64(5), "pattern": re.compile("a.b", re.IGNORECASE)})
     message = queue.pop(0)
     assert message is not None

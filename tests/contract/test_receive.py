@@ -1,4 +1,6 @@
-"""pop, reserve and their batches: what is received, in which order, under which lease, and how long one waits."""
+"""pop, reserve and their batches: what is received, in which order, under which lease, and how long
+one waits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import pytest
 from pyqueue import LeaseLost, Reservation
 from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
 
-#: Far below the fallback poll of 15 s: a consumer that is back by then was woken, or looked at the right time.
+#: Far below the fallback poll of 15 s: a consumer that is back by then was woken, or looked at the
+#: right time.
 SOON = 10.0
 
 

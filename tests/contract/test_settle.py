@@ -1,4 +1,6 @@
-"""What a holder may do: commit, rollback, extend, release, progress, checkpoint, and the reserved() block."""
+"""What a holder may do: commit, rollback, extend, release, progress, checkpoint, and the reserved()
+block.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""transaction(), run_transaction() and session=: on the real servers; mongomock, which has none, refuses."""
+"""transaction(), run_transaction() and session=: on the real servers; mongomock, which has none,
+refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where the contract suite runs: each kind of client over each backend, and a raw look at what is stored."""
+"""Where the contract suite runs: each kind of client over each backend, and a raw look at what is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from tests.contract.portal import PortalClient
 __all__ = ["PLACES", "AnyClient", "AnyQueue", "Began", "Place", "World", "near", "wait_until"]
 
 STANDARD: Final = Standard()
-#: A Queue and a Client of any place. They may be twins behind a portal, so the suite does not lean on their types.
+#: A Queue and a Client of any place. They may be twins behind a portal, so the suite does not lean
+#: on their types.
 AnyQueue = Any
 AnyClient = Any
 
@@ -110,7 +113,9 @@ class World:
                 each.until = past
 
     def ready(self, id: Any, **match: Any) -> datetime:
-        """Let the time come that a message waits for: a tenth of a second ago, as clients count on none to turn up far below."""
+        """Let the time come that a message waits for: a tenth of a second ago, as clients count on
+        none to turn up far below.
+        """
         past = datetime.now(UTC) - timedelta(seconds=0.1)
         past = past.replace(microsecond=past.microsecond // 1000 * 1000)
         done = self.raw().update_one({"_id": id, **match}, {"$set": {"when": past}})

@@ -1,11 +1,14 @@
-"""Every interleaving of a few consumers, at the level of database commands: real plans against documents in memory.
+"""Every interleaving of a few consumers, at the level of database commands: real plans against
+documents in memory.
 
-A state is what is stored, the time, and of each consumer what it holds, what it is doing, and all answers it got for that. A plan cannot be
-copied, so it is run again from its answers whenever a consumer goes on. In each state every consumer may have its next command carried
-out, crash before or after it, or lose its answer; and time may pass, by a lease. States that differ by the names of tokens or the dates
-of what has passed are one, so there is an end to them.
+A state is what is stored, the time, and of each consumer what it holds, what it is doing, and all
+answers it got for that. A plan cannot be copied, so it is run again from its answers whenever a
+consumer goes on. In each state every consumer may have its next command carried out, crash before
+or after it, or lose its answer; and time may pass, by a lease. States that differ by the names of
+tokens or the dates of what has passed are one, so there is an end to them.
 
-A step that breaks a promise raises ``Broken``, whose text is the way there: ``Explorer.replay`` goes it again.
+A step that breaks a promise raises ``Broken``, whose text is the way there: ``Explorer.replay``
+goes it again.
 """
 
 from __future__ import annotations
@@ -146,7 +149,9 @@ class Explorer:
     # ---- exploring
 
     def explore(self, depth: int | None = None, *opening: str) -> None:
-        """Visit every state; ``depth``: at most so many steps from the beginning, or from where these steps led."""
+        """Visit every state; ``depth``: at most so many steps from the beginning, or from where
+        these steps led.
+        """
         start = self.replay(*opening)[-1]
         with self._determined():
             way: dict[Any, tuple[Any, str] | None] = {self._mark(start): None}
@@ -315,7 +320,9 @@ class Explorer:
     def _on(
         self, label: str, state: State, which: int, consumer: Consumer
     ) -> Iterator[tuple[str, State]]:
-        """Let a consumer go on to its next command, or the end of its act; for each random number if it needs one."""
+        """Let a consumer go on to its next command, or the end of its act; for each random number
+        if it needs one.
+        """
         try:
             yield label, self._with(state, which, self._run(which, consumer, label))
         except Chosen as chosen:
@@ -439,8 +446,8 @@ class Explorer:
             raise Broken(f"one message is held twice: {held}", label)
 
     def _mark(self, state: State) -> Any:
-        """What tells a state from others: neither the names of tokens, nor which of the consumers is which, nor which queue of the loop is
-        the first, nor how long ago is what has passed.
+        """What tells a state from others: neither the names of tokens, nor which of the consumers
+        is which, nor which queue of the loop is the first, nor how long ago is what has passed.
         """
         now = state.now
         documents = [state.documents[id] for id in sorted(state.documents)]

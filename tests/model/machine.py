@@ -1,7 +1,9 @@
-"""The machine: whatever the API allows, in any order, on several clients, beside the reference model.
+"""The machine: whatever the API allows, in any order, on several clients, beside the reference
+model.
 
-Each rule does one thing to the package and the same to the model, and compares the answers, errors included. After each, all that is
-stored is compared with the model. Every reservation is kept, so that former holders go on trying to settle.
+Each rule does one thing to the package and the same to the model, and compares the answers, errors
+included. After each, all that is stored is compared with the model. Every reservation is kept, so
+that former holders go on trying to settle.
 """
 
 from __future__ import annotations
@@ -149,7 +151,9 @@ class Machine(RuleBasedStateMachine):
     def some(
         self, client: int, which: list[int], elsewhere: bool
     ) -> tuple[list[Handle], list[Held], list[Reservation[Any]], Any]:
-        """Some reservations of one queue, good ones and former ones; perhaps as another process has them. And that queue."""
+        """Some reservations of one queue, good ones and former ones; perhaps as another process has
+        them. And that queue.
+        """
         if which[0] == 0 and not any(self.model.holds(each.held) for each in self.handles):
             ready = [queue for queue in RULES if self.model.ready(queue)]
             for queue in ready[:1]:
@@ -185,7 +189,9 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(queue=st.sampled_from(["a", "b"]), ends=st.booleans())
     def begin(self, queue: str, ends: bool) -> None:
-        """With some messages, of which some are held; perhaps some were buried, and one is finished."""
+        """With some messages, of which some are held; perhaps some were buried, and one is
+        finished.
+        """
         keys = ("k1", None, "k2", None, None, None)
         self.push_many(0, queue, [(key, None) for key in keys], {"h": 0}, "ignore")
         self.reserve(0, queue, 5, None)
@@ -285,8 +291,8 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         answers = made = outcome(push)
         if isinstance(answers, DuplicateKey):
-            # The payload identifies an id that pyqueue made, or the key if the payload was replaced.
-            # None: the model must not store it either.
+            # The payload identifies an id that pyqueue made, or the key if the payload was
+            # replaced. None: the model must not store it either.
             stored = [message for message, _ in self.cluster.stored().values()]
             ids = {each.payload["n"]: each.id for each in stored}
             if options["on_duplicate"] == "replace":

@@ -1,8 +1,10 @@
-"""Where the machine runs: real clients, on three kinds of database, in a time that only the test moves.
+"""Where the machine runs: real clients, on three kinds of database, in a time that only the test
+moves.
 
-The clients are pyqueue's own, drivers and clocks included. What stands in for the world is put beside them: the ``time`` module that
-their clocks read is one of the machine they run on, which may show any time it likes; the primary's ``hello`` tells the virtual time; and
-the bus is ideal, so that every client knows at once what any of them says.
+The clients are pyqueue's own, drivers and clocks included. What stands in for the world is put
+beside them: the ``time`` module that their clocks read is one of the machine they run on, which may
+show any time it likes; the primary's ``hello`` tells the virtual time; and the bus is ideal, so
+that every client knows at once what any of them says.
 """
 
 from __future__ import annotations

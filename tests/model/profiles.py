@@ -1,7 +1,7 @@
 """How long hypothesis looks, here and at length.
 
-The short form is the same every time; the long form is another each time, and prints a blob for ``@reproduce_failure``. Nothing is kept
-between runs, and a busy machine is no failure.
+The short form is the same every time; the long form is another each time, and prints a blob for
+``@reproduce_failure``. Nothing is kept between runs, and a busy machine is no failure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The reference model: what messages, leases, keys and queues are. No database, no plans, no clock of its own.
+"""The reference model: what messages, leases, keys and queues are. No database, no plans, no clock
+of its own.
 
-It is written from the reference page and the design, to be read beside them. It is one list of items; an
-operation changes the place and the holder of an item at once. ``now`` is the time in milliseconds, and
-the owner of the model moves it. An operation returns, or it raises ``Lost`` or ``Clash`` after it has done
-all that the API does before it raises LeaseLost or DuplicateKey.
+It is written from the reference page and the design, to be read beside them. It is one list of
+items; an operation changes the place and the holder of an item at once. ``now`` is the time in
+milliseconds, and the owner of the model moves it. An operation returns, or it raises ``Lost`` or
+``Clash`` after it has done all that the API does before it raises LeaseLost or DuplicateKey.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Lost(Exception):
 
 
 class Clash(Exception):
-    """These keys are taken, these ids are of messages that never were in the queue; all the others were written."""
+    """These keys are taken, these ids are of messages that never were in the queue; all the others
+    were written.
+    """
 
     def __init__(self, keys: list[str], ids: list[Id]) -> None:
         super().__init__(keys, ids)
@@ -71,7 +74,8 @@ class Item:
     #: Its key in this queue, while it lives there; and the one it had, once it is finished or dead.
     key: str | None = None
     had: str | None = None
-    #: The number of the claim that holds it, 0 for none. It holds until another claim or change, not only until ``when``.
+    #: The number of the claim that holds it, 0 for none. It holds until another claim or change,
+    #: not only until ``when``.
     claim: int = 0
     error: Any = None
     progress: Any = None
@@ -221,7 +225,9 @@ class Model:
     # ---- settled by the holder
 
     def holds(self, held: Held) -> bool:
-        """Whether a reservation still counts: nobody claimed, replaced, moved or finished the message since."""
+        """Whether a reservation still counts: nobody claimed, replaced, moved or finished the
+        message since.
+        """
         item = self.items.get(held.id)
         return item is not None and item.processed is None and item.claim == held.claim
 
@@ -290,7 +296,10 @@ class Model:
         delay: Millis = 0,
         key: str | None = None,
     ) -> None:
-        """To another queue, with a new payload (... for the old one). A key that is taken there raises, and nothing has happened."""
+        """To another queue, with a new payload (...
+
+        for the old one). A key that is taken there raises, and nothing has happened.
+        """
         payloads = dict(given)
         twin = self.with_key(to, key)
         if twin and any(self.holds(each) and each.id != twin.id for each in payloads):
@@ -363,7 +372,9 @@ class Model:
         item.dead, item.error, item.had = dead, error, key
 
     def _leave(self, item: Item, queue: str, when: Millis, *kept: str) -> None:
-        """For a queue, perhaps the same: what belongs to the stay in this one is gone, the key above all."""
+        """For a queue, perhaps the same: what belongs to the stay in this one is gone, the key
+        above all.
+        """
         item.trail = [*item.trail, {"q": item.queue, "at": self.now}][-20:]
         item.queue, item.when, item.due, item.tries, item.key = queue, when, when, 0, None
         self._bare(item, *kept)

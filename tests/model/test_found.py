@@ -1,4 +1,7 @@
-"""What the machine and the small model found, each as small as it can be. All are against promises of the API page or the design."""
+"""What the machine and the small model found, each as small as it can be.
+
+All are against promises of the API page or the design.
+"""
 
 from __future__ import annotations
 

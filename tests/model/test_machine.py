@@ -1,6 +1,8 @@
-"""Whatever the API allows, in any order, beside the reference model: over documents in memory, on mongomock, and on a real mongod.
+"""Whatever the API allows, in any order, beside the reference model: over documents in memory, on
+mongomock, and on a real mongod.
 
-A failure prints its steps, which can be run as they stand on a ``Machine`` of that place, and a blob for ``@reproduce_failure``.
+A failure prints its steps, which can be run as they stand on a ``Machine`` of that place, and a
+blob for ``@reproduce_failure``.
 """
 
 from __future__ import annotations

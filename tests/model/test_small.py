@@ -1,8 +1,10 @@
-"""Every interleaving of two consumers and two messages in a loop of three queues, up to a number of steps. No database.
+"""Every interleaving of two consumers and two messages in a loop of three queues, up to a number of
+steps. No database.
 
-A step is one database command, the beginning of an operation, or the passing of a lease. ``explorer`` says
-what must hold: no message is lost or in two places, none is claimed under a live lease, none is settled by
-a former holder, and a settle reports what it did. Without the fence, the same exploration must object.
+A step is one database command, the beginning of an operation, or the passing of a lease.
+``explorer`` says what must hold: no message is lost or in two places, none is claimed under a live
+lease, none is settled by a former holder, and a settle reports what it did. Without the fence, the
+same exploration must object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs plans by hand: no database, no clock, no waiting. A test gives the answers, and sees what was asked."""
+"""Runs plans by hand: no database, no clock, no waiting.
+
+A test gives the answers, and sees what was asked.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,11 @@ Answer = Any | Callable[[Any], Any]
 
 
 class Runner:
-    """Drives plans. The answers to database commands are given in order: a value, an exception to raise, or a function of the request."""
+    """Drives plans.
+
+    The answers to database commands are given in order: a value, an exception to raise, or a
+    function of the request.
+    """
 
     def __init__(self, *answers: Answer, now: datetime = NOW) -> None:
         self.now = now

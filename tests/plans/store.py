@@ -1,7 +1,9 @@
-"""A world without a server and without a clock: processes that run real plans against documents in memory, in virtual time.
+"""A world without a server and without a clock: processes that run real plans against documents in
+memory, in virtual time.
 
-Each process has a ``Line`` and ``Head`` of its own, as a client has. A command takes a few milliseconds, and others come in between; a
-signal may be lost, doubled or late. So the rules of the head are tried against what goes wrong, thousands of times in a second.
+Each process has a ``Line`` and ``Head`` of its own, as a client has. A command takes a few
+milliseconds, and others come in between; a signal may be lost, doubled or late. So the rules of the
+head are tried against what goes wrong, thousands of times in a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How messages are claimed: by a token nobody else has, always read by it, recovered by it. No database."""
+"""How messages are claimed: by a token nobody else has, always read by it, recovered by it.
+
+No database.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Joining concurrent calls: what happens in a batch belongs to the call that caused it, and nobody starves. No database: a fake drive."""
+"""Joining concurrent calls: what happens in a batch belongs to the call that caused it, and nobody
+starves. No database: a fake drive.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from pyqueue.requests import Coalesce
 
 
 class Fake:
-    """A drive whose batches end when the test says so. What a batch was given is in ``batches``, what was given back in ``undone``."""
+    """A drive whose batches end when the test says so.
+
+    What a batch was given is in ``batches``, what was given back in ``undone``.
+    """
 
     def __init__(self) -> None:
         self.stats: Counter[str] = Counter()
@@ -26,7 +31,8 @@ class Fake:
         self.undone: list[Any] = []
         self.running = 0
         self.most = 0
-        #: Those that are under way, oldest first: set a result to end one, an exception to have it fail.
+        #: Those that are under way, oldest first: set a result to end one, an exception to have it
+        #: fail.
         self.open: list[asyncio.Future[Any]] = []
         #: Whether batches end by themselves, after some turns of the loop.
         self.turns: int | None = None
@@ -168,7 +174,9 @@ def test_no_more_batches_are_under_way_than_there_are_lanes(max_in_flight: int) 
 
 @pytest.mark.parametrize("crowd", [2, 8])
 def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
-    """Callers that wake in one turn of the loop are one batch, not one and the rest; a lone one goes alone again after it."""
+    """Callers that wake in one turn of the loop are one batch, not one and the rest; a lone one
+    goes alone again after it.
+    """
 
     async def test(fake: Fake) -> None:
         fake.turns = 1
@@ -443,7 +451,9 @@ def test_settled_waits_for_all_though_one_fails() -> None:
 
 
 def test_nobody_starves() -> None:
-    """Sixty-four callers that call again and again are served in turn: between two of one's own, each other is served at most twice."""
+    """Sixty-four callers that call again and again are served in turn: between two of one's own,
+    each other is served at most twice.
+    """
 
     async def test(fake: Fake) -> None:
         fake.turns = 2
@@ -474,7 +484,9 @@ def test_nobody_starves() -> None:
 def test_every_call_has_its_answer_or_is_undone(
     calls: list[tuple[int, bool, int]], turns: int, max_in_flight: int
 ) -> None:
-    """Calls come at any time, and some are cancelled at any time: whatever was done for one is answered to it, or given back."""
+    """Calls come at any time, and some are cancelled at any time: whatever was done for one is
+    answered to it, or given back.
+    """
 
     async def test(fake: Fake) -> None:
         fake.turns = turns

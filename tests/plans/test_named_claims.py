@@ -1,7 +1,8 @@
-"""Named claims: numbered, taken over, fenced; runners that die at any point beside others and a thief. No database.
+"""Named claims: numbered, taken over, fenced; runners that die at any point beside others and a
+thief. No database.
 
-What holds whatever happens: a message that a runner acknowledges is one that it has read under the token it acknowledges by. So what is
-gone was worked on, and what was not worked on is there.
+What holds whatever happens: a message that a runner acknowledges is one that it has read under the
+token it acknowledges by. So what is gone was worked on, and what was not worked on is there.
 """
 
 from __future__ import annotations
@@ -371,7 +372,9 @@ def one(request: Any) -> Plan[Any]:
 
 
 def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
-    """What the former runner marks after the takeover is nobody's, so it gives it back, the try not counted."""
+    """What the former runner marks after the takeover is nobody's, so it gives it back, the try not
+    counted.
+    """
     bench = Bench(2)
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
@@ -538,7 +541,9 @@ class Audit:
 def runner(
     process: Process, backend: QueuePlans, audit: Audit, rng: random.Random, lease: float
 ) -> Task:
-    """Works on one batch after the other until nothing is left or it is fenced; renews now and then, fails now and then."""
+    """Works on one batch after the other until nothing is left or it is fenced; renews now and
+    then, fails now and then.
+    """
     claims, world = NamedClaims(backend, "g"), process.world
     try:
         while True:

@@ -1,4 +1,7 @@
-"""The parts that need no plan: Clock, Backoff, Codec, arguments, Schedule, messages. No database, and time is an argument or a patched clock."""
+"""The parts that need no plan: Clock, Backoff, Codec, arguments, Schedule, messages.
+
+No database, and time is an argument or a patched clock.
+"""
 
 from __future__ import annotations
 

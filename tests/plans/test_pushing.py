@@ -113,7 +113,9 @@ def test_what_a_kind_lacks_is_refused_before_any_command(what: str, plan: Any) -
 
 
 def test_document_without_a_date_sorts_first() -> None:
-    """It is buried when it is claimed; its place is only asked for to give back what was claimed with it."""
+    """It is buried when it is claimed; its place is only asked for to give back what was claimed
+    with it.
+    """
     runner = Runner(lambda command: command.pairs)
     plan: Plan[None] = undo_reserve(
         *giving(standard()), [({"_id": "m", "token": "t", "when": "soon"}, reservation("m"))]

@@ -1,8 +1,11 @@
-"""Looks that start at a floor hide nothing for long: real plans, in virtual time, against a model. No database.
+"""Looks that start at a floor hide nothing for long: real plans, in virtual time, against a model.
+No database.
 
-The model knows what is stored, and since when it may be claimed. It watches every look and every change, and holds the head to its
-promises: what comes in on time is seen by every look, in order; what comes in below the floor is found within 1 s by a process that has
-nothing to do, within 5 s by one that works off a backlog, as much later as the queue was quiet before, and at the poll at the latest.
+The model knows what is stored, and since when it may be claimed. It watches every look and every
+change, and holds the head to its promises: what comes in on time is seen by every look, in order;
+what comes in below the floor is found within 1 s by a process that has nothing to do, within 5 s by
+one that works off a backlog, as much later as the queue was quiet before, and at the poll at the
+latest.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ POLL, BACKLOG, LIVELY = 15_000.0, 5_000.0, 1_000.0
 #: What the commands, the work and the steps of the watch add to a limit.
 TOLERANCE = 300.0
 STEP = 100.0
-#: A message is on time if it is stored so soon after its ``when``; clocks of processes are off by so much at most.
+#: A message is on time if it is stored so soon after its ``when``; clocks of processes are off by
+#: so much at most.
 RACE, SKEW = 400.0, 40.0
 
 
@@ -44,7 +48,9 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """``slow``: how long the insert is on its way, as in a slow transaction; ``delay`` and ``past``: of the messages."""
+    """``slow``: how long the insert is on its way, as in a slow transaction; ``delay`` and
+    ``past``: of the messages.
+    """
 
     at: float
     process: int = 0
@@ -58,7 +64,9 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One who receives again and again, and ends what it got in these ways by turns; ``rest``: how long it stays away in between."""
+    """One who receives again and again, and ends what it got in these ways by turns; ``rest``: how
+    long it stays away in between.
+    """
 
     process: int = 0
     limit: int = 1
@@ -105,7 +113,8 @@ class Model:
         self.delivered: list[Any] = []
         self.tokens: set[tuple[Any, str]] = set()
         self.finished: set[Any] = set()
-        #: Of each process that consumes: when it looked, when it found nothing, and by how long it may be away.
+        #: Of each process that consumes: when it looked, when it found nothing, and by how long it
+        #: may be away.
         self.looks: dict[Process, list[float]] = {}
         self.empty: dict[Process, list[float]] = {}
         #: Since when each message is passed over, if the last look did.
@@ -216,7 +225,9 @@ class Model:
     def _looked(
         self, process: Process, request: Find | FindAndModify, found: list[dict[str, Any]]
     ) -> None:
-        """What came in on time is not passed over; of what came in late or back, note since when it is."""
+        """What came in on time is not passed over; of what came in late or back, note since when it
+        is.
+        """
         branch = request.filter.get("$or", [request.filter])[-1]
         if branch.get("q") != "a" or (isinstance(request, Find) and request.skip):
             return
@@ -617,7 +628,9 @@ def test_scheduled_message_is_on_time_despite_merged_signals() -> None:
 
 
 def test_late_message_is_found_despite_merged_signals() -> None:
-    """An event that says "read the record and look" swallows all others; it also stands for what a bus that was down did not carry."""
+    """An event that says "read the record and look" swallows all others; it also stands for what a
+    bus that was down did not carry.
+    """
     model = Model(
         Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fate=(1, 0, 0)
     )

@@ -1,4 +1,7 @@
-"""How batches are settled: which commands are asked for, and what is made of their answers. No database."""
+"""How batches are settled: which commands are asked for, and what is made of their answers.
+
+No database.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +232,9 @@ def test_the_last_try_is_one_update_into_the_dead_letter_queue() -> None:
 
 
 def test_a_move_is_one_update_of_each() -> None:
-    """Payloads of their own go as one update each, in one command; the same for all as one update of many."""
+    """Payloads of their own go as one update each, in one command; the same for all as one update
+    of many.
+    """
     held = (reservation("m1"), reservation("m2", "t2"))
     runner = Runner((2, []))
     runner.run(standard().move([(each, each.id) for each in held], to=standard("b")))

@@ -1,4 +1,7 @@
-"""The line of waiting consumers: one leads, and no wake-up is lost with one that is gone. No database, no bus."""
+"""The line of waiting consumers: one leads, and no wake-up is lost with one that is gone.
+
+No database, no bus.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +108,9 @@ def test_closing_calls_everyone() -> None:
 class LineMachine(RuleBasedStateMachine):
     """Consumers come, wait, are woken, find something or not, and are cancelled, in any order.
 
-    A consumer follows the rules of the drivers: it leaves at the end of a wait, and it wakes the next one at
-    the end of a receive. What must hold: at most one leads; and while a consumer waits, one leads or has
-    been called and has yet to act on it.
+    A consumer follows the rules of the drivers: it leaves at the end of a wait, and it wakes the
+    next one at the end of a receive. What must hold: at most one leads; and while a consumer waits,
+    one leads or has been called and has yet to act on it.
     """
 
     waiting: Bundle[Any] = Bundle("waiting")
@@ -138,13 +141,17 @@ class LineMachine(RuleBasedStateMachine):
 
     @rule(caller=waiting)
     def look_again(self, caller: Caller) -> None:
-        """It heard something, was called, or its time came: it looks, finds nothing, and waits again."""
+        """It heard something, was called, or its time came: it looks, finds nothing, and waits
+        again.
+        """
         self._leave(caller)
         self._wait(caller)
 
     @rule(caller=consumes(waiting), found=st.booleans())
     def go(self, caller: Caller, found: bool) -> None:
-        """It found something; or it was cancelled, or timed out, perhaps with a call that it never saw."""
+        """It found something; or it was cancelled, or timed out, perhaps with a call that it never
+        saw.
+        """
         self._leave(caller)
         self.line.wake_next(found)
 
