@@ -27,19 +27,16 @@ MAX_LINE = 100
 
 # ---- what breaks a limit today: lower or remove an entry as soon as you can
 
-LONG_MODULES: dict[str, int] = {
-    "pyqueue/drivers.py": 645,
-}
+LONG_MODULES: dict[str, int] = {}
 LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
-    "tests/bench/batches.py::settles": 62,
-    "tests/bench/peers/__init__.py::run": 69,
-    "tests/chaos/runner.py::run": 71,
+    "tests/chaos/runner.py::run": 69,
     "tests/chaos/test_change_log.py::test_change_log_shows_each_operation": 69,
+    "tests/chaos/test_server.py::test_every_operation_is_unavailable_in_time": 68,
     "tests/model/explorer.py::_mark": 81,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 467
+LONG_LINES = 282
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.

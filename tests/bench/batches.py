@@ -70,7 +70,6 @@ def pushes(client: Client, size: int) -> Timing:
 def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
     """Settle 100 messages that were reserved before. The raw loop has their ids and tokens."""
     numbers = itertools.count()
-    now = datetime.now(UTC)
 
     def reserved() -> tuple[Any, list[Any]]:
         queue = client.queue(f"settle{next(numbers)}")
@@ -99,14 +98,24 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
 
         return timed
 
+    for name, one, many, target in settle_operations(raw):
+        compare(bench, f"{name} of 100, {shown}", theirs(one), ours(many), 100, 100, target)
+
+
+SettleOperation = tuple[
+    str, Callable[[Any], object], Callable[[Any, list[Any]], object], Target | None
+]
+
+
+def settle_operations(raw: Any) -> list[SettleOperation]:
+    """Each operation: its name, one raw command, our call for all of them, and the target."""
+    now = datetime.now(UTC)
     freed = {"$set": {"when": now}, "$unset": {"token": "", "reserved": ""}}
     moved = {
         "$set": {"q": "next", "when": now, "tries": 0, "payload": payload(1)},
         "$unset": freed["$unset"],
     }
-    operations: list[
-        tuple[str, Callable[[Any], object], Callable[[Any, list[Any]], object], Target | None]
-    ] = [
+    return [
         ("commit", raw.delete_one, lambda queue, given: queue.commit(*given), at_least(10)),
         (
             "rollback",
@@ -127,8 +136,6 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
             None,
         ),
     ]
-    for name, one, many, target in operations:
-        compare(bench, f"{name} of 100, {shown}", theirs(one), ours(many), 100, 100, target)
 
 
 def spent(count: int, call: Callable[[], object]) -> float:

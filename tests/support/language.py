@@ -61,10 +61,10 @@ RULES = (
         "write \"invalid queue name 'x': use ...\"",
         kinds=frozenset({"error"}),
     ),
-    Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=109),
-    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or turn the sentence", limit=100),
-    Rule("of its own", r"\bof\s+its\s+own\b", "write 'its own X', or 'separate'", limit=75),
-    Rule("as it is", r"\bas\s+it\s+is\b", "write 'unchanged'", limit=22),
+    Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=38),
+    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or turn the sentence", limit=28),
+    Rule("of its own", r"\bof\s+its\s+own\b", "write 'its own X', or 'separate'", limit=19),
+    Rule("as it is", r"\bas\s+it\s+is\b", "write 'unchanged'", limit=10),
 )  # fmt: skip
 
 

@@ -61,62 +61,66 @@ class Peer:
 DISK = "on disk before the acknowledgement"
 
 
+def peers_of(url: str, redis_url: str) -> list[Peer]:
+    return [
+        Peer(
+            "raw pymongo loop",
+            "raw_loop.py",
+            url,
+            DISK,
+            "one caller, find_one_and_update + delete_one",
+            0.2,
+        ),
+        Peer(
+            "pyqueue",
+            "ours.py",
+            url,
+            DISK,
+            f"{CALLERS} callers; a claim is acknowledged by the primary alone",
+        ),
+        Peer(
+            "Keuss on MongoDB",
+            "keuss.js",
+            url,
+            DISK,
+            f"{CALLERS} callers, reserve and ok; writes as the URL says",
+        ),
+        Peer(
+            "kombu on MongoDB",
+            "kombu_mongodb.py",
+            url,
+            DISK,
+            "one caller; received at most once: a get deletes",
+            0.2,
+        ),
+        Peer(
+            "SAQ on Redis",
+            "saq_redis.py",
+            redis_url,
+            f"{DISK} (appendfsync always)",
+            f"{CALLERS} callers, a worker of {CALLERS}",
+        ),
+        Peer(
+            "procrastinate on PostgreSQL",
+            "procrastinate_pg.py",
+            os.environ.get("BENCH_POSTGRES", ""),
+            DISK,
+            f"a worker of {CALLERS}",
+        ),
+        Peer(
+            "RabbitMQ quorum queue",
+            "rabbitmq.py",
+            os.environ.get("BENCH_AMQP", ""),
+            DISK,
+            f"confirms; prefetch {CALLERS}",
+        ),
+    ]
+
+
 def run(bench: Bench) -> None:
     count, rounds = bench.either(300, 2000), bench.either(2, 5)
     with redis_durable() as redis_url, bench.database() as url:
-        peers = [
-            Peer(
-                "raw pymongo loop",
-                "raw_loop.py",
-                url,
-                DISK,
-                "one caller, find_one_and_update + delete_one",
-                0.2,
-            ),
-            Peer(
-                "pyqueue",
-                "ours.py",
-                url,
-                DISK,
-                f"{CALLERS} callers; a claim is acknowledged by the primary alone",
-            ),
-            Peer(
-                "Keuss on MongoDB",
-                "keuss.js",
-                url,
-                DISK,
-                f"{CALLERS} callers, reserve and ok; writes as the URL says",
-            ),
-            Peer(
-                "kombu on MongoDB",
-                "kombu_mongodb.py",
-                url,
-                DISK,
-                "one caller; received at most once: a get deletes",
-                0.2,
-            ),
-            Peer(
-                "SAQ on Redis",
-                "saq_redis.py",
-                redis_url,
-                f"{DISK} (appendfsync always)",
-                f"{CALLERS} callers, a worker of {CALLERS}",
-            ),
-            Peer(
-                "procrastinate on PostgreSQL",
-                "procrastinate_pg.py",
-                os.environ.get("BENCH_POSTGRES", ""),
-                DISK,
-                f"a worker of {CALLERS}",
-            ),
-            Peer(
-                "RabbitMQ quorum queue",
-                "rabbitmq.py",
-                os.environ.get("BENCH_AMQP", ""),
-                DISK,
-                f"confirms; prefetch {CALLERS}",
-            ),
-        ]
+        peers = peers_of(url, redis_url)
         results: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in peers}
         skipped: dict[str, str] = {}
         for index in range(rounds + 1):  # the first round warms up
