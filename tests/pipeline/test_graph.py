@@ -16,6 +16,7 @@ from pyqueue import (
     InvalidName,
     Many,
     Pipeline,
+    Queue,
     RetryLater,
     To,
     Worker,
@@ -91,6 +92,16 @@ def test_stage_misspelt_option_is_refused(offline: Client) -> None:
 def test_run_without_stages_is_refused(offline: Client) -> None:
     with pytest.raises(ConfigurationError, match="it has no stages"):
         offline.pipeline().run(until_empty=True)
+
+
+def test_run_without_a_client_is_refused(offline: Client) -> None:
+    class Wrapper:
+        def queue(self, name: str, model: Any = None, **options: Any) -> Queue[Any]:
+            return offline.queue(name, model, **options)
+
+    pipeline = Pipeline(Wrapper()).sink("a", same)
+    with pytest.raises(ConfigurationError, match="give a Client or an AsyncClient, not Wrapper"):
+        pipeline.run(until_empty=True)
 
 
 @pytest.mark.parametrize("queues", [["a"], ["a", "b"], ["a", "b", "c"]])
