@@ -1,7 +1,8 @@
 """A receive that is cancelled, or times out from outside, loses nothing and leaves nothing reserved.
 
-Receives are cancelled at seeded random points around the time that the command itself takes. Whatever did not reach the caller must be
-back in its place: same id, due, tries and key, ready for anybody. The control does the same to the raw driver, which loses messages.
+Receives are cancelled at seeded random points around the time that the command itself takes. What did
+not reach the caller must be back in its place, with the same id, due, tries and key. The control does
+the same to the raw driver, which loses messages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import pytest
@@ -36,7 +38,7 @@ class Order(BaseModel):
     n: int
 
 
-# How a receive is cancelled: each answers what the caller got, or None.
+# ---- how a receive is cancelled: each function returns what the caller got, or None
 
 
 async def by_task_cancel(receive: Receive, after: float) -> Any:
@@ -75,7 +77,7 @@ async def by_move_on_after(receive: Receive, after: float) -> Any:
 CANCELS: list[Cancel] = [by_task_cancel, by_wait_for, by_timeout, by_move_on_after]
 
 
-# What is received: the queue's options, and the call.
+# ---- what is received: the options of the queue, and the call
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ async def opened(driver: str, url: str, namespace: str) -> AsyncIterator[AsyncCl
 
 
 async def settled(client: AsyncClient) -> None:
-    """Wait for what the client gives back for callers that are gone."""
+    """Wait until the client has given back what cancelled callers had claimed."""
     driver = runner_of(client).open()
     assert driver is not None
     await driver.settled()
@@ -120,7 +122,7 @@ async def settled(client: AsyncClient) -> None:
 
 @dataclass
 class Storm:
-    """What came of many cancelled receives."""
+    """The outcome of many cancelled receives."""
 
     received: list[Any]
     cancelled: int = 0
@@ -131,7 +133,7 @@ def several(got: Any) -> list[Any]:
 
 
 async def storm(receive: Receive, cancel: Cancel, rounds: int, seed: str) -> Storm:
-    """Cancel receives at random points, from before they begin to well after they would have ended."""
+    """Cancel receives at random points, from before they begin to well after their end."""
     began = time.perf_counter()
     result = Storm(several(await receive()))
     aim = time.perf_counter() - began
@@ -140,18 +142,18 @@ async def storm(receive: Receive, cancel: Cancel, rounds: int, seed: str) -> Sto
         got = several(await cancel(receive, rng.uniform(0, 2 * aim)))
         result.received += got
         result.cancelled += not got
-        aim *= 0.9 if got else 1 / 0.9  # about half come through, however busy the machine is
+        aim *= 0.9 if got else 1 / 0.9  # about half of them return, however busy the machine is
     return result
 
 
 async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: int) -> int:
-    """One storm, and the account of it. Answers how often something had to be given back."""
-    async with opened(driver, url, cancel.__name__) as client:
+    """Run one storm and check every message; return how often one had to be given back."""
+    async with opened(driver, url, f"n{uuid4().hex[:8]}") as client:
         queue = client.queue("orders", kind.model, lease=600, history=kind.history)
         total = STORE + rounds * BATCH
         payloads = [Order(n=n) if kind.model else {"n": n} for n in range(total)]
         ids = await queue.push_many(payloads, keys=[f"key-{n}" for n in range(total)])
-        # One that was tried before, so that a try counted in vain shows.
+        # One message was tried before, so that a try counted in vain shows.
         tried = await queue.reserve(0)
         assert tried is not None
         await queue.rollback(tried, delay=0)
@@ -170,7 +172,7 @@ async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: in
         assert len(got) == len(set(got)), "a message was received twice"
         held, kept = (0, len(got) if kind.history else 0) if kind.pops else (len(got), 0)
         assert await queue.counts() == Counts(ready=total - len(got), reserved=held, history=kept)
-        # Exactly as they were: place, tries, key and payload, with no trace of the claim.
+        # Place, tries, key and payload are unchanged, with no trace of the claim.
         untouched = [id for id in ids if id not in got]
         left = {each["_id"]: each async for each in collection.find({"_id": {"$in": untouched}})}
         assert left == {id: before[id] for id in untouched}
@@ -185,9 +187,10 @@ def test_cancelled_receives_lose_nothing(url: str, driver: str, kind: str) -> No
     async def main() -> int:
         return sum([await exercise(driver, KINDS[kind], cancel, url, 25) for cancel in CANCELS])
 
-    assert asyncio.run(main()) > 0, (
-        "nothing had to be given back: the storm missed the critical moment"
-    )
+    for _ in range(10):  # until a storm meets the critical moment
+        if asyncio.run(main()) > 0:
+            return
+    raise AssertionError("nothing had to be given back")
 
 
 @pytest.mark.slow
@@ -203,56 +206,57 @@ def test_cancelled_receives_lose_nothing_at_length(
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
 @pytest.mark.parametrize("kind", ["pop", "reserve"])
 def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind: str) -> None:
-    rounds = 100
+    """The cancel comes around the time at which the message does."""
 
     async def main() -> None:
         async with opened(driver, url, "waiting") as client:
             queue = client.queue("orders", lease=600)
             rng = random.Random(driver + kind)
-            got = 0
-            for n in range(rounds):
+            got = rounds = 0
+            aim = 0.003
+            while rounds < 60 or not 0 < got < rounds:
+                assert rounds < 2000
                 waiter = asyncio.create_task(getattr(queue, kind)(None))
                 line = runner_of(client).waiters("orders")
                 await async_eventually(lambda: line.has_leader or waiter.done())  # noqa: B023  # called at once
-                await queue.push({"n": n})
-                await asyncio.sleep(rng.uniform(0, 0.003))
+                await queue.push({"n": rounds})
+                await asyncio.sleep(rng.uniform(0, 2 * aim))
                 waiter.cancel()
+                before = got
                 with suppress(asyncio.CancelledError):
                     got += (await waiter) is not None
+                rounds += 1
+                aim *= 0.9 if got > before else 1 / 0.9
                 assert not line.has_leader
             await settled(client)
             assert await queue.counts() == Counts(
                 ready=rounds - got, reserved=got if kind == "reserve" else 0
             )
-            assert 0 < got < rounds
 
     asyncio.run(main())
 
 
-# The control: the same storms on the raw driver. A harness that finds nothing here would prove nothing above.
+# ---- the control: storms that lose nothing on the raw driver would prove nothing above
 
 
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # the raw driver drops the connection of a command that is cancelled
+# The raw driver drops the connection of a command that is cancelled.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("cancel", CANCELS, ids=lambda cancel: cancel.__name__)
 def test_raw_driver_loses_messages(url: str, cancel: Cancel) -> None:
-    async def main() -> None:
+    async def main() -> int:
         async with AsyncMongoClient[dict[str, Any]](url) as mongo:
             collection = mongo.get_default_database()["raw"]
+            await collection.drop()
             await collection.insert_many({"n": n} for n in range(STORE + 100))
             result = await storm(
                 lambda: collection.find_one_and_delete({}, sort=[("_id", 1)]), cancel, 100, "raw"
             )
             quiet = -1
-            while quiet != (
-                left := await collection.count_documents({})
-            ):  # what is on its way still deletes
+            # Commands on their way still delete.
+            while quiet != (left := await collection.count_documents({})):
                 quiet = left
                 await asyncio.sleep(0.05)
-            assert STORE + 100 - left - len(result.received) > 0, (
-                "the storm lost nothing where it should have"
-            )
+            return STORE + 100 - left - len(result.received)
 
-    asyncio.run(main())
+    assert any(asyncio.run(main()) > 0 for _ in range(10)), "the storms lost nothing"
     gc.collect()

@@ -1,4 +1,4 @@
-"""Queue operations inside transactions: all or nothing with the user's own writes, and nothing heard of it before the commit."""
+"""Queue operations inside transactions: all or nothing with the user's writes; signals after the commit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pyqueue import Client, ConfigurationError, Counts, DuplicateKey, LeaseLost, Queue, Reservation
 from tests.integration.conftest import Connect
-from tests.support.eventually import eventually, waiters
+from tests.support.eventually import LONG, eventually, waiters
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 
 
 class Undo(Exception):
-    """Ends a transaction without its commit."""
+    """End a transaction without a commit."""
 
 
 @pytest.fixture
 def things(mongo: Mongo, client: Client) -> Any:
-    """A collection of the user's own, beside the queues."""
+    """A collection of the user, beside the queues."""
     collection = mongo[client.database.name].things
     collection.insert_one({"_id": 0})
     return collection
@@ -54,7 +54,7 @@ def hold(queue: Queue[Any]) -> Reservation[Any]:
     return reservation
 
 
-# Duplicates do not abort
+# ---- duplicates do not abort
 
 
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace"])
@@ -142,11 +142,11 @@ def test_transaction_knows_the_ids_it_pushed(client: Client) -> None:
     assert totals(queue) == [1]
 
 
-# All or nothing
+# ---- all or nothing
 
 
 def everything(client: Client, session: Any, held: list[Any]) -> None:
-    """A push, and each way of settling, in one transaction with a write of the user's."""
+    """A push, and each way of settling, in one transaction with a write of the user."""
     source, target = client.queue("source"), client.queue("target")
     committed, rolled, moved, again = held
     target.push("pushed", session=session)
@@ -167,7 +167,7 @@ def test_abort_undoes_all_and_commit_does_all(client: Client, things: Any) -> No
     before = list(client.database[client.namespace].find(sort=[("_id", 1)]))
     with undone(client) as session:
         everything(client, session, held)
-        assert totals(source, target) == [4, 0]  # outside, nothing of it shows
+        assert totals(source, target) == [4, 0]  # invisible outside the transaction
     assert list(client.database[client.namespace].find(sort=[("_id", 1)])) == before
     assert ids(things) == [0]
 
@@ -218,8 +218,12 @@ def test_operations_in_an_async_transaction(connect: Connect) -> None:
     assert totals(source, target) == [0, 2]
 
 
-def test_transaction_sees_the_claim_just_before_it(mongo: Mongo, url: str) -> None:
-    """A snapshot may be older than what was just acknowledged at w:1; in a fresh database one of seven was."""
+@pytest.mark.own_mongod
+def test_transaction_sees_the_claim_just_before_it(url: str) -> None:
+    """A snapshot may be older than a write that was just acknowledged at w:1.
+
+    With the default journal interval, one of seven was in a fresh database.
+    """
     base, _, query = url.partition("?")
     for n in range(20):
         with Client(f"{base}-{n}?{query}") as client:
@@ -228,7 +232,6 @@ def test_transaction_sees_the_claim_just_before_it(mongo: Mongo, url: str) -> No
             reservation = hold(queue)
             with client.transaction() as session:
                 queue.commit(reservation, session=session)
-            mongo.drop_database(client.database.name)
 
 
 def test_lost_lease_aborts_the_whole_transaction(client: Client) -> None:
@@ -247,7 +250,7 @@ def test_lost_lease_aborts_the_whole_transaction(client: Client) -> None:
     queue.commit(two)
 
 
-# Errors pass as they are
+# ---- errors pass unchanged
 
 
 def test_transaction_errors_keep_type_and_labels(client: Client) -> None:
@@ -257,7 +260,7 @@ def test_transaction_errors_keep_type_and_labels(client: Client) -> None:
     with client.database.client.start_session() as session:
         session.start_transaction()
         assert queue.push("snapshot", session=session)
-        queue.extend(reservation)  # outside: the transaction's settle meets a newer document
+        queue.extend(reservation)  # outside, so that the settle meets a newer document
         with pytest.raises(OperationFailure) as conflict:
             queue.commit(reservation, session=session)
         assert type(conflict.value).__module__.startswith("pymongo")
@@ -300,7 +303,7 @@ def test_caller_exception_passes_and_writes_nothing(client: Client, things: Any)
     assert queue.counts().total == 0
 
 
-# Short leases
+# ---- short leases
 
 
 @pytest.mark.parametrize("operation", ["commit", "rollback", "move"])
@@ -343,13 +346,17 @@ def test_short_lease_needs_a_third_of_its_length(client: Client) -> None:
     assert queue.counts().total == 0
 
 
-# Renewal
+# ---- renewal
+
+
+#: A lease that is renewed after a third of it, and that a busy machine does not let run out.
+LEASE = 3.0
 
 
 def test_renewal_is_suspended_by_a_settle_with_a_session(connect: Connect) -> None:
-    """A renewal between the transaction's first command and its settle would end it with a write conflict."""
+    """A renewal after the settle would end the transaction with a write conflict."""
     client = connect()
-    source, target = client.queue("source", lease=0.9), client.queue("target")
+    source, target = client.queue("source", lease=LEASE), client.queue("target")
     target.pop(0)
     source.push("moved")
     attempts = []
@@ -359,7 +366,7 @@ def test_renewal_is_suspended_by_a_settle_with_a_session(connect: Connect) -> No
         assert reservation is not None
         source.move(reservation, to=target, session=session)
         if len(attempts) == 1:
-            time.sleep(0.7)  # renewals come every 0.3 s
+            time.sleep(1.2 * LEASE / 3)  # a renewal would be due
 
     with source.reserved(0) as reservation:
         assert reservation is not None
@@ -370,18 +377,20 @@ def test_renewal_is_suspended_by_a_settle_with_a_session(connect: Connect) -> No
 
 def test_transaction_is_repeated_after_a_renewal(connect: Connect) -> None:
     client = connect()
-    source, target = client.queue("source", lease=0.9), client.queue("target")
+    source, target = client.queue("source", lease=LEASE), client.queue("target")
     target.pop(0)
     source.push("moved")
-    attempts = []
+    attempts: list[Any] = []
 
     def act(session: Any) -> None:
+        held = reservation
+        assert held is not None
         attempts.append(session)
+        until = held.until
         target.push("pushed", session=session)  # the snapshot is taken
         if len(attempts) == 1:
-            time.sleep(0.7)
-        assert reservation is not None
-        source.move(reservation, to=target, session=session)
+            eventually(lambda: held.until > until, "a renewal")
+        source.move(held, to=target, session=session)
 
     with source.reserved(0) as reservation:
         assert reservation is not None
@@ -403,14 +412,14 @@ def test_renewed_message_returns_after_an_abort(client: Client) -> None:
     queue.commit(again)
 
 
-# Signals wait for the commit
+# ---- signals wait for the commit
 
 
 @contextmanager
 def listening(client: Client, name: str) -> Iterator[Any]:
     with ThreadPoolExecutor(1) as pool:
         queue = client.queue(name, poll=3600)
-        future = pool.submit(lambda: (queue.pop(30), time.monotonic()))
+        future = pool.submit(lambda: (queue.pop(LONG), time.monotonic()))
         eventually(lambda: waiters(client, name) == 1)
         yield future
 
@@ -426,7 +435,7 @@ def test_waiters_wake_after_the_commit(connect: Connect, way: str) -> None:
         before = commands(client)
         time.sleep(0.3)
         assert client.stats.get("signals", 0) == signals
-        assert commands(client) == before, "the waiter looked before the commit"
+        assert commands(client) == before, "the waiter scanned before the commit"
         return time.monotonic()
 
     def commands(client: Any) -> int:
@@ -438,10 +447,9 @@ def test_waiters_wake_after_the_commit(connect: Connect, way: str) -> None:
                 committing = act(session)
         else:
             committing = client.run_transaction(act)
-        message, at = future.result(20)
+        message, at = future.result(LONG)  # no poll comes in that time
         assert message.payload == "pushed"
-        assert committing <= at < time.monotonic()
-        assert at - committing < 0.2
+        assert committing <= at
 
 
 def test_aborted_transaction_signals_nothing(client: Client) -> None:
@@ -459,7 +467,7 @@ def test_aborted_transaction_signals_nothing(client: Client) -> None:
 
 @pytest.mark.parametrize("age", [0, 60])
 def test_notify_wakes_after_a_driver_transaction(client: Client, age: float) -> None:
-    """However long it was open: its messages are as old as that, far below where looks begin."""
+    """However long it was open: its messages are that old, far below the start of the scans."""
     queue = client.queue("jobs")
     with listening(client, "jobs") as future:
         with client.database.client.start_session() as session, session.start_transaction():
@@ -471,10 +479,8 @@ def test_notify_wakes_after_a_driver_transaction(client: Client, age: float) -> 
         time.sleep(0.2)
         assert not future.done()
         queue.notify()
-        began = time.monotonic()
-        message, at = future.result(20)
+        message, _ = future.result(LONG)  # no poll comes in that time
         assert message.payload == "pushed"
-        assert at - began < 0.2
 
 
 def test_driver_errors_of_the_commit_pass_unwrapped(client: Client) -> None:
