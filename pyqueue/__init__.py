@@ -1,6 +1,7 @@
-"""pyqueue: a queue middleware on MongoDB, with fenced leases, delay, dead letter, history and atomic move-to-queue.
+"""Queues on MongoDB: fenced leases, delays, dead letters, history and atomic moves between queues.
 
-``Client`` is for blocking code, ``AsyncClient`` for async code; both give queues. See the documentation for a start.
+``Client`` is for blocking code, ``AsyncClient`` for async code. Both give queues. The documentation
+begins with docs/quickstart.md.
 """
 
 from pyqueue.async_client import AsyncClient

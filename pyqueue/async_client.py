@@ -12,9 +12,10 @@ from pyqueue.backends import namespace as namespaces
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.client import make_backend, queue_infos
-from pyqueue.connecting import AsyncConnection, Connected
+from pyqueue.connecting import AsyncConnection, Connected, Durability
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
+from signals import AsyncBus
 
 __all__ = ["AsyncClient"]
 
@@ -31,11 +32,11 @@ class AsyncClient(Connected[AsyncConnection]):
 
     def __init__(
         self,
-        target: Any,
+        target: object,
         *,
         namespace: str = "pyqueue",
-        signals: Any = None,
-        durability: str = "majority",
+        signals: str | AsyncBus | None = None,
+        durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
     ) -> None:
@@ -56,12 +57,12 @@ class AsyncClient(Connected[AsyncConnection]):
     ) -> AsyncQueue[T]: ...
     @overload
     def queue(
-        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+        self, name: str, model: object = None, **options: Unpack[QueueOptions]
     ) -> AsyncQueue[Any]: ...
     def queue(
         self,
         name: str,
-        model: Any = None,
+        model: object = None,
         *,
         lease: Duration = 60,
         max_tries: int | None = 20,
@@ -71,7 +72,7 @@ class AsyncClient(Connected[AsyncConnection]):
         poll: Duration = 15,
         kind: str = "standard",
     ) -> AsyncQueue[Any]:
-        """A queue of this namespace. Does no I/O. See ``Client.queue``."""
+        """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
         backend = make_backend(
             self._connection,
             name,
@@ -87,7 +88,7 @@ class AsyncClient(Connected[AsyncConnection]):
         return AsyncQueue(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
-        """A pipeline of queues of this namespace. Does no I/O. See ``Client.pipeline``."""
+        """Return a pipeline of queues of this namespace. See ``Client.pipeline``."""
         return Pipeline(self, name)
 
     async def queues(self) -> list[QueueInfo]:

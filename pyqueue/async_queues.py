@@ -37,7 +37,10 @@ def shares_docstrings(source: type) -> Callable[[C], C]:
 
 @shares_docstrings(Queue)
 class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
-    """A queue, for async code: ``Queue``'s twin, whose operations are awaited. Made by ``AsyncClient.queue``."""
+    """A queue, for async code: the twin of ``Queue``.
+
+    ``AsyncClient.queue`` makes it, without I/O.
+    """
 
     async def _run(self, plan: Plan[R]) -> R:
         return await self._runner.run(plan)
@@ -127,7 +130,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 with (
                     anyio.CancelScope(shield=True),
                     suppress(QueueError),
-                ):  # the block's exception is the one to hear of
+                ):  # the exception of the block matters more
                     await self.rollback(reservation, error=error)
             raise
         if renewer.discard(reservation) == "renewed":

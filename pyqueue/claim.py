@@ -1,4 +1,4 @@
-"""Claim and AsyncClaim: what ``Queue.claim`` gives, for staging many messages at once out of a queue, into Spark or anything else."""
+"""``Claim`` and ``AsyncClaim``: many messages under one lease, for bulk work."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pyqueue import arguments
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
-from pyqueue.messages import Id
+from pyqueue.messages import Duration, Id
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
-from pyqueue.requests import Plan
+from pyqueue.requests import Document, Plan
 
 __all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
 
 Runs = TypeVar("Runs", bound=RunnerBase)
 
 
-class _Common(Generic[Runs]):
-    """What both kinds of claim are made of."""
+class ClaimBase(Generic[Runs]):
+    """The part of a claim that is the same for blocking and for async code."""
 
     def __init__(self, runner: Runs, claims: NamedClaims, lease: float) -> None:
         self._runner = runner
@@ -31,71 +31,75 @@ class _Common(Generic[Runs]):
         self._token = ""
         self._upto = 0
         self._settled = False
-        #: The ids of the messages that are held, as they were when they were claimed; empty: nothing was ready.
+        #: The ids of the claimed messages; empty if no message was ready.
         self.ids: list[Id] = []
-        #: The group.
+        #: The name of the group.
         self.group = claims.group
-        #: For how many seconds a renewal holds them.
+        #: The length of the lease in seconds.
         self.lease = lease
 
     @property
     def id(self) -> str:
-        """How the log names it."""
+        """The name that the log shows."""
         return f"group {self.group!r}"
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._claims.backend.queue!r}, group={self.group!r}, {len(self)} messages)"
+        queue = self._claims.backend.queue
+        return f"{type(self).__name__}({queue!r}, group={self.group!r}, {len(self)} messages)"
 
     def _begin(self, limit: int) -> Plan[None]:
         self._token, self._upto, self.ids = yield from self._claims.begin(limit, self.lease)
 
-    def _documents(self) -> Plan[list[dict[str, Any]]]:
-        documents: list[dict[str, Any]] = []
+    def _documents(self) -> Plan[list[Document]]:
+        documents: list[Document] = []
         for span in (yield from self._claims.ranges(self._token, 0, self._upto, 1)):
             documents += yield from self._claims.read(span)
         return documents
 
-    def _settling(self) -> None:
+    def _settle(self) -> None:
         if self._settled:
             raise ConfigurationError(
-                f"claim: that of group {self.group!r} was committed or rolled back already"
+                f"claim: the claim of group {self.group!r} was already committed or rolled back"
             )
         self._settled = True
         self._runner.renewer.discard(self)
 
     def _commit(self) -> Plan[None]:
-        self._settling()
+        self._settle()
         done = yield from self._claims.acknowledge(self._token, self._upto)
         if done < len(self):
             raise LeaseLost(
-                f"{len(self) - done} of {len(self)} messages of group {self.group!r} were no longer held: others will work on them"
+                f"{len(self) - done} of {len(self)} messages of group {self.group!r} "
+                "were no longer held: they will be delivered again"
             )
 
     def _rollback(self, error: BaseException | str | None) -> Plan[None]:
-        self._settling()
+        self._settle()
         yield from self._claims.rollback(self._token, self._upto, error)
 
 
-class Claim(_Common[PlanRunner]):
-    """Many messages, held under one lease that is renewed, and settled together."""
+class Claim(ClaimBase[PlanRunner]):
+    """Many messages under one lease, which is renewed. They are settled together."""
 
     def dataframe(self, spark: Any) -> Any:
-        """The messages as a DataFrame: id, queue, payload, headers, key, when, pushed, tries.
+        """Return the messages as a DataFrame.
 
-        The payload is a struct if the queue has a pydantic model, else a JSON string.
+        Its columns are id, queue, payload, headers, key, when, pushed and tries. The payload is a
+        struct if the queue has a pydantic model, else a JSON string.
 
         Args:
-            spark: a session, classic or Connect.
+            spark: a session of Spark, classic or Connect.
 
         Returns:
-            The DataFrame. It holds the rows themselves, so it stays as it is whatever becomes of the claim.
+            The DataFrame. It holds the rows themselves, so it stays valid after the claim is
+            settled.
 
         Raises:
-            InvalidMessage: a payload does not fit the model.
-            Fenced: another runner of the group took over.
+            InvalidMessage: A payload does not fit the model.
+            Fenced: Another runner of the group took over.
         """
         from pyqueue.spark.frames import frame
 
@@ -105,8 +109,8 @@ class Claim(_Common[PlanRunner]):
         """Finish the messages.
 
         Raises:
-            LeaseLost: others hold some by now, which are untouched; the rest are finished.
-            Fenced: another runner of the group took over; nothing is changed.
+            LeaseLost: Some were no longer held and are unchanged. The rest is finished.
+            Fenced: Another runner of the group took over. Nothing is changed.
         """
         self._runner.run(self._commit())
 
@@ -114,19 +118,19 @@ class Claim(_Common[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: why, for the messages' ``error``.
+            error: the reason, kept in ``Message.error``.
 
         Raises:
-            Fenced: another runner of the group took over; nothing is changed.
+            Fenced: Another runner of the group took over. Nothing is changed.
         """
         self._runner.run(self._rollback(error))
 
 
-class AsyncClaim(_Common[AsyncPlanRunner]):
-    """``Claim``'s twin."""
+class AsyncClaim(ClaimBase[AsyncPlanRunner]):
+    """The twin of ``Claim`` for async code."""
 
     async def dataframe(self, spark: Any) -> Any:
-        """The messages as a DataFrame. See ``Claim.dataframe``."""
+        """Return the messages as a DataFrame. See ``Claim.dataframe``."""
         from pyqueue.spark.frames import frame
 
         documents = await self._runner.run(self._documents())
@@ -143,7 +147,9 @@ class AsyncClaim(_Common[AsyncPlanRunner]):
         await self._runner.run(self._rollback(error))
 
 
-def _checked(backend: QueuePlans, group: str, limit: int, lease: Any) -> tuple[NamedClaims, float]:
+def _checked(
+    backend: QueuePlans, group: str, limit: int, lease: Duration | None
+) -> tuple[NamedClaims, float]:
     if arguments.count("limit", limit) > MAX_CLAIM:
         raise ConfigurationError(
             f"limit: {limit} is not allowed: at most {MAX_CLAIM} messages are claimed at once"
@@ -156,9 +162,9 @@ def _checked(backend: QueuePlans, group: str, limit: int, lease: Any) -> tuple[N
 
 @contextmanager
 def claimed(
-    runner: PlanRunner, backend: QueuePlans, group: str, limit: int, lease: Any
+    runner: PlanRunner, backend: QueuePlans, group: str, limit: int, lease: Duration | None
 ) -> Iterator[Claim]:
-    """The block of ``Queue.claim``."""
+    """Claim for the block of ``Queue.claim``."""
     claim = Claim(runner, *_checked(backend, group, limit, lease))
     runner.run(claim._begin(limit))
     runner.renewer.add(
@@ -168,7 +174,7 @@ def claimed(
         yield claim
     except BaseException as error:
         if not claim._settled:
-            with suppress(QueueError):  # the block's exception is the one to hear of
+            with suppress(QueueError):  # the exception of the block matters more
                 claim.rollback(error)
         raise
     if not claim._settled:
@@ -177,9 +183,9 @@ def claimed(
 
 @asynccontextmanager
 async def claimed_async(
-    runner: AsyncPlanRunner, backend: QueuePlans, group: str, limit: int, lease: Any
+    runner: AsyncPlanRunner, backend: QueuePlans, group: str, limit: int, lease: Duration | None
 ) -> AsyncIterator[AsyncClaim]:
-    """The block of ``AsyncQueue.claim``."""
+    """Claim for the block of ``AsyncQueue.claim``."""
     claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))
     await runner.run(claim._begin(limit))
     runner.renewer.add(
@@ -192,7 +198,7 @@ async def claimed_async(
             with (
                 anyio.CancelScope(shield=True),
                 suppress(QueueError),
-            ):  # the block's exception is the one to hear of
+            ):  # the exception of the block matters more
                 await claim.rollback(error)
         raise
     if not claim._settled:

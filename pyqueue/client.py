@@ -11,11 +11,12 @@ from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import BaseConnection, Connected, Connection, runner_of
+from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
 from pyqueue.messages import Backoff, Counts, Duration, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
+from signals import Bus
 
 __all__ = ["Client", "make_backend", "queue_infos", "runner_of"]
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 def make_backend(
     connection: BaseConnection[Any],
     name: str,
-    model: Any,
+    model: object,
     *,
     lease: Duration,
     max_tries: int | None,
@@ -65,15 +66,17 @@ def queue_infos(names: list[str], counts: list[Counts], paused: list[bool]) -> l
 class Client(Connected[Connection]):
     """A client for blocking code. Any number of threads of the process that made it may use it.
 
-    Making a client does no I/O. The server is reached at the first operation, or when the client is entered.
+    Making a client does no I/O. The server is reached at the first operation, or when the client is
+    entered.
 
     Args:
         target: "mongodb://host/db", "mongodb+srv://...", "memory:" (mongomock, this process only),
-            "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close), or a
-            pymongo or mongomock database, which is never closed here. A URL without a database means
-            "pyqueue".
+            "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
+            or a pymongo or mongomock database, which is never closed here. A URL without a database
+            means "pyqueue".
         namespace: the collection that holds the queues.
-        signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:", "redis://host:port/0",
+        signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
+        "redis://host:port/0",
             "none:") or a bus object.
         durability: "majority" (journaled, on a majority of the members), or "acknowledged" (by the
             primary; faster, but a fail-over may lose writes or deliver a message again).
@@ -83,11 +86,11 @@ class Client(Connected[Connection]):
 
     def __init__(
         self,
-        target: Any,
+        target: object,
         *,
         namespace: str = "pyqueue",
-        signals: Any = None,
-        durability: str = "majority",
+        signals: str | Bus | None = None,
+        durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
     ) -> None:
@@ -106,12 +109,12 @@ class Client(Connected[Connection]):
     def queue(self, name: str, model: type[T], **options: Unpack[QueueOptions]) -> Queue[T]: ...
     @overload
     def queue(
-        self, name: str, model: Any = None, **options: Unpack[QueueOptions]
+        self, name: str, model: object = None, **options: Unpack[QueueOptions]
     ) -> Queue[Any]: ...
     def queue(
         self,
         name: str,
-        model: Any = None,
+        model: object = None,
         *,
         lease: Duration = 60,
         max_tries: int | None = 20,
@@ -121,25 +124,27 @@ class Client(Connected[Connection]):
         poll: Duration = 15,
         kind: str = "standard",
     ) -> Queue[Any]:
-        """A queue of this namespace. Does no I/O.
+        """Return a queue of this namespace. This does no I/O.
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
-            model: what pydantic's TypeAdapter takes: payloads go in as it and come out as it.
+            model: anything that pydantic's TypeAdapter accepts. Payloads are values of it, both
+            when
+                pushed and when received.
             lease: seconds for which a reserved message is held.
-            max_tries: how often a message is tried before it is buried; None: never.
-            dead_letter: where it is buried; default "<name>.dead".
-            history: seconds for which finished messages are kept; None: not at all.
-            backoff: how long a rolled back message waits.
-            poll: seconds after which a waiting consumer looks again even if it hears nothing.
+            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            dead_letter: the name of the queue for buried messages; default "<name>.dead".
+            history: seconds for which finished messages are kept. None: they are deleted.
+            backoff: how long a message waits after a rollback.
+            poll: seconds after which a waiting consumer looks again even without a signal.
             kind: the kind of queue; this release offers "standard".
 
         Returns:
             The queue.
 
         Raises:
-            InvalidName: the name is not allowed.
-            ConfigurationError: an option is not.
+            InvalidName: The name is not allowed.
+            ConfigurationError: An option is not allowed.
         """
         backend = make_backend(
             self._connection,
@@ -156,13 +161,13 @@ class Client(Connected[Connection]):
         return Queue(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
-        """A pipeline of queues of this namespace. Does no I/O.
+        """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:
-            name: a label for reports; queue names are used as given.
+            name: a label for reports. It does not become part of queue names.
 
         Returns:
-            The pipeline, to which stages are added.
+            A pipeline without stages.
         """
         return Pipeline(self, name)
 
@@ -170,7 +175,7 @@ class Client(Connected[Connection]):
         """List every queue that has a record or a message, with its counts.
 
         Returns:
-            One QueueInfo for each, by name.
+            One QueueInfo for each queue, sorted by name.
         """
         run = self._connection.run
         names = run(namespaces.names())

@@ -1,99 +1,115 @@
-"""Joining concurrent calls of one event loop into batches.
+"""Coalescing: concurrent calls of one event loop share batches.
 
-There is no timer: while a batch is under way the next calls gather, and go together when it is back. So a lone caller waits for nobody,
-and many callers share their round trips. It knows nothing of queues: what a batch means is its plan's.
+There is no timer. While a batch runs, the next calls gather; they run as one batch when it is done.
+So a single caller never waits, and many callers share their round trips. This module knows nothing
+of queues: the plan of a batch says what the batch means.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Generator, Hashable
-from typing import Any, Final
+from collections.abc import Coroutine, Hashable
+from typing import Any, Final, Protocol, TypeVar
 
-from pyqueue.requests import Coalesce
+from pyqueue.requests import Coalesce, Plan
 
-__all__ = ["Coalescer"]
+__all__ = ["MAX_BATCH_BYTES", "MAX_BATCH_ITEMS", "Coalescer", "PendingCalls"]
 
-#: What goes into one batch at most.
-COUNT: Final = 256
-BYTES: Final = 8 * 1024 * 1024
+T = TypeVar("T")
+R = TypeVar("R")
 
-Drive = Callable[[Generator[Any, Any, Any]], Awaitable[Any]]
+MAX_BATCH_ITEMS: Final = 256
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+
 Call = tuple[Coalesce[Any, Any], asyncio.Future[Any]]
 
 
+class Drive(Protocol):
+    """Runs the plan of a batch."""
+
+    def __call__(self, plan: Plan[T], /) -> Coroutine[Any, Any, T]:
+        """Run a plan and return its result."""
+
+
 class PendingCalls:
-    """The calls with one key that wait for the next batch, first come first served."""
+    """The calls with one key that wait for the next batch, in the order they came."""
 
     __slots__ = ("crowded", "running", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
+        #: How many batches are running.
         self.running = 0
-        #: Whether the last batch held several: then nobody goes alone, since the others come in the same turn of the loop.
+        #: Whether the last batch had several calls. Then a call waits for the end of the current
+        #: turn of the event loop, because more calls come in the same turn.
         self.crowded = False
 
 
 class Coalescer:
-    """Joins calls, and runs their batches in tasks of its own: a cancelled caller cannot stop a batch half way."""
+    """Runs concurrent calls in shared batches.
+
+    Each batch runs in its own task, so a cancelled caller cannot stop it half way.
+
+    Args:
+        drive: runs the plan of a batch.
+        stats: counts the results that were given back.
+    """
 
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
         self._pending: dict[Hashable, PendingCalls] = {}
-        #: What runs on behalf of callers, gone ones included.
+        #: The running batches, also those whose callers were cancelled.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
 
-    async def join(self, request: Coalesce[Any, Any]) -> Any:
-        """Have the item done; the answer is its own, as is the error."""
-        lane = self._pending.get(request.key)
-        if lane is None:
-            lane = self._pending[request.key] = PendingCalls()
-        if request.undo is None and not lane.running and not lane.crowded:
-            return await self._alone(request, lane)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        call = (request, future)
-        lane.waiting.append(call)
-        if lane.running < request.max_in_flight:
-            lane.running += 1
-            self._spawn(self._run(request.key, lane))
+    async def join(self, request: Coalesce[Any, R]) -> R:
+        """Process the item of a request in a batch. Return its result, or raise its error."""
+        calls = self._pending.get(request.key)
+        if calls is None:
+            calls = self._pending[request.key] = PendingCalls()
+        if request.undo is None and not calls.running and not calls.crowded:
+            return await self._run_alone(request, calls)
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        calls.waiting.append((request, future))
+        if calls.running < request.max_in_flight:
+            calls.running += 1
+            self._spawn(self._run(request.key, calls))
         try:
             return await future
         except asyncio.CancelledError:
-            # Cancelled as the answer was already there: nobody else will see it.
+            # If the result was there already, the cancelled caller never sees it.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._undo(request, future.result())
             raise
 
-    async def _alone(self, request: Coalesce[Any, Any], lane: PendingCalls) -> Any:
-        """Nobody to wait for, and nothing to give back: no task is needed."""
-        lane.running += 1
+    async def _run_alone(self, request: Coalesce[Any, R], calls: PendingCalls) -> R:
+        """Run one call without a task: no other call waits, and there is nothing to give back."""
+        calls.running += 1
         try:
             return (await self._drive(request.batch([request.item])))[0]
         finally:
-            if lane.waiting:
-                self._spawn(self._run(request.key, lane))
+            if calls.waiting:
+                self._spawn(self._run(request.key, calls))
             else:
-                self._left(request.key, lane)
+                self._finish(request.key, calls)
 
-    def _left(self, key: Hashable, lane: PendingCalls) -> None:
-        lane.running -= 1
-        if not lane.running and not lane.waiting and not lane.crowded:
+    def _finish(self, key: Hashable, calls: PendingCalls) -> None:
+        calls.running -= 1
+        if not calls.running and not calls.waiting and not calls.crowded:
             self._pending.pop(key, None)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(self, key: Hashable, lane: PendingCalls) -> None:
+    async def _run(self, key: Hashable, calls: PendingCalls) -> None:
         try:
-            while batch := self._take(lane):
+            while batch := self._take(calls):
                 first = batch[0][0]
                 try:
-                    answers = await self._drive(first.batch([request.item for request, _ in batch]))
+                    results = await self._drive(first.batch([request.item for request, _ in batch]))
                 except BaseException as error:
                     for _, future in batch:
                         if not future.done():
@@ -101,43 +117,43 @@ class Coalescer:
                     if not isinstance(error, Exception):
                         raise
                 else:
-                    for (request, future), answer in zip(batch, answers, strict=True):
+                    for (request, future), result in zip(batch, results, strict=True):
                         if future.done():
-                            self._undo(request, answer)
+                            self._undo(request, result)
                         else:
-                            future.set_result(answer)
+                            future.set_result(result)
         finally:
-            self._left(key, lane)
+            self._finish(key, calls)
 
-    def _take(self, lane: PendingCalls) -> list[Call]:
+    def _take(self, calls: PendingCalls) -> list[Call]:
         batch: list[Call] = []
         size = 0
         while (
-            lane.waiting
-            and len(batch) < COUNT
-            and (not batch or size + lane.waiting[0][0].size <= BYTES)
+            calls.waiting
+            and len(batch) < MAX_BATCH_ITEMS
+            and (not batch or size + calls.waiting[0][0].size <= MAX_BATCH_BYTES)
         ):
-            request, future = lane.waiting.popleft()
-            if not future.done():  # else it was cancelled before anything was done for it
+            request, future = calls.waiting.popleft()
+            if not future.done():  # else it was cancelled before its batch began
                 batch.append((request, future))
                 size += request.size
         if batch:
-            lane.crowded = len(batch) > 1 and batch[0][0].undo is None
+            calls.crowded = len(batch) > 1 and batch[0][0].undo is None
         return batch
 
-    def _undo(self, request: Coalesce[Any, Any], answer: Any) -> None:
-        if request.undo is not None and answer:
+    def _undo(self, request: Coalesce[Any, R], result: R) -> None:
+        if request.undo is not None and result:
             self._stats["given back"] += 1
-            self._spawn(self._drive(request.undo(answer)))
+            self._spawn(self._drive(request.undo(result)))
 
     async def settled(self) -> None:
-        """Wait for what runs on behalf of callers."""
+        """Wait for all running batches."""
         while self.tasks:
             await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 def _copy(error: BaseException) -> BaseException:
-    """An error for one caller of several: each gets a traceback of its own."""
+    """Return a copy of an error, so that each caller of a batch gets its own traceback."""
     try:
         copy = type(error)(*error.args)
     except TypeError:

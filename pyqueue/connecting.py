@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, cast
 
 import pymongo
 from pymongo import WriteConcern
@@ -35,11 +35,25 @@ from pyqueue.renewal import AsyncRenewer, Renewer
 from pyqueue.requests import Plan
 from pyqueue.server_errors import translated
 from pyqueue.waiters import Waiters
+from signals import AsyncBus, Bus
 
 __all__ = ["AsyncConnection", "Connected", "Connection", "runner_of"]
 
 R = TypeVar("R")
 D = TypeVar("D", bound=BaseDriver[Any])
+
+Durability = Literal["majority", "acknowledged"]
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The options of a connection, which are those of ``Client``."""
+
+    namespace: str
+    signals: str | Bus | AsyncBus | None
+    durability: Durability
+    owner: str | None
+    command_timeout: Duration
+
 
 _TARGETS: Final = (
     'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
@@ -76,11 +90,11 @@ class BaseConnection(Generic[D]):
 
     def __init__(
         self,
-        target: Any,
+        target: object,
         *,
         namespace: str = "pyqueue",
-        signals: Any = None,
-        durability: str = "majority",
+        signals: str | Bus | AsyncBus | None = None,
+        durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
     ) -> None:
@@ -119,7 +133,7 @@ class BaseConnection(Generic[D]):
                 f"target: {type(target).__module__}.{type(target).__name__} is invalid: {_TARGETS}"
             )
 
-    def _accepts(self, database: Any) -> bool:
+    def _accepts(self, database: object) -> bool:
         raise NotImplementedError
 
     def _connect(self, url: str, **options: Any) -> Any:
@@ -244,11 +258,11 @@ class Connection(BaseConnection[Driver]):
 
     driver_type = Driver
 
-    def __init__(self, target: Any, **options: Any) -> None:
+    def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
         super().__init__(target, **options)
         self.renewer = Renewer()
 
-    def _accepts(self, database: Any) -> bool:
+    def _accepts(self, database: object) -> bool:
         return isinstance(database, Database) or type(database).__module__.startswith("mongomock")
 
     def _connect(self, url: str, **options: Any) -> Any:
@@ -335,11 +349,11 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     driver_type = AsyncDriver
 
-    def __init__(self, target: Any, **options: Any) -> None:
+    def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
         super().__init__(target, **options)
         self.renewer = AsyncRenewer()
 
-    def _accepts(self, database: Any) -> bool:
+    def _accepts(self, database: object) -> bool:
         kind = type(database)
         return isinstance(database, AsyncDatabase) or kind.__module__.startswith(
             ("mongomock", "motor.motor_asyncio")

@@ -1,7 +1,7 @@
-"""What users hold: messages, reservations, finished messages, counts and the options of a queue.
+"""Messages, reservations, finished messages, counts and the options of a queue.
 
-The envelope is a plain slots dataclass (a model would cost as much as a round trip); only payloads are validated.
-This module knows how a stored document becomes a message, and does no I/O.
+A message is a plain dataclass with slots. A pydantic model would cost as much as a round trip, so
+only payloads are validated. This module also turns stored documents into messages. It does no I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: A message's id: an ObjectId made by the client, or one of the caller's.
+#: The id of a message: an ObjectId that the client made, or an id that the caller gave.
 Id = ObjectId | str
 
 #: Seconds, or a timedelta.
@@ -45,22 +45,22 @@ Duration = float | timedelta
 
 State = Literal["scheduled", "ready", "reserved", "finished"]
 
-#: How far a finished message is put behind the others: out of the range that claims look at, in order of finishing.
+#: Added to the ``when`` of a finished message. It moves the message out of the range that claims
+#: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
 
-
-#: The year from which on instants are pyqueue's own.
+#: From this year on, instants are reserved for pyqueue.
 _BAND: Final = 8000
 
-#: Up to here a number in floating point is exact.
+#: Below this limit a whole number is exact in floating point.
 _EXACT: Final = 1 << 53
 
-#: What a message shows as its ``when`` if none is stored that could ever come.
+#: The ``when`` of a message whose stored value is missing.
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Unchanged:
-    """The type of UNCHANGED: "leave the payload as it is" (None is a payload like any other)."""
+    """The type of UNCHANGED, which means "keep the payload". None is a payload."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -74,33 +74,34 @@ UNCHANGED: Final = Unchanged()
 
 @dataclass(slots=True, eq=False)
 class Message(Generic[T]):
-    """A message as it was when it was read."""
+    """A message at the time it was read."""
 
     id: Id
     #: The name of the queue it is in.
     queue: str
     payload: T
-    #: The caller's own labels; empty when there are none.
+    #: The labels that the caller gave; may be empty.
     headers: dict[str, str | int | float | bool]
-    #: The message key; on a finished or dead message the key that it had.
+    #: The message key. A finished or dead message shows the key that it had.
     key: str | None
-    #: Eligible since (or from): as pushed, rolled back or moved.
+    #: When the message became, or becomes, eligible.
     when: datetime
-    #: When it was first pushed.
+    #: When the message was first pushed.
     pushed: datetime
-    #: How many times it was reserved from this queue, this one included.
+    #: How often the message was reserved from this queue, this time included.
     tries: int
     #: Why the last try failed: ``{type, message, at}``.
     error: dict[str, Any] | None
-    #: What the holder last said of its work: ``{fraction, note, at}``.
+    #: The last progress that the holder stored: ``{fraction, note, at}``.
     progress: dict[str, Any] | None
-    #: What an earlier try left for this one.
+    #: The state that an earlier try stored.
     checkpoint: Any
-    #: The last 20 queues it passed: ``{q, at}``.
+    #: The last 20 queues that the message passed: ``{q, at}``.
     trail: list[dict[str, Any]]
     #: scheduled, ready, reserved or finished.
     state: State
-    #: Where and why it was buried: ``{from, at, reason, tries, error}``; in a dead-letter queue only.
+    #: Where and why the message was buried: ``{from, at, reason, tries, error}``. Only in a
+    #: dead-letter queue.
     dead: dict[str, Any] | None
 
 
@@ -108,11 +109,11 @@ class Message(Generic[T]):
 class Reservation(Message[T]):
     """A message held under a lease. It pickles, and can be settled in another process."""
 
-    #: What makes this claim unlike any other: settling matches it.
+    #: Identifies this claim. Settling matches it.
     token: str
-    #: The end of the lease; ``extend`` moves it.
+    #: The end of the lease; ``extend`` updates it.
     until: datetime
-    #: Who holds it: the client's ``owner``.
+    #: The label of the client that holds the message.
     owner: str
     #: The length of the lease, in seconds.
     lease: float
@@ -124,13 +125,13 @@ class Finished(Message[T]):
 
     #: popped, committed or removed.
     outcome: str
-    #: When it was finished.
+    #: When the message was finished.
     processed: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many messages a queue has, by state. ``history`` is not part of ``total``."""
+    """The number of messages of a queue by state. ``total`` does not include ``history``."""
 
     ready: int = 0
     scheduled: int = 0
@@ -144,7 +145,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One line of ``Client.queues()``."""
+    """One queue of ``Client.queues()``."""
 
     name: str
     counts: Counts
@@ -153,9 +154,10 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds before try n+1: ``base * factor ** (n - 1)``, at most ``maximum``, spread by ``jitter`` (a fraction).
+    """How long a message waits before try n+1.
 
-    The spread keeps messages that failed together from coming back together.
+    It waits ``base * factor ** (n - 1)`` seconds, at most ``maximum``, spread by ``jitter`` (a
+    fraction). The spread keeps messages that failed together from coming back together.
     """
 
     base: float = 1
@@ -164,7 +166,7 @@ class Backoff:
     jitter: float = 0.1
 
     def delay(self, tries: int) -> float:
-        """Seconds to wait after the failure of try number ``tries``."""
+        """Return the seconds to wait after the failure of try number ``tries``."""
         try:
             wait = min(self.maximum, self.base * self.factor ** max(0, tries - 1))
         except OverflowError:
@@ -172,7 +174,7 @@ class Backoff:
         return wait * (1 + self.jitter * random.uniform(-1, 1))
 
 
-#: What the fields of a stored message are. The others say nothing that anybody relies on, or may be anything.
+#: The types of the fields of a stored message. Fields that are missing here may have any type.
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "_id": (ObjectId, str),
     "q": str,
@@ -195,7 +197,7 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 def invalid_fields(document: Mapping[str, Any]) -> list[str]:
-    """The fields of a stored message that are not what pyqueue writes there, so that somebody else wrote them."""
+    """Return the fields of a stored message whose values pyqueue never writes."""
     fields = _FIELDS
     wrong = [
         name
@@ -203,9 +205,8 @@ def invalid_fields(document: Mapping[str, Any]) -> list[str]:
         if name in fields and not isinstance(value, fields[name])
     ]
     tries = document.get("tries", 0)
-    if "tries" not in wrong and (
-        isinstance(tries, bool) or not -_EXACT < tries < _EXACT
-    ):  # nor is NaN
+    # The comparison is also False for NaN.
+    if "tries" not in wrong and (isinstance(tries, bool) or not -_EXACT < tries < _EXACT):
         wrong.append("tries")
     if "due" in document and "due" not in wrong and document["due"].year >= _BAND:
         wrong.append("due")
@@ -221,12 +222,12 @@ def invalid_fields(document: Mapping[str, Any]) -> list[str]:
 
 
 def hashable_id(id: Any) -> Hashable:
-    """An id as a key: those that others wrote may be anything."""
+    """Return an id as a key of a dict. The id of a foreign document may be any value."""
     return id if isinstance(id, (ObjectId, str)) else repr(id)
 
 
 def without_fields(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
-    """A stored message without its faults."""
+    """Return a stored message without its invalid fields."""
     return {name: value for name, value in document.items() if name == "_id" or name not in wrong}
 
 
@@ -243,7 +244,7 @@ def _is_death(value: Mapping[str, Any]) -> bool:
 
 
 def state_of(document: Mapping[str, Any], now: datetime) -> State:
-    """The state of a stored message at an instant."""
+    """Return the state of a stored message at an instant."""
     if "processed" in document:
         return "finished"
     if document.get("when", NEVER) <= now:
@@ -254,9 +255,9 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 def message_of(
     document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
 ) -> Message[Any]:
-    """The message that a stored document tells of: a Reservation if ``lease`` is given, else a Message or a Finished.
+    """Return the message of a stored document: a Reservation if ``lease`` is given.
 
-    What is not as it should be (``faults``) is for the caller to leave out; then this shows what stands for nothing there.
+    The caller removes invalid fields first. A missing field gets a default.
     """
     get = document.get
     when = get("when", NEVER)

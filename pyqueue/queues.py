@@ -1,7 +1,7 @@
 """``Queue``: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` say what an operation means. The docstrings of ``Queue`` say what it takes and
-returns; ``AsyncQueue`` shares them.
+The plans in ``backends`` say what an operation means. The docstrings of ``Queue`` say what it takes
+and returns; ``AsyncQueue`` shares them.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class QueueBase(Generic[T, Runs]):
         return self._settles([each for each, _ in pairs], session, plan)
 
     def _settles(self, reservations: Iterable[Any], session: Any, plan: Plan[None]) -> Plan[None]:
-        """Renew no longer what a plan settles.
+        """Run a plan that settles reservations, and stop renewing them.
 
-        In a transaction that is already so while it is settled: a renewal between the transaction's first command and the
-        settle would end it with a write conflict.
+        In a transaction, renewing stops before the plan runs: a renewal between the first command
+        of the transaction and the settle would abort the transaction with a write conflict.
         """
         held = list(reservations)
         renewer = self._runner.renewer
@@ -104,10 +104,11 @@ def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:
 
 
 class Queue(QueueBase[T, PlanRunner]):
-    """A queue, for blocking code. Made by ``Client.queue``; making one does no I/O.
+    """A queue, for blocking code. ``Client.queue`` makes it, without I/O.
 
-    Durations are seconds or timedeltas, instants aware datetimes. Every operation may raise ``Unavailable`` (the server was not
-    reached in time) and ``QueueClosed``; bad arguments raise ``ConfigurationError`` before anything is written.
+    Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise
+    ``Unavailable`` (the server did not answer in time) and ``QueueClosed``. Invalid arguments raise
+    ``ConfigurationError`` before anything is written.
     """
 
     def _run(self, plan: Plan[R]) -> R:
@@ -128,22 +129,27 @@ class Queue(QueueBase[T, PlanRunner]):
         """Push a message.
 
         Args:
-            payload: any BSON value, or what the queue's model takes.
-            delay: seconds until it can be received; not with ``at``.
-            at: the instant from which it can be received; one that has passed means now.
+            payload: a BSON value, or a value of the model of the queue.
+            delay: seconds until the message can be received; not with ``at``.
+            at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: if the key is taken: "ignore" the push; "replace" the payload, headers and time of the live message
-                (tries start again, and whoever holds it loses its lease); or raise an "error".
+            on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" the
+            payload,
+                headers and time of the live message, so that its tries start again and its holder
+                loses the lease; or raise an "error".
             headers: small labels, {str: str | int | float | bool}.
-            id: an ObjectId, or a str of 1-512 characters not starting with "~". The same id again is one message.
-            session: a transaction's session: the push happens when that commits.
+            id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
+            the
+                same id makes no second message.
+            session: the session of a transaction. The push happens when the transaction commits.
 
         Returns:
-            The message's id; None if a key was taken and ``on_duplicate`` is "ignore".
+            The id of the message, or None if the key was taken and ``on_duplicate`` is "ignore".
 
         Raises:
-            InvalidMessage: the payload is not BSON, too large or not of the model.
-            DuplicateKey: the key is taken and ``on_duplicate`` is "error"; or the id belongs to a message never in this queue.
+            InvalidMessage: The payload is not BSON, is too large or does not fit the model.
+            DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
+                message that never was in this queue.
         """
         return self._run(
             self._backend.push(
@@ -170,24 +176,26 @@ class Queue(QueueBase[T, PlanRunner]):
         ids: Sequence[Id | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
-        """Push many messages at once; one that is refused (see ``push``) means that none is written.
+        """Push many messages at once. If one is invalid, none is written.
 
         Args:
             payloads: the payloads.
-            delay: seconds until they can be received; not with ``at``.
-            at: the instant from which they can be received.
-            headers: for each of them.
-            keys: one for each payload, None for none.
-            on_duplicate: as in ``push``; with "error" the others are written, then DuplicateKey names the ``keys``.
-            ids: one for each payload, None for one made here.
-            session: a transaction's session.
+            delay: seconds until the messages can be received; not with ``at``.
+            at: the instant from which the messages can be received.
+            headers: the headers of every message.
+            keys: one key for each payload, None for a message without a key.
+            on_duplicate: as in ``push``. With "error" the rest is written, then DuplicateKey names
+            the
+                taken ``keys``.
+            ids: one id for each payload, None for a new id.
+            session: the session of a transaction.
 
         Returns:
-            Their ids, with None for each that a taken key kept out.
+            The ids of the messages, with None for each message whose key was taken.
 
         Raises:
-            InvalidMessage: a payload cannot be stored; nothing was written.
-            DuplicateKey: as in ``push``.
+            InvalidMessage: A payload cannot be stored. Nothing was written.
+            DuplicateKey: As in ``push``.
         """
         return self._run(
             self._backend.push(
@@ -203,54 +211,65 @@ class Queue(QueueBase[T, PlanRunner]):
         )
 
     def pop(self, timeout: Duration | None = None) -> Message[T] | None:
-        """Receive a message and finish it at once: at most once, it is gone if this process dies now.
+        """Receive a message and finish it at once.
+
+        Delivery is at most once: the message is lost if this process dies now.
 
         Args:
-            timeout: seconds to wait for one; None waits for ever, 0 not at all.
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
 
         Returns:
-            The message, or None after the time-out.
+            The message, or None after the timeout.
         """
         return next(iter(self._run(self._receive(1, timeout, pop=True))), None)
 
     def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
-        """Receive up to ``limit`` messages and finish them: waits for the first, takes what is there.
+        """Receive up to ``limit`` messages and finish them.
+
+        Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: how many at most.
-            timeout: seconds to wait for the first; None waits for ever, 0 not at all.
+            limit: how many messages at most.
+            timeout: seconds to wait for the first message. None waits without limit, 0 does not
+            wait.
 
         Returns:
-            The messages, in order; none after the time-out.
+            The messages in order, or an empty list after the timeout.
         """
         return self._run(self._receive(limit, timeout, pop=True))
 
     def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> Reservation[T] | None:
-        """Receive a message under a lease: at least once, it comes back if it is not settled in time.
+        """Receive a message under a lease.
+
+        Delivery is at least once: the message comes back if it is not settled in time.
 
         Args:
-            timeout: seconds to wait for one; None waits for ever, 0 not at all.
-            lease: seconds for which nobody else receives it; None: the queue's.
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds for which no other consumer receives it; None: the lease of the queue.
 
         Returns:
-            The reservation, to be settled by commit, rollback, move, bury or release; or None after the time-out.
+            The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
+            release.
         """
         return next(iter(self._run(self._receive(1, timeout, lease=lease))), None)
 
     def reserve_many(
         self, limit: int, *, timeout: Duration | None = None, lease: Duration | None = None
     ) -> list[Reservation[T]]:
-        """Receive up to ``limit`` messages under a lease: waits for the first, takes what is there.
+        """Receive up to ``limit`` messages under a lease.
+
+        Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: how many at most.
-            timeout: seconds to wait for the first; None waits for ever, 0 not at all.
-            lease: seconds; None: the queue's.
+            limit: how many messages at most.
+            timeout: seconds to wait for the first message. None waits without limit, 0 does not
+                wait.
+            lease: seconds; None: the lease of the queue.
 
         Returns:
-            The reservations, in order; none after the time-out.
+            The reservations in order, or an empty list after the timeout.
         """
         return self._run(self._receive(limit, timeout, lease=lease))
 
@@ -258,19 +277,21 @@ class Queue(QueueBase[T, PlanRunner]):
     def reserved(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> Iterator[Reservation[T] | None]:
-        """Reserve for a ``with`` block: commits when it ends, rolls back when it raises (and lets the exception pass).
+        """Reserve a message for a ``with`` block.
 
-        The lease is renewed while the block runs. A reservation that the block settled itself is left alone.
+        The lease is renewed while the block runs. The message is committed when the block ends. If
+        the block raises, the message is rolled back and the exception propagates. A reservation
+        that the block settled itself is left alone.
 
         Args:
-            timeout: seconds to wait for a message; None waits for ever, 0 not at all.
-            lease: seconds; None: the queue's.
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds; None: the lease of the queue.
 
         Returns:
-            A context manager giving the reservation, or None after the time-out.
+            A context manager that gives the reservation, or None after the timeout.
 
         Raises:
-            LeaseLost: on leaving, if another holds the message by now.
+            LeaseLost: The lease was lost before the block ended.
         """
         reservation = self.reserve(timeout, lease=lease)
         if reservation is None:
@@ -282,7 +303,7 @@ class Queue(QueueBase[T, PlanRunner]):
             yield reservation
         except BaseException as error:
             if renewer.discard(reservation):
-                with suppress(QueueError):  # the block's exception is the one to hear of
+                with suppress(QueueError):  # the exception of the block matters more
                     self.rollback(reservation, error=error)
             raise
         if renewer.discard(reservation) == "renewed":
@@ -291,16 +312,16 @@ class Queue(QueueBase[T, PlanRunner]):
     def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
     ) -> None:
-        """Finish messages: into the history if the queue keeps one, else they are gone.
+        """Finish messages. They go to the history if the queue keeps one, else they are deleted.
 
         Args:
-            reservations: what was reserved from this queue.
+            reservations: reservations of this queue.
             payload: what the history keeps instead of the payload.
-            session: a transaction's session.
+            session: the session of a transaction.
 
         Raises:
-            LeaseLost: some were no longer held (``lost``, ``unknown``); all the others are finished.
-            ConfigurationError: with a session, a lease with too little time left.
+            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest is finished.
+            ConfigurationError: With a session, too little time of a lease is left.
         """
         return self._run(
             self._settles(
@@ -317,16 +338,16 @@ class Queue(QueueBase[T, PlanRunner]):
         error: BaseException | str | None = None,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try; one that had its last try is buried.
+        """Give messages back for another try. A message that had its last try is buried.
 
         Args:
-            reservations: what was reserved from this queue.
-            delay: seconds until the next try; None: the queue's backoff for this try; 0: at once.
-            error: why; kept in ``Message.error``.
-            session: a transaction's session.
+            reservations: reservations of this queue.
+            delay: seconds until the next try. None: the backoff of the queue for this try; 0: at once.
+            error: the reason, kept in ``Message.error``.
+            session: the session of a transaction.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are rolled back.
+            LeaseLost: Some were no longer held. The rest is rolled back.
         """
         return self._run(
             self._settles(
@@ -337,25 +358,25 @@ class Queue(QueueBase[T, PlanRunner]):
         )
 
     def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease, counted from now; updates ``until``.
+        """Hold messages for another lease, counted from now. This updates ``until``.
 
         Args:
-            reservations: what was reserved from this queue.
-            lease: seconds; None: as long as the lease that each was reserved with.
+            reservations: reservations of this queue.
+            lease: seconds; None: the lease with which each message was reserved.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are extended.
+            LeaseLost: Some were no longer held. The rest is extended.
         """
         return self._run(self._backend.extend(reservations, lease=lease))
 
     def release(self, *reservations: Reservation[T]) -> None:
-        """Give messages back unworked: to their old places, the tries not counted.
+        """Give messages back unprocessed. They keep their places, and the try is not counted.
 
         Args:
-            reservations: what was reserved from this queue.
+            reservations: reservations of this queue.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are released.
+            LeaseLost: Some were no longer held. The rest is released.
         """
         return self._run(self._settles(reservations, None, self._backend.release(reservations)))
 
@@ -370,22 +391,24 @@ class Queue(QueueBase[T, PlanRunner]):
         key: str | None = None,
         session: Any = None,
     ) -> None:
-        """Pass messages on to another queue, each in one atomic update: never lost, never in both.
+        """Move messages to another queue, each in one atomic update: never lost, never in both.
 
         Args:
-            reservations: what was reserved from this queue.
+            reservations: reservations of this queue.
             to: a Queue of the same namespace, or a queue's name.
-            payload: the new payload of each; it is what the target's model takes.
-            update: instead of a payload, MongoDB's $set $unset $inc $mul $min $max $rename $push $pull $addToSet on the payload.
+            payload: the new payload of each message, a value of the model of the target.
+            update: instead of a payload, an update of the payload with the operators $set $unset
+            $inc
+                $mul $min $max $rename $push $pull $addToSet of MongoDB.
             headers: merged into the headers.
-            delay: seconds until it can be received there.
-            key: its message key there; for one reservation only.
-            session: a transaction's session.
+            delay: seconds until the message can be received there.
+            key: the message key there; for one reservation only.
+            session: the session of a transaction.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are moved.
-            DuplicateKey: the key is taken there; the reservation is still held.
-            InvalidMessage: the payload, or what the update makes of it, cannot be stored.
+            LeaseLost: Some were no longer held. The rest is moved.
+            DuplicateKey: The key is taken there. The reservation is still held.
+            InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         return self._run(
             self._move(
@@ -410,10 +433,10 @@ class Queue(QueueBase[T, PlanRunner]):
         key: str | None = None,
         session: Any = None,
     ) -> None:
-        """Pass messages on, each with a payload of its own.
+        """Move messages to another queue, each with its own payload.
 
         Args:
-            pairs: of a reservation and its new payload (or UNCHANGED).
+            pairs: pairs of a reservation and its new payload (or UNCHANGED).
             to: as in ``move``.
             update: as in ``move``.
             headers: as in ``move``.
@@ -422,8 +445,8 @@ class Queue(QueueBase[T, PlanRunner]):
             session: as in ``move``.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are moved.
-            InvalidMessage: a payload cannot be stored; nothing was moved.
+            LeaseLost: Some were no longer held. The rest is moved.
+            InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         return self._run(
             self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
@@ -433,12 +456,12 @@ class Queue(QueueBase[T, PlanRunner]):
         """Send messages to the dead-letter queue now.
 
         Args:
-            reservations: what was reserved from this queue.
-            error: why; kept in ``Message.dead`` and ``Message.error``.
+            reservations: reservations of this queue.
+            error: the reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: some were no longer held; all the others are buried.
-            ConfigurationError: a message is in a dead-letter queue already.
+            LeaseLost: Some were no longer held. The rest is buried.
+            ConfigurationError: A message is in a dead-letter queue already.
         """
         return self._run(
             self._settles(reservations, None, self._backend.bury(reservations, error=error))
@@ -447,94 +470,103 @@ class Queue(QueueBase[T, PlanRunner]):
     def progress(
         self, reservation: Reservation[T], fraction: float, note: str | None = None
     ) -> None:
-        """Say how far the work is, for others to read in ``Message.progress``.
+        """Store how far the work is. Any process can read it in ``Message.progress``.
 
         Args:
-            reservation: what was reserved from this queue.
+            reservation: a reservation of this queue.
             fraction: from 0 to 1.
             note: a few words.
 
         Raises:
-            LeaseLost: it is no longer held.
+            LeaseLost: The message is no longer held.
         """
         return self._run(self._backend.progress(reservation, fraction, note))
 
     def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
-        """Keep a state of the work, for the next try to find in ``Message.checkpoint``.
+        """Store a state of the work. The next try finds it in ``Message.checkpoint``.
 
         Args:
-            reservation: what was reserved from this queue.
+            reservation: a reservation of this queue.
             state: any BSON value.
 
         Raises:
-            LeaseLost: it is no longer held.
-            InvalidMessage: the state is not BSON.
+            LeaseLost: The message is no longer held.
+            InvalidMessage: The state is not BSON.
         """
         return self._run(self._backend.checkpoint(reservation, state))
 
     def claim(
         self, group: str, *, limit: int, lease: Duration | None = None
     ) -> AbstractContextManager[Claim]:
-        """Claim many messages for a ``with`` block, under one lease that is renewed: for staging them into Spark, or anywhere in bulk.
+        """Claim many messages for a ``with`` block, to process them in bulk, for example in Spark.
 
-        What an earlier claim of the group left behind, by a process that died, say, is taken over first. A block that raises, or ends
-        without ``commit()``, rolls back.
+        One lease holds all of them, and is renewed. If an earlier claim of the group is unfinished,
+        for example because its process died, the block takes that claim over. A block that raises,
+        or ends without ``commit()``, rolls the claim back.
 
         Args:
-            group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at a time uses it.
+            group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
+            a
+                time may use it.
             limit: how many messages at most, up to 100 000.
-            lease: seconds for which they are held if this process dies; None: the queue's.
+            lease: seconds for which the messages stay held if this process dies; None: the lease of
+            the
+                queue.
 
         Returns:
-            A context manager giving the Claim, which is empty if nothing is ready.
+            A context manager that gives the Claim. The Claim is empty if no message is ready.
 
         Raises:
-            Fenced: on settling, if another process claimed for the group meanwhile.
-            LeaseLost: on ``commit()``, if others hold some of the messages by now.
+            Fenced: On settling, if another process has claimed for the group in the meantime.
+            LeaseLost: On ``commit()``, if other consumers hold some of the messages by now.
         """
         return claimed(self._runner, self._backend, group, limit, lease)
 
     def redrive(self, limit: int | None = None) -> int:
-        """Send buried messages back to the queues they came from, with their keys if those are free, tries 0.
+        """Send buried messages back to the queues they came from.
+
+        Their tries start again, and a message keeps its key if the key is free there.
 
         Args:
             limit: how many at most; None: all.
 
         Returns:
-            How many went; 0 for a queue that is no dead-letter queue.
+            How many messages went back; 0 for a queue without buried messages.
         """
         return self._run(self._backend.redrive(limit))
 
     def remove(self, id: Id) -> bool:
-        """Take a message out of the queue.
+        """Remove a message from the queue.
 
         Args:
-            id: the message's.
+            id: the id of the message.
 
         Returns:
-            False if there is none with this id, it is finished, or it is held under a live lease.
+            False if the id is unknown, or the message is finished or held under a live lease.
         """
         return self._run(self._backend.remove(id))
 
     def get(self, id: Id) -> Message[T] | Finished[T] | None:
-        """Look a message up, whatever its state.
+        """Return a message in any state.
 
         Args:
-            id: the message's.
+            id: the id of the message.
 
         Returns:
-            The message, or None if this queue has none with the id. One that does not fit the model has its raw payload.
+            The message, or None if the id is unknown in this queue. A message that does not fit the
+            model has its raw payload.
         """
         return self._run(self._backend.get(id))
 
     def peek(self, limit: int = 10) -> list[Message[T]]:
-        """See what would be received next; takes nothing.
+        """Return the next messages without taking them.
 
         Args:
             limit: how many at most.
 
         Returns:
-            Ready messages, in order. One that does not fit the model has its raw payload, and ``error`` says why.
+            Ready messages in order. A message that does not fit the model has its raw payload, and
+            ``error`` says why.
         """
         return self._run(self._backend.peek(limit))
 
@@ -547,7 +579,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.counts())
 
     def next_when(self) -> datetime | None:
-        """When the next message becomes (or became) eligible, the ends of leases included.
+        """Return when the next message becomes (or became) eligible. The ends of leases count too.
 
         Returns:
             The instant, or None for an empty queue.
@@ -555,27 +587,32 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.next_when())
 
     def pause(self) -> None:
-        """Keep the consumers of every process from receiving, within 5 s (at once with a bus). Pushes go on."""
+        """Stop the consumers of every process from receiving. Pushes go on.
+
+        Consumers notice this at once with a bus, and within 5 s without.
+        """
         return self._run(self._backend.pause(True))
 
     def resume(self) -> None:
-        """Let the consumers go on."""
+        """Let the consumers receive again."""
         return self._run(self._backend.pause(False))
 
     def paused(self) -> bool:
-        """Ask whether the queue is paused.
+        """Return whether the queue is paused.
 
         Returns:
-            True if it is.
+            True if it is paused.
         """
         return self._run(self._backend.paused())
 
     def notify(self) -> None:
-        """Wake waiting consumers, after a transaction of your own."""
+        """Wake waiting consumers. Call it after a transaction that you committed yourself."""
         return self._run(self._backend.notify())
 
     def purge(self) -> int:
-        """Delete all ready and scheduled messages. What is held, and the history, stay; nothing is added to the history.
+        """Delete all ready and scheduled messages.
+
+        Held messages and the history stay, and nothing is added to the history.
 
         Returns:
             How many were deleted.
@@ -583,11 +620,11 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.purge())
 
     def history(self, limit: int = 100, *, since: datetime | None = None) -> list[Finished[T]]:
-        """Look at finished messages, newest first.
+        """Return finished messages, newest first.
 
         Args:
             limit: how many at most.
-            since: only those finished at or after this instant.
+            since: only messages that were finished at or after this instant.
 
         Returns:
             Finished messages, with ``outcome`` and ``processed``.
@@ -595,12 +632,14 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.history(limit, since=since))
 
     def replay(self, *ids: Id) -> int:
-        """Make finished messages ready again, with their keys if those are free, tries 0.
+        """Make finished messages ready again.
+
+        Their tries start again, and a message keeps its key if the key is free.
 
         Args:
-            ids: of messages in the history.
+            ids: the ids of messages in the history.
 
         Returns:
-            How many there were.
+            How many of the ids were found.
         """
         return self._run(self._backend.replay(ids))

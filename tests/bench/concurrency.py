@@ -20,6 +20,7 @@ from typing import Any
 import pymongo
 
 from pyqueue import AsyncClient
+from pyqueue.connecting import Durability
 from tests.bench.figures import Curve, Target, at_least, histogram, quantile
 from tests.bench.harness import (
     DURABILITIES,
@@ -312,7 +313,7 @@ def outcome(
 # ---- several processes
 
 
-def processes(bench: Bench, shown: str, durability: str, url: str, workers: Workers) -> None:
+def processes(bench: Bench, shown: str, durability: Durability, url: str, workers: Workers) -> None:
     rounds, seconds = bench.either(2, 7), bench.either(4, 15) / 10
     numbers = itertools.count()
     done: dict[str, list[Load]] = {"raw": [], "ours": []}
@@ -348,7 +349,7 @@ def processes(bench: Bench, shown: str, durability: str, url: str, workers: Work
 
 
 async def consume(
-    start: Start, url: str, durability: str, side: str, queue: str, seconds: float
+    start: Start, url: str, durability: Durability, side: str, queue: str, seconds: float
 ) -> Load:
     """Run 16 consumers in a worker process, at the same time as all workers."""
     if side == "ours":

@@ -26,12 +26,13 @@ from pymongo import ReturnDocument, WriteConcern
 from rich.console import Console
 
 from pyqueue import AsyncClient, Client
+from pyqueue.connecting import Durability
 from pyqueue.embedded import EmbeddedServer, find_mongod
 from tests.bench.figures import Curve, Row, Target, at_most, ratios, table
 from tests.bench.workers import as_coroutine
 
 #: The name of each durability in the report, and the write concern of the raw side.
-DURABILITIES = {"majority": "majority", "acknowledged": "w:1"}
+DURABILITIES: dict[Durability, str] = {"majority": "majority", "acknowledged": "w:1"}
 WRITE = {"majority": WriteConcern("majority", j=True), "acknowledged": WriteConcern(1)}
 #: The one index that a raw queue needs.
 RAW_INDEX = [("q", 1), ("when", 1), ("_id", 1)]
@@ -222,7 +223,7 @@ class Bench:
                 mongo.drop_database(name)
 
     @contextmanager
-    def blocking(self, durability: str, **options: Any) -> Iterator[tuple[Client, Any]]:
+    def blocking(self, durability: Durability, **options: Any) -> Iterator[tuple[Client, Any]]:
         """A client of pyqueue and a raw collection with the same write concern, in one database."""
         with (
             self.database() as url,
@@ -237,7 +238,7 @@ class Bench:
 
     @asynccontextmanager
     async def asynchronous(
-        self, url: str, durability: str, **options: Any
+        self, url: str, durability: Durability, **options: Any
     ) -> AsyncIterator[tuple[AsyncClient, Any]]:
         """The same as ``blocking`` for async code."""
         async with (
@@ -252,7 +253,7 @@ class Bench:
 
     @contextmanager
     def looped(
-        self, durability: str, **options: Any
+        self, durability: Durability, **options: Any
     ) -> Iterator[tuple[asyncio.Runner, AsyncClient, Any, Any]]:
         """An event loop with both sides.
 

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from pyqueue.connecting import Durability
 from tests.bench.harness import (
     DURABILITIES,
     RAW_RESERVE,
@@ -28,7 +29,7 @@ def run(bench: Bench) -> None:
         compare(bench, durability, shown)
 
 
-def compare(bench: Bench, durability: str, shown: str) -> None:
+def compare(bench: Bench, durability: Durability, shown: str) -> None:
     count, rounds = bench.either(500, 2000), bench.either(3, 7)
     counts: list[int] = []
     with (

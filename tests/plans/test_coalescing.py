@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import LeaseLost, Unavailable
-from pyqueue.coalescing import BYTES, COUNT, Coalescer
+from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer
 from pyqueue.requests import Coalesce
 
 
@@ -193,17 +193,28 @@ def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
 
 def test_batches_are_bounded_by_count() -> None:
     async def test(fake: Fake) -> None:
-        calls = [fake.call(n, max_in_flight=1) for n in range(2 * COUNT + 10)]
+        calls = [fake.call(n, max_in_flight=1) for n in range(2 * MAX_BATCH_ITEMS + 10)]
         await fake.finish(*calls)
-        assert max(map(len, fake.batches)) == COUNT
-        assert [item for batch in fake.batches for item in batch] == list(range(2 * COUNT + 10))
+        assert max(map(len, fake.batches)) == MAX_BATCH_ITEMS
+        assert [item for batch in fake.batches for item in batch] == list(
+            range(2 * MAX_BATCH_ITEMS + 10)
+        )
 
     run(test)
 
 
 def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
     async def test(fake: Fake) -> None:
-        sizes = [1, BYTES // 2, BYTES // 2, 1, BYTES, 2 * BYTES, 5, 5]
+        sizes = [
+            1,
+            MAX_BATCH_BYTES // 2,
+            MAX_BATCH_BYTES // 2,
+            1,
+            MAX_BATCH_BYTES,
+            2 * MAX_BATCH_BYTES,
+            5,
+            5,
+        ]
         calls = [fake.call((n, size), size=size, max_in_flight=1) for n, size in enumerate(sizes)]
         await fake.finish(*calls)
         assert [[n for n, _ in batch] for batch in fake.batches] == [
