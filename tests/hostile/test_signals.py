@@ -18,7 +18,7 @@ from pyqueue.payloads import OPTIONS
 from signals import BusError, MemoryBus
 from tests.hostile.values import ODD, Given, anything
 from tests.signals.conftest import Kind, kind, redis_server
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 from tests.support.eventually import eventually
 from tests.support.servers import RedisServer
 

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pymongo import AsyncMongoClient, MongoClient
 
 import signals
-from tests.signals.servers import PortalBus
+from tests.signals.portal import PortalBus
 from tests.support.servers import RedisServer, free_port, mongod_process
 
 ROOT_USER = "root"

@@ -20,7 +20,7 @@ import signals
 from pyqueue.embedded import EmbeddedServer
 from signals.capped_bus import CappedTransport
 from tests.signals.conftest import ROOT_PASSWORD, ROOT_USER, Kind, OpenKind
-from tests.signals.servers import NOW, closing
+from tests.signals.portal import NOW, closing
 from tests.support.eventually import eventually
 
 CAPPED = ["capped-blocking", "capped-async", "capped-motor"]

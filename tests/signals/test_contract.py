@@ -13,7 +13,7 @@ import pytest
 import signals
 from signals import capped_bus
 from tests.signals.conftest import Kind, served
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 from tests.support.eventually import eventually
 
 LATER = NOW + timedelta(minutes=1)

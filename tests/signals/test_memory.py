@@ -9,7 +9,7 @@ import pytest
 
 import signals
 from signals.memory import MemoryRunner
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 from tests.support.eventually import eventually
 
 LATER = NOW + timedelta(minutes=1)

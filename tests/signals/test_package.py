@@ -15,7 +15,7 @@ import pytest
 import signals
 from signals.hub import Subscription
 from signals.runner import AsyncFacade, BlockingFacade
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 from tests.support.servers import RedisServer
 
 ROOT = Path(signals.__file__).parent.parent

@@ -19,7 +19,7 @@ import signals
 from signals import redis_bus
 from signals.hub import Hub
 from tests.signals.conftest import Kind
-from tests.signals.servers import NOW, closing
+from tests.signals.portal import NOW, closing
 from tests.support.eventually import eventually
 from tests.support.servers import RedisServer
 

@@ -16,7 +16,7 @@ import signals
 from signals.hub import Hub, Subscription, TaskListener
 from signals.runner import RetryDelays, Runner
 from signals.transport import Procedure, TaskRuntime
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 from tests.support.servers import RedisServer
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signals import Window, earliest
-from tests.signals.servers import NOW
+from tests.signals.portal import NOW
 
 LENGTH = 50  # whole numbers, so that times compare exactly
 WHENS = st.none() | st.integers(0, 5).map(lambda minutes: NOW + timedelta(minutes=minutes))

@@ -7,20 +7,6 @@ from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
-from tests.support.eventually import eventually
-from tests.support.servers import RedisServer, answers, free_port
-
-__all__ = [
-    "NOW",
-    "PortalBus",
-    "PortalListener",
-    "RedisServer",
-    "answers",
-    "closing",
-    "eventually",
-    "free_port",
-]
-
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
 
