@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.support.processes import ROOT, program
 __all__ = ["SLOW_S", "spark_eventually", "spark_program"]
 
 #: Far more than a session and a few batches take on a busy machine, in seconds.
-SLOW_S = 300.0
+SLOW_S = 900.0
 
 
 def spark_program(
@@ -27,7 +28,14 @@ def spark_program(
 
 
 def spark_eventually(condition: Callable[[], object], what: str, running: Any = None) -> None:
-    """Wait until the condition holds. Fail if the program or the query ends before."""
+    """Wait until the condition holds. Fail if the program or the query ends before.
+
+    The condition is checked rarely, because Spark needs the cores.
+    """
+
+    def checked() -> object:
+        time.sleep(0.05)
+        return condition()
 
     def alive() -> bool:
         if running is None:
@@ -38,4 +46,4 @@ def spark_eventually(condition: Callable[[], object], what: str, running: Any = 
             return True
         raise AssertionError(running.exception())
 
-    eventually(condition, what, seconds=SLOW_S, alive=alive)
+    eventually(checked, what, seconds=SLOW_S, alive=alive)

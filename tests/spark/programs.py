@@ -38,7 +38,7 @@ BATCH = 20
 PARTITIONS = 2
 
 #: A program that is held ends by itself after this time, in seconds.
-HELD_S = 900.0
+HELD_S = 3600.0
 
 #: Set once the stream without ids has written a batch.
 WROTE = threading.Event()
@@ -59,7 +59,7 @@ def held(column: str, value: str, gate: str = "") -> Any:
     """Return a function for ``mapInArrow`` that lets rows pass, except the one with this value.
 
     The task with that row waits until the file ``gate`` exists, or until its process is killed.
-    All other tasks end, so the job stays half-done for as long as a test needs.
+    The tasks before it have ended, so the job stays half-done for as long as a test needs.
     """
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -120,11 +120,11 @@ def without_ids(spark: Any, url: str, checkpoint: str, hold: bool = False) -> An
     )
 
 
-def session() -> Any:
-    """Start the session of a program that will be killed."""
+def session(cores: int = 1) -> Any:
+    """Start the session of a program that will be killed. One core starts fewest workers."""
     from pyqueue.spark import spark_session
 
-    spark = spark_session("killed", master="local[2]", config=CONFIG | JAVA)
+    spark = spark_session("killed", master=f"local[{cores}]", config=CONFIG | JAVA)
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
@@ -142,7 +142,7 @@ def run_without_ids(url: str, checkpoint: str) -> None:
 def write(url: str, rows: str, hold: str, gate: str) -> None:
     """Write rows with ids in one job, which holds at the row ``hold`` until the gate opens."""
     df = (
-        session()
+        session(2)
         .range(int(rows))
         .selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
         .repartition(4)

@@ -25,7 +25,7 @@ from tests.support.processes import kill_tree
 #: These tests start a second JVM, so they run one after the other, on the worker of the session.
 pytestmark = pytest.mark.xdist_group("spark")
 
-#: A batch that is half-done: the tasks of all partitions but one have written their rows.
+#: The size of a half-done batch: the tasks of all partitions but the last have written their rows.
 HALF = BATCH - BATCH // PARTITIONS
 
 
@@ -63,7 +63,7 @@ def test_stream_goes_on_after_its_driver_is_killed(
 ) -> None:
     """The kill comes in the middle of a batch. The restart need not wait for the lease of 600 s."""
     client.queue("raw").push_many(range(2 * BATCH))
-    with spark_program("with_ids", url, str(tmp_path), "0") as driver:
+    with spark_program("with_ids", url, str(tmp_path), str(BATCH - 1)) as driver:
         spark_eventually(lambda: count(messages) == HALF, "a half-written batch", driver)
         kill_tree(driver)
     assert count(messages) == HALF
