@@ -65,7 +65,10 @@ def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False)
 
 Payload = Annotated[
     str | None,
-    typer.Argument(metavar="[PAYLOAD]", help="The payload as JSON. Default, or -: standard input."),
+    typer.Argument(
+        metavar="[PAYLOAD]",
+        help="The payload as JSON. If it is missing or -, it is read from standard input.",
+    ),
 ]
 File = Annotated[
     Path | None, typer.Option("--file", metavar="PATH", help="Read the payload from a file.")
