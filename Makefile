@@ -46,10 +46,11 @@ test-slow: $(VENV)/.dev  ## the exhaustive forms of the tests
 coverage: $(VENV)/.dev  ## which lines and branches no test takes
 	@$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
 
-check: $(VENV)/.dev  ## format, lint and types; warnings are errors
+check: $(VENV)/.dev  ## format, lint, types and language; warnings are errors
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.support.language
 
 bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -36,7 +36,7 @@ LONG_FUNCTIONS: dict[str, int] = {
     "tests/model/explorer.py::_mark": 81,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 282
+LONG_LINES = 68
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.

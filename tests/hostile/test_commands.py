@@ -131,7 +131,7 @@ def arguments() -> st.SearchStrategy[list[str]]:
 
 
 def waits(words: list[str]) -> bool:
-    """Whether it would do as it is told and wait for long, or run something else."""
+    """Return whether the command would wait for long."""
     return any(words[place : place + 1] == ["--timeout"] for place in range(len(words)))
 
 
