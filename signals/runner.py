@@ -13,6 +13,7 @@ import os
 import random
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from time import monotonic
@@ -52,7 +53,7 @@ class RetryDelays:
         self._next = 0.1
 
 
-class BaseRunner:
+class BaseRunner(ABC):
     """What all runners share: the counters, the hub, the listeners of this bus, and closing once.
 
     Attributes:
@@ -84,9 +85,9 @@ class BaseRunner:
         self._entered = set()
         self._reset()
 
+    @abstractmethod
     def emit(self, topic: str, when: datetime | None) -> None:
         """Take an event. Never wait, and raise BusError for an invalid argument only."""
-        raise NotImplementedError
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
         """Let a listener hear."""
@@ -112,9 +113,9 @@ class BaseRunner:
         """Return whether the end of the process has to wait for events of this bus."""
         return False
 
+    @abstractmethod
     def close(self) -> Procedure[None]:
         """Send the events that are held back and close the listeners of this bus."""
-        raise NotImplementedError
 
 
 class Runner(BaseRunner):
