@@ -15,8 +15,9 @@ from typing import Any
 from bson import ObjectId
 
 from pyqueue.clock import BAND, seconds
+from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import Backoff, Id, Reservation, hashable_id
+from pyqueue.messages import Backoff, Id, Reservation
 
 __all__ = [
     "backoff",

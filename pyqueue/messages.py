@@ -1,13 +1,12 @@
 """Messages, reservations, finished messages, counts and the options of a queue.
 
 A message is a plain dataclass with slots. A pydantic model would cost as much as a round trip, so
-only payloads are validated. This module also turns stored documents into messages. It does no I/O.
+only payloads are validated. ``documents`` makes messages from stored documents.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
@@ -28,11 +27,6 @@ __all__ = [
     "Reservation",
     "State",
     "Unchanged",
-    "hashable_id",
-    "invalid_fields",
-    "message_of",
-    "state_of",
-    "without_fields",
 ]
 
 T = TypeVar("T")
@@ -48,12 +42,6 @@ State = Literal["scheduled", "ready", "reserved", "finished"]
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
 #: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
-
-#: From this year on, instants are reserved for pyqueue.
-_BAND: Final = 8000
-
-#: Below this limit a whole number is exact in floating point.
-_EXACT: Final = 1 << 53
 
 #: The ``when`` of a message whose stored value is missing.
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -172,118 +160,6 @@ class Backoff:
         except OverflowError:
             wait = self.maximum
         return wait * (1 + self.jitter * random.uniform(-1, 1))
-
-
-#: The types of the fields of a stored message. Fields that are missing here may have any type.
-_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "_id": (ObjectId, str),
-    "q": str,
-    "when": datetime,
-    "due": datetime,
-    "pushed": datetime,
-    "tries": (int, float),
-    "headers": dict,
-    "key": str,
-    "last_key": str,
-    "token": str,
-    "owner": str,
-    "error": dict,
-    "progress": dict,
-    "trail": list,
-    "dead": dict,
-    "processed": datetime,
-    "outcome": str,
-}
-
-
-def invalid_fields(document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a stored message whose values pyqueue never writes."""
-    fields = _FIELDS
-    wrong = [
-        name
-        for name, value in document.items()
-        if name in fields and not isinstance(value, fields[name])
-    ]
-    tries = document.get("tries", 0)
-    # The comparison is also False for NaN.
-    if "tries" not in wrong and (isinstance(tries, bool) or not -_EXACT < tries < _EXACT):
-        wrong.append("tries")
-    if "due" in document and "due" not in wrong and document["due"].year >= _BAND:
-        wrong.append("due")
-    if "headers" in document and "headers" not in wrong:
-        headers = document["headers"]
-        if not all(isinstance(value, (str, int, float)) for value in headers.values()):
-            wrong.append("headers")
-    if "trail" in document and "trail" not in wrong and not all(map(_is_stop, document["trail"])):
-        wrong.append("trail")
-    if "dead" in document and "dead" not in wrong and not _is_death(document["dead"]):
-        wrong.append("dead")
-    return wrong
-
-
-def hashable_id(id: Any) -> Hashable:
-    """Return an id as a key of a dict. The id of a foreign document may be any value."""
-    return id if isinstance(id, (ObjectId, str)) else repr(id)
-
-
-def without_fields(document: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
-    """Return a stored message without its invalid fields."""
-    return {name: value for name, value in document.items() if name == "_id" or name not in wrong}
-
-
-def _is_stop(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("q"), str)
-        and isinstance(value.get("at"), datetime)
-    )
-
-
-def _is_death(value: Mapping[str, Any]) -> bool:
-    return isinstance(value.get("from"), str) and isinstance(value.get("at"), datetime)
-
-
-def state_of(document: Mapping[str, Any], now: datetime) -> State:
-    """Return the state of a stored message at an instant."""
-    if "processed" in document:
-        return "finished"
-    if document.get("when", NEVER) <= now:
-        return "ready"
-    return "reserved" if "token" in document else "scheduled"
-
-
-def message_of(
-    document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
-) -> Message[Any]:
-    """Return the message of a stored document: a Reservation if ``lease`` is given.
-
-    The caller removes invalid fields first. A missing field gets a default.
-    """
-    get = document.get
-    when = get("when", NEVER)
-    common = (
-        document["_id"],
-        get("q", ""),
-        payload,
-        get("headers") or {},
-        get("key") or get("last_key")
-        if "processed" in document or "dead" in document
-        else get("key"),
-        get("due", when),
-        get("pushed", when),
-        int(get("tries", 0)),
-        get("error"),
-        get("progress"),
-        get("checkpoint"),
-        get("trail") or [],
-        state_of(document, now),
-        get("dead"),
-    )
-    if lease is not None:
-        return Reservation(*common, document["token"], when, get("owner", ""), lease)
-    if "processed" in document:
-        return Finished(*common, get("outcome", ""), document["processed"])
-    return Message(*common)
 
 
 class QueueOptions(TypedDict, total=False):

@@ -33,14 +33,16 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "messages": set(),
+    "documents": {"messages"},
     "clock": set(),
     "requests": {"errors"},
     "payloads": {"errors"},
-    "arguments": {"clock", "errors", "messages"},
+    "arguments": {"clock", "documents", "errors", "messages"},
     "backends": {
         "arguments",
         "backends",
         "clock",
+        "documents",
         "errors",
         "messages",
         "payloads",
@@ -186,7 +188,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "queues",
         "worker",
     },
-    "spark.frames": {"backends", "errors", "messages", "payloads"},
+    "spark.frames": {"backends", "documents", "errors", "messages", "payloads"},
     "spark.session": {"errors"},
     "spark.batches": {
         "arguments",
@@ -235,6 +237,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "",
         "arguments",
+        "documents",
         "backends",
         "cli",
         "connecting",
@@ -291,6 +294,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "arguments",
         "backends",
         "cli",
+        "documents",
         "memory",
         "messages",
         "payloads",
@@ -350,7 +354,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 
 #: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their
 #: own.
-PURE = ("errors", "messages", "requests", "payloads", "arguments", "backends")
+PURE = ("errors", "messages", "documents", "requests", "payloads", "arguments", "backends")
 IMPURE = {
     "asyncio",
     "os",

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends import transitions
+from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
     DuplicateKey,
@@ -23,7 +24,7 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
-from pyqueue.messages import Reservation, hashable_id
+from pyqueue.messages import Reservation
 from pyqueue.requests import (
     Coalesce,
     Delete,

@@ -21,8 +21,9 @@ from bson.errors import BSONError
 from pyqueue.backends import invalid, namespace, transitions
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
+from pyqueue.documents import hashable_id
 from pyqueue.errors import InvalidMessage, Unavailable
-from pyqueue.messages import Message, hashable_id
+from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
 
 __all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "claim"]

@@ -9,8 +9,9 @@ from datetime import datetime
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.clock import BAND
+from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
-from pyqueue.messages import Id, invalid_fields, without_fields
+from pyqueue.messages import Id
 from pyqueue.payloads import encode
 from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, Signal, Update, WriteFailure
 

@@ -16,8 +16,9 @@ from bson.errors import BSONError
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.kind import Kind
+from pyqueue.documents import invalid_fields, message_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
-from pyqueue.messages import Message, invalid_fields, message_of, without_fields
+from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 

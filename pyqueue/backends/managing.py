@@ -10,8 +10,9 @@ from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.kind import Kind, require
+from pyqueue.documents import invalid_fields
 from pyqueue.errors import InvalidName
-from pyqueue.messages import Id, invalid_fields
+from pyqueue.messages import Id
 from pyqueue.requests import Delete, Document, Find, Plan, ServerTime, Signal, Update
 
 __all__ = ["notify", "pause", "purge", "redrive", "remove", "replay"]

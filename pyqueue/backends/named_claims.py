@@ -23,8 +23,9 @@ from pyqueue.backends import invalid, namespace, receiving, transitions
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.messages import Id, Reservation, message_of
+from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Delete, Document, Find, Insert, Plan, ServerTime, Update
 
 __all__ = ["MAX_CLAIM", "ClaimProgress", "ClaimRange", "NamedClaims"]

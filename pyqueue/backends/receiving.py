@@ -20,8 +20,9 @@ from pyqueue.backends.giving_back import insert_again, undo_pop, undo_reserve
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
+from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import InvalidMessage, Unavailable
-from pyqueue.messages import Message, hashable_id, message_of
+from pyqueue.messages import Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,

@@ -23,7 +23,7 @@ from pyqueue.cli.common import (
     parse_id,
 )
 from pyqueue.connecting import runner_of
-from pyqueue.messages import invalid_fields, message_of, without_fields
+from pyqueue.documents import invalid_fields, message_of, without_fields
 
 __all__ = ["app", "show", "to_json"]
 

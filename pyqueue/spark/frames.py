@@ -46,8 +46,8 @@ from pyspark.sql.types import (
 )
 
 from pyqueue.backends.options import NewMessage
+from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
-from pyqueue.messages import invalid_fields, without_fields
 from pyqueue.payloads import OPTIONS
 
 __all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]

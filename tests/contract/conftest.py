@@ -2,7 +2,7 @@
 ``world.PLACES``.
 
 A test that needs what not every place offers says so: ``@pytest.mark.needs("history")``. It is then
-not made for the others; what those answer instead is a test of its own (test_backends.py,
+not made for the others; what those answer instead is a test of its own (test_kinds.py,
 test_transactions.py). So nothing is ever skipped.
 
 All tests of a place share one client and one namespace; each has queue names of its own.

@@ -25,7 +25,7 @@ from pyqueue import (
     Reservation,
 )
 from pyqueue.backends.options import Options
-from pyqueue.messages import message_of
+from pyqueue.documents import message_of
 from pyqueue.payloads import OPTIONS
 from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place

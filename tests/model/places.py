@@ -23,8 +23,9 @@ import pytest
 from pyqueue import Client
 from pyqueue.client import runner_of
 from pyqueue.connecting import Connection
+from pyqueue.documents import message_of
 from pyqueue.drivers import Driver
-from pyqueue.messages import Message, message_of
+from pyqueue.messages import Message
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import CreateIndex, Hello
 from tests.plans.runner import NOW

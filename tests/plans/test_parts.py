@@ -33,7 +33,7 @@ from pyqueue import (
 )
 from pyqueue import arguments as check
 from pyqueue.clock import Clock
-from pyqueue.messages import message_of, state_of
+from pyqueue.documents import message_of, state_of
 from pyqueue.payloads import LIMIT, OPTIONS, Codec, encode
 from pyqueue.renewal import Entry, Schedule
 from tests.plans.runner import NOW, after, reservation

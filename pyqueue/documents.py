@@ -1,0 +1,153 @@
+"""How a stored document becomes a message, and which of its fields are invalid.
+
+Any program may write to the collection, so a stored document is checked before it is used. This module
+does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from bson import ObjectId
+
+from pyqueue.messages import NEVER, Finished, Message, Reservation, State
+
+__all__ = ["hashable_id", "invalid_fields", "message_of", "state_of", "without_fields"]
+
+#: From this year on, instants are reserved for pyqueue.
+_RESERVED_YEAR: Final = 8000
+#: Integers below this have an exact floating-point form.
+_MAX_EXACT: Final = 1 << 53
+
+#: The types of the fields that the code relies on. Other fields may have any value.
+_FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "_id": (ObjectId, str),
+    "q": str,
+    "when": datetime,
+    "due": datetime,
+    "pushed": datetime,
+    "tries": (int, float),
+    "headers": dict,
+    "key": str,
+    "last_key": str,
+    "token": str,
+    "owner": str,
+    "error": dict,
+    "progress": dict,
+    "trail": list,
+    "dead": dict,
+    "processed": datetime,
+    "outcome": str,
+}
+
+
+def invalid_fields(document: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a stored message whose values pyqueue would not write."""
+    types = _FIELD_TYPES
+    invalid = [
+        name
+        for name, value in document.items()
+        if name in types and not isinstance(value, types[name])
+    ]
+    tries = document.get("tries", 0)
+    if "tries" not in invalid:
+        countable = not isinstance(tries, bool) and -_MAX_EXACT < tries < _MAX_EXACT  # not NaN
+        if not countable:
+            invalid.append("tries")
+    for name, is_valid in _VALUE_CHECKS:
+        if name in document and name not in invalid and not is_valid(document[name]):
+            invalid.append(name)
+    return invalid
+
+
+def _is_due(value: datetime) -> bool:
+    return value.year < _RESERVED_YEAR
+
+
+def _are_headers(value: Mapping[str, object]) -> bool:
+    return all(isinstance(each, (str, int, float)) for each in value.values())
+
+
+def _is_trail(value: Sequence[object]) -> bool:
+    return all(
+        isinstance(stop, dict)
+        and isinstance(stop.get("q"), str)
+        and isinstance(stop.get("at"), datetime)
+        for stop in value
+    )
+
+
+def _is_death(value: Mapping[str, object]) -> bool:
+    return isinstance(value.get("from"), str) and isinstance(value.get("at"), datetime)
+
+
+_VALUE_CHECKS: Final = (
+    ("due", _is_due),
+    ("headers", _are_headers),
+    ("trail", _is_trail),
+    ("dead", _is_death),
+)
+
+
+def hashable_id(id: object) -> Hashable:
+    """Return an id as the key of a dict. The id of a foreign document may be of any type."""
+    return id if isinstance(id, (ObjectId, str)) else repr(id)
+
+
+def without_fields(document: Mapping[str, Any], invalid: Sequence[str]) -> dict[str, Any]:
+    """Return a stored message without its invalid fields."""
+    return {name: value for name, value in document.items() if name == "_id" or name not in invalid}
+
+
+def state_of(document: Mapping[str, Any], now: datetime) -> State:
+    """Return the state of a stored message at an instant."""
+    if "processed" in document:
+        return "finished"
+    if document.get("when", NEVER) <= now:
+        return "ready"
+    return "reserved" if "token" in document else "scheduled"
+
+
+def message_of(
+    document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
+) -> Message[Any]:
+    """Return the message of a stored document.
+
+    Args:
+        document: the document, without its invalid fields.
+        payload: the payload, as the model loaded it.
+        now: the instant.
+        lease: the length of the lease in seconds, for a ``Reservation``.
+
+    Returns:
+        A ``Reservation`` if ``lease`` is given, else a ``Finished`` or a ``Message``. A missing field
+        shows an empty value.
+    """
+    get = document.get
+    when = get("when", NEVER)
+    key = get("key")
+    if not key and ("processed" in document or "dead" in document):
+        key = get("last_key")
+    common = (
+        document["_id"],
+        get("q", ""),
+        payload,
+        get("headers") or {},
+        key,
+        get("due", when),
+        get("pushed", when),
+        int(get("tries", 0)),
+        get("error"),
+        get("progress"),
+        get("checkpoint"),
+        get("trail") or [],
+        state_of(document, now),
+        get("dead"),
+    )
+    if lease is not None:
+        return Reservation(*common, document["token"], when, get("owner", ""), lease)
+    if "processed" in document:
+        return Finished(*common, get("outcome", ""), document["processed"])
+    return Message(*common)
