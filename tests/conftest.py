@@ -19,14 +19,14 @@ import pytest
 from pyqueue import Client
 from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
-from tests.support.servers import MEMORY, missing, require_mongod
+from tests.support.servers import MEMORY, require_mongod
 from tests.support.shared import Mongod, Run
 
-__all__ = ["database", "log", "missing", "password", "signed_in", "spark"]
+__all__ = ["database", "log", "password", "signed_in", "spark"]
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 
-# Not in UTC, so that a naive datetime anywhere shows; whatever these tests start has it too.
+# Not UTC, so that a naive datetime is noticed. Processes that the tests start inherit it.
 os.environ["TZ"] = "EST5EDT"
 time.tzset()
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +17,8 @@ from pymongo import MongoClient
 
 from pyqueue import Client, ConfigurationError, QueueError
 from pyqueue.backends import namespace
-from pyqueue.embedded import find_mongod
-from tests.conftest import missing
 from tests.docs.pages import blocks
+from tests.support.servers import mongod_process
 
 PAGE = "docs/how-to/least-privileges.md"
 Mongo = MongoClient[dict[str, Any]]
@@ -30,34 +27,12 @@ Mongo = MongoClient[dict[str, Any]]
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongo]:
     """The administrator's connection to a mongod that asks for passwords."""
-    try:
-        mongod = find_mongod()
-    except ConfigurationError as error:
-        missing(str(error))
-    directory = tmp_path_factory.mktemp("guarded")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        mongod,
-        "--auth",
-        "--bind_ip",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--dbpath",
-        str(directory),
-    ]
-    process = subprocess.Popen([*command, "--nounixsocket"], stdout=subprocess.DEVNULL)
-    try:
+    with mongod_process(tmp_path_factory.mktemp("guarded"), "--auth") as port:
         # While there is no user, a connection from this machine may create the first one.
         with Mongo("127.0.0.1", port) as first:
             first.admin.command("createUser", "admin", pwd="admin", roles=["root"])
         with Mongo("127.0.0.1", port, username="admin", password="admin") as admin:
             yield admin
-    finally:
-        process.kill()
-        process.wait()
 
 
 def roles() -> dict[str, list[dict[str, Any]]]:

@@ -30,7 +30,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Place:
-    """A client, an async one behind the blocking names or a blocking one, and its collection."""
+    """A client and its collection. An async client has the blocking names, by a portal."""
 
     #: "blocking" or "async".
     kind: str
@@ -38,11 +38,11 @@ class Place:
     raw: pymongo.collection.Collection[dict[str, Any]]
 
     def name(self) -> str:
-        """A queue name that nobody else uses; it never ends in a digit, so that no name begins with another."""
+        """Return an unused queue name. It ends in a letter, so that it is no prefix of another."""
         return f"q{next(_numbers)}q"
 
     def bytes(self, *but: str) -> list[bytes]:
-        """All that is stored of other queues than these, byte by byte."""
+        """Return the stored documents of all queues except these, byte by byte."""
         options = OPTIONS.with_options(document_class=RawBSONDocument)
         found = self.raw.with_options(codec_options=options).find({"q": {"$nin": list(but)}})
         return [each.raw for each in found.sort("_id", 1)]
@@ -50,7 +50,7 @@ class Place:
 
 @pytest.fixture(scope="module", params=["blocking", "async"])
 def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Place]:
-    """A place; the tests of a module share it."""
+    """A place that the tests of a module share."""
     name = f"t{uuid4().hex[:16]}"
     base, _, query = mongod.url.partition("?")
     url = f"{base.rstrip('/')}/{name}?{query}"
@@ -64,7 +64,7 @@ def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Pl
             portal = stack.enter_context(start_blocking_portal())
             client = PortalClient(portal, AsyncClient(url, signals="none:"))
         stack.callback(client.close)
-        client.queues()  # so that the indexes are there before anything else is
+        client.queues()  # makes the indexes before any document
         yield Place(
             request.param, client, mongo[name].get_collection("pyqueue", codec_options=OPTIONS)
         )
@@ -72,25 +72,26 @@ def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Pl
 
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
-    """A mongod that asks for passwords and speaks TLS only."""
+    """A mongod that requires passwords and TLS."""
     with secure(tmp_path_factory.mktemp("secure")) as server:
         yield server
 
 
-#: PyMongo's async monitors leave their sockets to the garbage collector if they are closed while they connect, as those are that never can.
+#: PyMongo's async monitors leave their sockets to the garbage collector if they are closed while
+#: they connect. Those that can never connect always are.
 ABANDONED = "ignore:unclosed <(socket|ssl):ResourceWarning"
 
 
 @pytest.fixture(scope="module")
 def collected() -> Iterator[None]:
-    """What a module's tests left to the garbage collector is not met in another's."""
+    """Collect what the tests of a module left, so that no other module meets it."""
     yield
     gc.collect()
 
 
 @pytest.fixture
 def database(secured: Secure) -> Iterator[str]:
-    """The name of a database of the test's own there; its users and roles go with it."""
+    """The name of a database there that only this test uses; dropped with its users and roles."""
     name = f"t{uuid4().hex[:16]}"
     yield name
     secured.admin[name].command("dropAllUsersFromDatabase")

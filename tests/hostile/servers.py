@@ -1,6 +1,6 @@
-"""Servers as they should be run: a mongod that asks for passwords and speaks TLS only, and TLS before a Redis with a password.
+"""Servers as they should be run: a mongod that requires passwords and TLS, and TLS before Redis.
 
-The authority that signs for them is made for one run. None of it outlives the tests.
+The authority that signs their certificates is made for one run.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ def openssl(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority, and a certificate of its for 127.0.0.1, and for no name."""
+    """An authority, and a certificate by it for 127.0.0.1, which holds for no name."""
 
     directory: Path
 
     @property
     def ca(self) -> Path:
-        """What clients trust."""
+        """The certificate that clients trust."""
         return self.directory / "ca.pem"
 
     @property
     def server(self) -> Path:
-        """The server's key and certificate."""
+        """The key and the certificate of the server."""
         return self.directory / "server.pem"
 
 
 def authority(directory: Path) -> Authority:
-    """Make one."""
+    """Make an authority and a certificate in a new directory."""
     directory.mkdir()
     at = {
         name: str(directory / name)
@@ -74,7 +74,7 @@ def authority(directory: Path) -> Authority:
 
 @dataclass(frozen=True)
 class Secure:
-    """A replica set of one member that asks for passwords and speaks TLS only."""
+    """A replica set of one member that requires passwords and TLS."""
 
     port: int
     trusted: Authority
@@ -82,21 +82,22 @@ class Secure:
     admin: Mongo
 
     def url(self, user: str, password: str, database: str, **options: str) -> str:
-        """A URL as one gives it to a client; the user is one of that database."""
+        """Return a URL for clients; the user is defined in that database."""
         given = {"replicaSet": "secure", "tls": "true", "tlsCAFile": str(self.trusted.ca)} | options
         query = "&".join(
             f"{name}={quote(value, safe='')}" for name, value in given.items() if value
         )
-        return f"mongodb://{quote(user, safe='')}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}?{query}"
+        credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
+        return f"mongodb://{credentials}@127.0.0.1:{self.port}/{database}?{query}"
 
     def user(self, database: str, name: str, password: str, *roles: Any) -> None:
-        """Make a user of a database."""
+        """Create a user in a database."""
         self.admin[database].command("createUser", name, pwd=password, roles=list(roles))
 
 
 @contextmanager
 def secure(path: Path) -> Iterator[Secure]:
-    """Run one."""
+    """Run such a server."""
     path.mkdir(exist_ok=True)
     trusted, stranger = authority(path / "trusted"), authority(path / "stranger")
     key = path / "key"
@@ -108,7 +109,7 @@ def secure(path: Path) -> Iterator[Secure]:
     tls: dict[str, Any] = {"tls": True, "tlsCAFile": str(trusted.ca)}
     with mongod_process(path, *options, replica_set="secure", **tls) as port:
         name, password = ADMINISTRATOR
-        # As long as there is no user, one from this machine may make the first.
+        # While there is no user, a connection from this machine may create the first one.
         with Mongo("127.0.0.1", port, directConnection=True, **tls) as first:
             first.admin.command("createUser", name, pwd=password, roles=["root"])
         with Mongo("127.0.0.1", port, username=name, password=password, **tls) as admin:
@@ -117,7 +118,7 @@ def secure(path: Path) -> Iterator[Secure]:
 
 @contextmanager
 def relay(target: int, certificate: Path) -> Iterator[int]:
-    """Speak TLS before a port that does not; gives the port of that."""
+    """Speak TLS in front of a port that does not; yield the port of the relay."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 

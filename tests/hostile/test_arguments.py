@@ -1,4 +1,7 @@
-"""Whatever is passed where: it works as it says, or an error of the tree names the argument, and nothing was written."""
+"""Any value as any argument: it works as documented, or an error names the argument.
+
+A refused call writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ long = settings(
 
 Call = Callable[[AnyQueue, Any, Any], Any]
 
-#: Of each argument: what an error's text may call it, and what is done with a value. There is a message to receive, and one is held.
+#: For each argument: its name in error texts, and a call with a value. The queue has messages to
+#: receive, and one message is held.
 ARGUMENTS: dict[str, tuple[str, Call]] = {
     "push delay": ("delay", lambda queue, held, value: queue.push(1, delay=value)),
     "push at": ("at", lambda queue, held, value: queue.push(1, at=value)),
@@ -127,14 +131,14 @@ def _named(value: Any) -> Any:
 
 
 def refused(error: QueueError, words: str, kinds: tuple[type[QueueError], ...]) -> None:
-    """It is one of these, a ValueError too, and begins with what is wrong."""
+    """Check the type of an error, and that its text begins with the name of the argument."""
     assert isinstance(error, kinds), repr(error)
     assert isinstance(error, ValueError)
     assert str(error).split(":")[0].split(".")[0] in words.split("|"), str(error)
 
 
 def refusal(call: Callable[[], Any]) -> QueueError | None:
-    """What it is refused with; None: it works. Anything that is not of the tree is raised."""
+    """Return the error that refuses a call, or None if it works. Raise any foreign error."""
     try:
         call()
     except QueueError as error:
@@ -142,12 +146,12 @@ def refusal(call: Callable[[], Any]) -> QueueError | None:
     return None
 
 
-#: The options of the queue that the arguments are given to, as its record shows them.
+#: The history of the queue to which the arguments are passed.
 HISTORY = 60.0
 
 
 def set_up(place: Place) -> tuple[AnyQueue, Reservation[Any]]:
-    """A queue with messages that are ready, one that is held, and its dead-letter queue and a target with records."""
+    """Return a queue with ready messages and one held; a target and a dead-letter queue exist."""
     name = place.name()
     queue = place.client.queue(name, history=HISTORY)
     past = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
@@ -180,7 +184,9 @@ def set_up(place: Place) -> tuple[AnyQueue, Reservation[Any]]:
     }
     place.raw.delete_many({"q": {"$nin": ["bystander"]}})
     place.raw.insert_many([*documents, held])
-    return queue, message_of(held, held["payload"], past, lease=3600)  # type: ignore[return-value]  # a lease makes it one
+    reservation = message_of(held, held["payload"], past, lease=3600)
+    assert isinstance(reservation, Reservation)
+    return queue, reservation
 
 
 def pass_it(place: Place, argument: str, value: Any) -> None:
@@ -203,7 +209,7 @@ def pass_it(place: Place, argument: str, value: Any) -> None:
 
 @pytest.fixture
 def bystander(place: Place) -> Place:
-    """Messages of a queue that nobody speaks of."""
+    """A place with messages of a queue that no call names."""
     place.client.queue("bystander").push_many([1, {"a": 2}], keys=["a", None], headers={"a": "b"})
     return place
 
@@ -235,7 +241,7 @@ def test_any_argument_works_or_is_refused_at_length(
 
 @pytest.mark.parametrize("value", INJECTED[:3], ids=repr)
 def test_operators_are_values_in_every_argument(bystander: Place, value: Any) -> None:
-    """An operator where a value belongs is refused, or is stored as the value that it is."""
+    """An operator in the place of a value is refused, or stored as a plain value."""
     for argument in ARGUMENTS:
         pass_it(bystander, argument, value)
 
@@ -244,7 +250,7 @@ def test_operators_are_values_in_every_argument(bystander: Place, value: Any) ->
 
 
 def as_stored(value: Any) -> Any:
-    """What BSON makes of a value; raises what bson raises."""
+    """Return a value as BSON stores it; raise what bson raises."""
     return bson.decode(bson.encode({"a": value}, codec_options=OPTIONS), OPTIONS)["a"]
 
 
@@ -266,7 +272,7 @@ def push_it(place: Place, value: Any) -> None:
         return
     try:
         expected = as_stored(value)
-    except BSONError:  # bson writes what it does not read: buried, with the reason
+    except BSONError:  # bson writes values that it cannot read: buried, with the reason
         assert queue.reserve(0) is None
         dead = place.raw.find_one(
             {"q": f"{queue.name}.dead", "dead": {"$exists": True}}, {"payload": 0}

@@ -1,4 +1,7 @@
-"""The command line, with arguments and input of any content: it ends with 0, 1 or 2, complains in one line, and never with a traceback."""
+"""The command line with any arguments and input.
+
+It exits with 0, 1 or 2. Complaints take one line, and there is never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ fixed = [HealthCheck.function_scoped_fixture]
 bounded = settings(max_examples=12, suppress_health_check=fixed)
 long = settings(max_examples=1500, derandomize=False, suppress_health_check=fixed)
 
-#: What a shell can pass: no NUL; bytes that are no UTF-8 come as surrogates.
+#: What a shell can pass: no NUL. Bytes that are not UTF-8 arrive as surrogates.
 WORDS = st.one_of(
     st.sampled_from(
         [

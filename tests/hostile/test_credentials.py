@@ -1,4 +1,4 @@
-"""Credentials appear nowhere: not in logs, errors, tracebacks, reprs, pickles, in what commands print, or in what the server shows."""
+"""Credentials appear nowhere: logs, errors, reprs, pickles, output of commands, server status."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.filterwarnings(ABANDONED), pytest.mark.usefixtures("collected")]
 
-#: Nowhere else in any text.
+#: They occur in no other text.
 USER, PASSWORD, REDIS = "u5erQx", "mong0Qx/secret@:%", "redi5Qx#secret?"
 TOKENS = ("u5erQx", "mong0Qx", "redi5Qx")
 NOBODY = f"mongodb://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:1/shop"
 
 
 def clean(*texts: str) -> None:
-    """None of these tells any."""
+    """Check that no text contains a credential."""
     for text in texts:
         for token in TOKENS:
             assert token not in text, text[
@@ -47,7 +47,7 @@ def clean(*texts: str) -> None:
 
 
 def told(error: BaseException) -> list[str]:
-    """All that an error says, and those behind it."""
+    """Return all texts of an error and of the errors behind it."""
     texts = ["".join(traceback.format_exception(error))]
     chain: BaseException | None = error
     while chain is not None:
@@ -58,7 +58,7 @@ def told(error: BaseException) -> list[str]:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What is logged meanwhile, by anybody and at any level, tells none."""
+    """Check that no log, of any logger and level, contains a credential."""
     caplog.set_level(logging.DEBUG)
     for name in (
         "pyqueue",
@@ -85,7 +85,7 @@ def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture
 def url(secured: Secure, database: str) -> str:
-    """A server where the credentials are right."""
+    """The URL of a server that accepts the credentials."""
     secured.user(database, USER, PASSWORD, "readWrite")
     return secured.url(USER, PASSWORD, database)
 
@@ -94,7 +94,7 @@ def redis_url(port: int, password: str = REDIS) -> str:
     return f"redis://{USER}:{quote(password, safe='')}@127.0.0.1:{port}/0"
 
 
-# ---- while it works, and while it does not
+# ---- calls that work, and calls that fail
 
 
 async def _use(client: AsyncClient) -> list[str]:
@@ -168,10 +168,10 @@ def test_credentials_are_hidden_while_it_works(url: str, redis_port: int, bus: s
 def failing(
     url: str, redis_port: int, secured: Secure, database: str
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Targets that fail, each with the options of the client."""
+    """Return targets that fail, each with options of the client."""
     stranger = str(secured.stranger.ca)
     return {
-        "nobody there": (NOBODY, {}),
+        "no server": (NOBODY, {}),
         "wrong password": (secured.url(USER, PASSWORD + "x", database), {}),
         "unknown user": (secured.url(USER + "x", PASSWORD, database), {}),
         "wrong authority": (secured.url(USER, PASSWORD, database, tlsCAFile=stranger), {}),
@@ -186,7 +186,7 @@ def failing(
 
 KINDS = (
     *(
-        "nobody there",
+        "no server",
         "wrong password",
         "unknown user",
         "wrong authority",
@@ -234,7 +234,7 @@ async def opened_bus(place: str) -> AsyncIterator[Any]:
 
 
 def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The buses by themselves: nobody checks them, and they complain to the log."""
+    """Buses without a client are not checked; they complain to the log."""
     caplog.set_level(logging.DEBUG)
     bus: Any
     with closing(signals.open(redis_url(1))) as bus:
@@ -261,7 +261,7 @@ def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureF
     clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
 
 
-# ---- URLs that are none
+# ---- invalid URLs
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -281,7 +281,7 @@ def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureF
 def test_invalid_url_is_not_shown(
     scheme: str, before: str, after: str, host: str, rest: str
 ) -> None:
-    """Forgotten quoting may put any part of a password where a host, a port or an option belongs."""
+    """Without quoting, any part of a password may end up as a host, a port or an option."""
     url = f"{scheme}u:{before}mong0Qx{after}@{host}{rest}"
     for kind in (Client, AsyncClient):
         try:
@@ -290,9 +290,7 @@ def test_invalid_url_is_not_shown(
             runner_of(client).open()  # parses it
         except QueueError as error:
             clean(*told(error))
-        except (
-            UserWarning
-        ) as warning:  # PyMongo's, of an option that it does not know; an error here
+        except UserWarning as warning:  # from PyMongo, about an unknown option
             clean(str(warning))
         else:
             closing: Any = client.close()
@@ -314,7 +312,7 @@ COMMANDS = [
     ["doctor"],
     ["doctor", "--json"],
 ]
-#: Which are tried with a wrong password for the bus, too.
+#: The commands that are also tried with a wrong password for the bus.
 HEARING = ("push", "doctor")
 
 
@@ -405,7 +403,7 @@ def test_misplaced_url_is_not_printed(arguments: list[str]) -> None:
 
 
 def test_server_shows_the_user_but_no_password(secured: Secure, url: str, database: str) -> None:
-    """Other users see each client by its application's name; operations, plans and the profile have no credentials."""
+    """Users see clients by application name. Operations, plans and profile show no credentials."""
     admin = secured.admin
     admin[database].command("profile", 2)
     with Client(url, signals="capped:") as client, ThreadPoolExecutor(1) as pool:
@@ -423,9 +421,7 @@ def test_server_shows_the_user_but_no_password(secured: Secure, url: str, databa
                 if each.get("ns", "").startswith(f"{database}.")
             }
 
-        eventually(
-            lambda: ours() == {"pyqueue"}
-        )  # between two of its waits for signals it does nothing
+        eventually(lambda: ours() == {"pyqueue"})  # it is idle between two waits for signals
         plan = client.database["pyqueue"].find({"q": "a"}).explain()
         queue.push(1)
         held = waiting.result(60)
@@ -434,6 +430,6 @@ def test_server_shows_the_user_but_no_password(secured: Secure, url: str, databa
     profiled = list(admin[database]["system.profile"].find())
     assert {each["command"].get("comment") for each in profiled} == {None}
     assert len(profiled) > 5
-    # Who it is, MongoDB shows to those who may see it.
+    # MongoDB shows the name of the user to administrators.
     texts = [json_util.dumps(shown), json_util.dumps(plan, default=str), json_util.dumps(profiled)]
     clean(*(text.replace(USER, "") for text in texts))

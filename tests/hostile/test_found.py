@@ -1,4 +1,4 @@
-"""What was found to be wrong, once, and is mended: records of later releases, documents that others wrote, arguments, secrets."""
+"""Regressions: records of later releases, foreign documents, arguments, secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hostile.servers import Secure
 from tests.hostile.test_documents import message, unreadable
 from tests.hostile.test_upgrade import ENTERING, LATER, leaves_alone
 
-#: These act on messages that are there, and do not look at the record.
+#: Operations on stored messages that need not read the record.
 UNLOOKED: dict[str, Callable[..., Any]] = {
     "remove": lambda client, queue, held: queue.remove("there"),
     "purge": lambda client, queue, held: queue.purge(),
@@ -32,7 +32,7 @@ def test_messages_of_a_later_version_are_left_alone(place: Place, name: str) -> 
 
 
 def test_record_of_another_kind_is_left_alone(place: Place) -> None:
-    """Its options are written before its kind is looked at."""
+    """The options would be written before the kind is checked."""
     leaves_alone(place, LATER["another kind"], ENTERING)
 
 
@@ -191,7 +191,7 @@ def test_owner_with_a_lone_surrogate_is_refused() -> None:
 
 
 def test_secrets_elsewhere_in_a_url_are_hidden() -> None:
-    """Among the options, and before what it takes for a scheme."""
+    """Among the options, and in a URL without a scheme."""
     texts = [
         repr(Client(f"mongodb://127.0.0.1:1/shop?{option}=s3cret"))
         for option in ("tlsCertificateKeyFilePassword", "authMechanismProperties")

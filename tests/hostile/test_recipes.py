@@ -1,4 +1,4 @@
-"""Recipes of any content: a pipeline, or a ConfigurationError that names the file."""
+"""Recipes of any content give a pipeline, or a ConfigurationError that names the file."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def take(path: Path, data: bytes) -> None:
     try:
         pipeline = Pipeline.from_recipe(client, path)
     except QueueError as error:
-        if str(path) not in str(error):  # read, but what it says is not allowed
+        if str(path) not in str(error):  # the file is valid, but its content is not allowed
             assert read(path).stages
         refused(error)
     else:
         assert pipeline.graph.stages
         assert pipeline.show()
-    assert client.stats == {}  # it was not even opened
+    assert client.stats == {}  # the client was never opened
 
 
 def refused(error: QueueError) -> None:
@@ -168,7 +168,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 class Parsed:
-    """PyYAML, as far as recipes use it: what it makes of the text is the test's."""
+    """PyYAML as recipes use it; the test decides what a text is parsed to."""
 
     class YAMLError(Exception):
         pass
@@ -194,7 +194,7 @@ class Parsed:
 @example(RecursionError("too deep"))
 @example(Parsed.YAMLError("no YAML"))
 def test_recipe_of_any_structure(tmp_path: Path, value: Any) -> None:
-    """YAML can have null, keys that are no names, and documents that are no mappings."""
+    """YAML allows null, keys that are not text, and documents that are not mappings."""
     path = tmp_path / "x.yaml"
     path.write_text("")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Whatever is sent on a bus: a listener hears what is a signal, and outlives what is none, without beginning again."""
+"""Foreign data on a bus: a listener hears the signals and skips the rest, without a restart."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_capped_bus_ignores_foreign_documents(kind: Kind, mongo: Any) -> None:
         for bad in (b"POISO\xff", b"\xff\xff\xff\xff\xff\xff"):
             document = {"_id": ObjectId(), "at": Timestamp(0, 0), "topic": "POISON", "when": NOW}
             ring.insert_one(RawBSONDocument(bson.encode(document).replace(b"POISON", bad)))
-        # A topic that is one, with an instant that no Python has, or none at all.
+        # A valid topic, with an instant outside Python's range, or without one.
         ring.insert_one(
             {
                 "_id": ObjectId(),

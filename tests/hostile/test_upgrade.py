@@ -1,12 +1,13 @@
-"""What earlier releases stored, this one works with; what later ones stored, it leaves alone.
+"""This release works with what earlier releases stored, and leaves alone what later ones stored.
 
-``stored/v1.json`` is what the first release wrote, and is never written again. A release that stores something in another way adds a
-file beside it, made by the operations themselves::
+``stored/v1.json`` is what the first release wrote, and never changes. A release that stores
+something in another way adds a file beside it, made by the operations themselves::
 
     python -m tests.hostile.test_upgrade tests/hostile/stored/v2.json
 
-One that earlier releases would misread raises ``VERSION`` in ``pyqueue.backends.namespace``, so that they refuse its queues; the
-file's name is that version. Add what is new to ``write`` first, and to the tests what is then expected of it.
+If earlier releases would misread the new form, raise ``VERSION`` in ``pyqueue.backends.namespace``,
+so that they refuse its queues. The file has the name of that version. First add the new form to
+``write``, and to the tests what they expect of it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ EXACT = json_util.JSONOptions(
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
 )
-#: Seconds that outlast these tests: a lease that is held when they are run, and a history that is kept.
+#: Seconds that outlast these tests: for a lease that must still be held, and for the history.
 AGE = 99 * 365 * 86400.0
 FAR = datetime(7000, 1, 1, tzinfo=UTC)
 
@@ -61,7 +62,7 @@ class Order(BaseModel):
 
 
 def write(client: Client) -> None:
-    """Bring messages into every state that there is, by real operations; their ids say which."""
+    """Bring messages into every state by real operations; their ids name the state."""
     plain = client.queue("plain", history=AGE, max_tries=3)
     plain.push({"n": 1}, id="ready")
     plain.push(
@@ -70,7 +71,7 @@ def write(client: Client) -> None:
     plain.push({"n": 3}, id="scheduled", at=FAR, key="k2")
     plain.push(None, id="ready-null")
     client.queue("typed", Order).push(Order(n=4, note="typed"), id="typed")
-    # One at a time from queues of their own, so that it is clear which is received.
+    # Each in a separate queue, so that it is clear which one is received.
     for name in (
         "reserved",
         "lapsed",
@@ -116,7 +117,7 @@ def write(client: Client) -> None:
     removed = client.queue("q-removed", history=AGE)
     removed.push(8, id="removed")
     assert removed.remove("removed")
-    client.queue("q-paused").pause()  # a record that nobody has used the queue of
+    client.queue("q-paused").pause()  # a record without any message
 
 
 def one(client: Client, name: str, **options: Any) -> Reservation[Any]:
@@ -128,7 +129,7 @@ def one(client: Client, name: str, **options: Any) -> Reservation[Any]:
 
 
 def make(path: Path) -> None:
-    """Write the file, once and for all."""
+    """Write the file, which is never changed again."""
     with (
         tempfile.TemporaryDirectory() as directory,
         EmbeddedServer(directory) as server,
@@ -153,7 +154,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def old(place: Place, path: Path) -> Iterator[Place]:
-    """A place with what an earlier release stored."""
+    """A place with the documents of an earlier release."""
     place.raw.insert_many(load(path))
     yield place
     place.raw.delete_many({})
@@ -166,7 +167,7 @@ def test_stored_file_exists_for_this_version() -> None:
 
 @each_file
 def test_stored_file_has_every_field_of_today(path: Path, client: Client) -> None:
-    """Field by field and type by type: a release that stores anything in another way needs another file."""
+    """Field by field and type by type: a release with another stored form needs another file."""
     write(client)
     today = {
         each["_id"]: each
@@ -273,7 +274,7 @@ def test_stored_messages_are_received_and_settled(old: Place, path: Path) -> Non
 
 @each_file
 def test_stored_reservation_is_settled(old: Place, path: Path) -> None:
-    """Its holder was pickled, say, and outlived the upgrade."""
+    """For example, it was pickled before the upgrade."""
     document = next(each for each in load(path) if each["_id"] == "reserved")
     held: Any = message_of(document, document["payload"], datetime.now(UTC), lease=AGE)
     queue = old.client.queue("q-reserved", history=AGE)
@@ -320,7 +321,7 @@ def test_stored_dead_and_finished_messages_return(old: Place, path: Path) -> Non
 # ---- what a later release stored
 
 
-#: What a release to come may have made of a record.
+#: How a later release may have changed a record.
 LATER: dict[str, dict[str, Any]] = {
     "a newer version": {"v": namespace.VERSION + 1},
     "a version in words": {"v": "2"},

@@ -1,4 +1,4 @@
-"""What nobody should pass or store, as hypothesis makes it."""
+"""Values that no program should pass or store, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unreadable:
         return "an object"
 
 
-#: Operators in the place of values, as an attacker would send them.
+#: Operators in the place of values, as an attacker might send them.
 INJECTED: Final[list[dict[str, Any]]] = [
     {"$gt": ""},
     {"$ne": None},
@@ -38,7 +38,7 @@ INJECTED: Final[list[dict[str, Any]]] = [
     {"$expr": {"$eq": [1, 1]}},
 ]
 
-#: One of each kind of value that BSON has, at its ends.
+#: Each kind of BSON value, with its extremes.
 ODD: Final[dict[str, Any]] = {
     "null": None,
     "bool": True,
@@ -75,7 +75,7 @@ ODD: Final[dict[str, Any]] = {
 
 
 def odd() -> st.SearchStrategy[Any]:
-    """A value that the server can store."""
+    """Generate values that the server can store."""
     return st.one_of(st.sampled_from(list(ODD.values())), bson_values(), st.sampled_from(INJECTED))
 
 
@@ -99,7 +99,7 @@ def _milliseconds(value: datetime) -> datetime:
 
 
 def bson_values() -> st.SearchStrategy[Any]:
-    """Values that BSON stores, in documents and arrays."""
+    """Generate BSON values, nested in documents and arrays."""
     names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
     names |= st.sampled_from(["$gt", "$set", "a.b", "_id", "q", "when", "$ref", ""])
     return st.recursive(
@@ -115,7 +115,7 @@ _DEEP: list[Any] = []
 for _ in range(3000):
     _DEEP = [_DEEP]
 
-#: What Python has and a queue has no use for.
+#: Python values that no queue takes.
 _STRANGE: Final[list[Callable[[], Any]]] = [
     Unreadable,
     lambda: Unreadable,
@@ -147,7 +147,7 @@ _STRANGE: Final[list[Callable[[], Any]]] = [
 
 
 class Given:
-    """A value that hypothesis need not print: not everything can be."""
+    """A value that hypothesis need not print, because not every value can be printed."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -160,7 +160,7 @@ class Given:
 
 
 def anything() -> st.SearchStrategy[Given]:
-    """A value of any kind; most are not what anything takes."""
+    """Generate values of any kind; hardly any argument takes them."""
     values: st.SearchStrategy[Any] = st.one_of(
         odd(),
         st.sampled_from(_STRANGE).map(lambda make: make()),

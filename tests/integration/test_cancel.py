@@ -1,8 +1,8 @@
-"""A receive that is cancelled, or times out from outside, loses nothing and leaves nothing reserved.
+"""A receive that is cancelled, or times out from outside, loses and holds no message.
 
-Receives are cancelled at seeded random points around the time that the command itself takes. What did
-not reach the caller must be back in its place, with the same id, due, tries and key. The control does
-the same to the raw driver, which loses messages.
+Receives are cancelled at seeded random points around the time that the command itself takes. A
+message that did not reach the caller must be back in its place, with the same id, due, tries and
+key. The control does the same to the raw driver, which loses messages.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind
                 assert rounds < 2000
                 waiter = asyncio.create_task(getattr(queue, kind)(None))
                 line = runner_of(client).waiters("orders")
-                await async_eventually(lambda: line.has_leader or waiter.done())  # noqa: B023  # called at once
+                await async_eventually(lambda: line.has_leader or waiter.done())  # noqa: B023
                 await queue.push({"n": rounds})
                 await asyncio.sleep(rng.uniform(0, 2 * aim))
                 waiter.cancel()

@@ -83,13 +83,14 @@ from pymongo import MongoClient
 path = Path(sys.argv[1])
 def report(server, child=0):
     part = path.parent / "report.part"
-    part.write_text(json.dumps({"url": server.url, "pid": server.pid, "watchdog": server._watchdog.pid, "child": child}))
+    pids = {"pid": server.pid, "watchdog": server._watchdog.pid, "child": child}
+    part.write_text(json.dumps(pids))
     part.rename(path.parent / "report")
 """
 
 
 def owner(path: Path, code: str, *, wrapper: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Run ``code`` in another process and session; there, ``report(server)`` says what it started."""
+    """Run ``code`` in another process and session; there, ``report(server)`` names processes."""
     return subprocess.Popen(
         [*wrapper, sys.executable, "-c", START + code, str(path)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Joined calls on a real server: an error belongs to one call of a batch; cancelling loses nothing."""
+"""Joined calls on a real server: an error belongs to one call; cancelling loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes on real queues: each message is settled once, and no two processes hold it at a time.
+"""Many processes on real queues: each message is settled once, and held by one at a time.
 
 The consumers also roll back, release and abandon a share of what they hold, as if they had died.
 """

@@ -1,4 +1,4 @@
-"""mongomock as a server: where it does less than one, or differs, it says so, and nothing is half done."""
+"""mongomock in place of a server: what it cannot do is refused, and no operation is half done."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_memory_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
         client.queue("a").push(1)
 
 
-#: Updates that a server refuses for the payload {"number": 1, "text": "x", "list": [1]}; the last one mongomock alone.
+#: Updates that a server refuses for the payload {"number": 1, "text": "x", "list": [1]}. Only
+#: mongomock refuses the last one.
 REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
     ({"$inc": {"text": 1}}, InvalidMessage),
     ({"$push": {"number": 1}}, InvalidMessage),
@@ -51,7 +52,7 @@ REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
 def test_refused_update_leaves_the_message_unchanged(
     client: Client, update: dict[str, Any], error: type[QueueError]
 ) -> None:
-    """Not half moved; and what the server would refuse is refused as by a server."""
+    """The message is not half moved, and the errors are those of a server."""
     queue = client.queue("a")
     payload = {"number": 1, "text": "x", "list": [1]}
     id = queue.push(payload, key="k", headers={"a": 1})
@@ -68,7 +69,7 @@ def test_refused_update_leaves_the_message_unchanged(
 
 
 def test_moves_to_taken_keys_are_refused_alone(client: Client) -> None:
-    """The others go on, and what was refused is held as before."""
+    """The other moves are done, and the refused message is held as before."""
     queue, target = client.queue("a"), client.queue("b")
     target.push("there", key="k2")
     queue.push_many(range(4))
@@ -106,7 +107,7 @@ def test_bulk_write_names_the_failed_operations() -> None:
 
 
 def test_memory_client_leaves_mongomock_unpatched() -> None:
-    """However many clients came and went."""
+    """However many clients have opened and closed."""
     with Client("memory:") as client:
         client.queue("jobs").push("text", id="m1")
         for _ in range(3):

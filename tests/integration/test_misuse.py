@@ -1,4 +1,4 @@
-"""Clients used where they cannot work: after a fork, in a second event loop, after close; Ctrl-C."""
+"""Clients used where they cannot work: after a fork, in a second loop, after close; Ctrl-C."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client:
 def test_index_dropped_again_and_again_is_an_error(
     url: str, client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the index is dropped as often as it is made, the client gives up with an error."""
+    """If the index is dropped each time it is made, the client gives up with an error."""
     made: list[str] = []
 
     def nothing(name: str) -> Plan[None]:
@@ -308,7 +308,9 @@ def test_user_without_create_index_learns_what_to_run(guarded: int, user: str) -
     # An administrator who runs exactly these commands lets the user work.
     with admin(guarded) as mongo:
         for command in commands:
-            keys, options = re.fullmatch(r".*createIndex\((\{.*?\}), (\{.*\})\)", command).groups()  # type: ignore[union-attr]
+            found = re.fullmatch(r".*createIndex\((\{.*?\}), (\{.*\})\)", command)
+            assert found is not None
+            keys, options = found.groups()
             mongo[database]["pyqueue"].create_index(list(shell(keys).items()), **shell(options))
     with Client(as_user(guarded, "lister", database)) as client:
         client.queue("jobs").push(1)

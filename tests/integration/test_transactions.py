@@ -1,4 +1,4 @@
-"""Queue operations inside transactions: all or nothing with the user's writes; signals after the commit."""
+"""Queue operations in transactions: all or nothing with the writes of the user; late signals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Waiting consumers: they are woken by signals, by the time of a message, and at the latest by the poll.
+"""Waiting consumers are woken by signals, by the time of a message, and at the latest by the poll.
 
-Where a signal or an alarm must wake, the poll is an hour away. Where the poll must, there is no bus.
+Where a signal or an alarm must wake, the poll is an hour away. Where the poll must wake, there is
+no bus.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def test_no_wake_is_lost_between_scan_and_wait(connect: Connect, pool: ThreadPoo
     rng = random.Random(7)
 
     def consume() -> list[Any]:
-        return [queue.pop(LONG).payload for _ in range(rounds)]  # type: ignore[union-attr]  # None fails
+        received = [queue.pop(LONG) for _ in range(rounds)]
+        return [each and each.payload for each in received]
 
     future = pool.submit(consume)
     for n in range(rounds):
@@ -275,7 +277,7 @@ def test_push_to_fifty_waiters_costs_few_commands(
         time.sleep(0.1)  # until the window of the last signal is over
         before = consumer.stats["commands"]
         producer.push("one")
-        eventually(lambda: sum(future.done() for future in futures) == 50 - left)  # noqa: B023  # called at once
+        eventually(lambda: sum(future.done() for future in futures) == 50 - left)  # noqa: B023
         eventually(lambda: waiters(consumer, "jobs") == left)  # noqa: B023
         costs.append(consumer.stats["commands"] - before)
     # The claim of the consumer that was woken; the scan of the next, and its question when to wake.

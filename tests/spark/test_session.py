@@ -19,9 +19,9 @@ import pytest
 from bson.decimal128 import Decimal128
 
 from pyqueue import Client
-from tests.conftest import missing
 from tests.spark.processes import SLOW_S, spark_program
 from tests.support.processes import ROOT, last_json
+from tests.support.servers import missing
 
 #: Some tests start a second JVM, so they run one after the other, on the worker of the session.
 pytestmark = pytest.mark.xdist_group("spark")

@@ -1,7 +1,7 @@
 """A ledger of which process held which message when, and its audit.
 
-``work`` runs in each process: it pushes, receives and settles, and notes every hold. All processes of
-a machine share the monotonic clock, so the audit can say whether two holds of a message overlapped.
+``work`` runs in each process: it pushes, receives and settles, and notes every hold. All processes
+of a machine share the monotonic clock, so the audit sees whether two holds of a message overlapped.
 This module does not import pytest, because each of the processes loads it.
 """
 
@@ -27,7 +27,7 @@ SLACK = 0.05
 class Hold:
     """One reservation.
 
-    It was surely held from ``got``, when the call returned, to ``let``, when settling was about to begin.
+    It was surely held from ``got``, when the call returned, to ``let``, just before it was settled.
     """
 
     id: Any
@@ -177,6 +177,7 @@ def audit(pages: Iterable[Page], queues: tuple[str, ...]) -> list[str]:
         if done != pushed:
             end = "commit" if place + 1 == len(queues) else "move"
             wrong.append(
-                f"{queue}: {len(pushed - done)} of {pushed.total()} had no {end}, {len(done - pushed)} had too many"
+                f"{queue}: {len(pushed - done)} of {pushed.total()} had no {end}, "
+                f"{len(done - pushed)} had too many"
             )
     return wrong

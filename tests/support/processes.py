@@ -1,4 +1,4 @@
-"""Other processes: programs that a test starts and kills, and a second Python with its own client."""
+"""Other processes: programs that a test starts and kills, and a second Python with a client."""
 
 from __future__ import annotations
 
