@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ MAX_MEMBERS = 30
 API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
 MAX_FUNCTION = 60
 MAX_LINE = 100
+#: A comment for a tool, which does not count as part of its line.
+PRAGMA = re.compile(r"  # (noqa|type: ignore)\b.*")
 
 # ---- what breaks a limit today: lower or remove an entry as soon as you can
 
@@ -36,7 +39,7 @@ LONG_FUNCTIONS: dict[str, int] = {
     "tests/model/explorer.py::_mark": 81,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 68
+LONG_LINES = 56
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.
@@ -126,7 +129,8 @@ def long_lines() -> dict[str, int]:
     """For each file the number of lines over the limit."""
     found = {}
     for path in all_files():
-        count = sum(len(line) > MAX_LINE for line in text_of(path).splitlines())
+        lines = [PRAGMA.sub("", line) for line in text_of(path).splitlines()]
+        count = sum(len(line) > MAX_LINE for line in lines)
         if count:
             found[name_of(path)] = count
     return found

@@ -55,7 +55,7 @@ class Shared:
 def servers(
     request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """What `embedded:` starts on a page; and the Spark session of the run for the page about Spark."""
+    """What `embedded:` starts on a page; the page about Spark gets the run's Spark session."""
     page = request.node.callspec.params["page"]
     if page == SPARK:
         request.getfixturevalue("spark")

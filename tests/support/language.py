@@ -62,7 +62,7 @@ RULES = (
         kinds=frozenset({"error"}),
     ),
     Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=21),
-    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or turn the sentence", limit=19),
+    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or rephrase", limit=19),
     Rule("of its own", r"\bof\s+its\s+own\b", "write 'its own X', or 'separate'", limit=12),
     Rule("as it is", r"\bas\s+it\s+is\b", "write 'unchanged'", limit=6),
 )  # fmt: skip
