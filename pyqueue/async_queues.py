@@ -11,7 +11,16 @@ import anyio
 
 from pyqueue.claim import AsyncClaim, claimed_async
 from pyqueue.errors import QueueError
-from pyqueue.messages import UNCHANGED, Counts, Duration, Finished, Id, Message, Reservation
+from pyqueue.messages import (
+    UNCHANGED,
+    Counts,
+    Duration,
+    Finished,
+    Headers,
+    Id,
+    Message,
+    Reservation,
+)
 from pyqueue.plan_runner import AsyncPlanRunner
 from pyqueue.queues import OnDuplicate, Queue, QueueBase
 from pyqueue.requests import Plan
@@ -53,7 +62,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         at: datetime | None = None,
         key: str | None = None,
         on_duplicate: OnDuplicate = "ignore",
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         id: Id | None = None,
         session: Any = None,
     ) -> Id | None:
@@ -78,7 +87,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         keys: Sequence[str | None] | None = None,
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
@@ -176,7 +185,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         to: AsyncQueue[Any] | str,
         payload: Any = UNCHANGED,
         update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
         session: Any = None,
@@ -199,7 +208,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         *,
         to: AsyncQueue[Any] | str,
         update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
         session: Any = None,

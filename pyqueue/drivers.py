@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -301,7 +300,7 @@ class Driver(BaseDriver[Listener]):
         finally:
             self._preparing.release()
 
-    def _drive(self, plan: Generator[Request[Any], Any, T]) -> T:
+    def _drive(self, plan: Plan[T]) -> T:
         try:
             request = next(plan)
             while True:
@@ -413,7 +412,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             with nullcontext() if self.memory else pymongo.timeout(self._timeout):
                 await self._drive(self._preparation(failures))
 
-    async def _drive(self, plan: Generator[Any, Any, T]) -> T:
+    async def _drive(self, plan: Plan[T]) -> T:
         try:
             request = next(plan)
             while True:
@@ -428,7 +427,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a plan's result is its T
 
-    async def _answer(self, request: Any) -> Any:
+    async def _answer(self, request: Request[Any]) -> Any:
         if isinstance(request, Command):
             return await self.ask(request)
         if isinstance(request, EnsureQueue):

@@ -7,6 +7,7 @@ only payloads are validated. ``documents`` makes messages from stored documents.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
@@ -21,6 +22,7 @@ __all__ = [
     "Counts",
     "Duration",
     "Finished",
+    "Headers",
     "Message",
     "QueueInfo",
     "QueueOptions",
@@ -33,6 +35,10 @@ T = TypeVar("T")
 
 #: The id of a message: an ObjectId that the client made, or an id that the caller gave.
 Id = ObjectId | str
+
+#: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
+#: checkers infer ``dict[str, object]`` for a literal with values of several types.
+Headers = Mapping[str, object]
 
 #: Seconds, or a timedelta.
 Duration = float | timedelta

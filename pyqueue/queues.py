@@ -19,6 +19,7 @@ from pyqueue.messages import (
     Counts,
     Duration,
     Finished,
+    Headers,
     Id,
     Message,
     QueueOptions,
@@ -49,7 +50,12 @@ class QueueBase(Generic[T, Runs]):
         return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
 
     def _receive(
-        self, limit: int, timeout: Any, *, pop: bool = False, lease: Any = None
+        self,
+        limit: int,
+        timeout: Duration | None,
+        *,
+        pop: bool = False,
+        lease: Duration | None = None,
     ) -> Plan[list[Any]]:
         return self._backend.receive(
             self._runner.waiters(self.name), limit, timeout=timeout, pop=pop, lease=lease
@@ -122,7 +128,7 @@ class Queue(QueueBase[T, PlanRunner]):
         at: datetime | None = None,
         key: str | None = None,
         on_duplicate: OnDuplicate = "ignore",
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         id: Id | None = None,
         session: Any = None,
     ) -> Id | None:
@@ -170,7 +176,7 @@ class Queue(QueueBase[T, PlanRunner]):
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         keys: Sequence[str | None] | None = None,
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
@@ -342,7 +348,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             reservations: reservations of this queue.
-            delay: seconds until the next try. None: the backoff of the queue for this try; 0: at once.
+            delay: seconds until the next try. None: the backoff of the queue; 0: at once.
             error: the reason, kept in ``Message.error``.
             session: the session of a transaction.
 
@@ -386,7 +392,7 @@ class Queue(QueueBase[T, PlanRunner]):
         to: Queue[Any] | str,
         payload: Any = UNCHANGED,
         update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
         session: Any = None,
@@ -428,7 +434,7 @@ class Queue(QueueBase[T, PlanRunner]):
         *,
         to: Queue[Any] | str,
         update: dict[str, Any] | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
         session: Any = None,
