@@ -13,6 +13,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,14 @@ def serve(spec: dict[str, Any]) -> None:
             for ours, real in spec["ports"]
         ]
         links = [ProxyLink(real, names, port=ours) for ours, real in spec["ports"]]
-        servers = [await link.listen() for link in links]
-        print("{}", flush=True)
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            place, faults = json.loads(line)
-            links[place].change(**faults)
-            print(json.dumps(links[place].done), flush=True)
-        for server in servers:
-            server.close()
+        async with AsyncExitStack() as stack:
+            for link in links:
+                await stack.enter_async_context(link)
+            print("{}", flush=True)
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                place, faults = json.loads(line)
+                links[place].change(**faults)
+                print(json.dumps(links[place].done), flush=True)
 
     asyncio.run(main())
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos import ledger
-from tests.chaos.checker import ChangeLog, Ledgers, check
+from tests.chaos.checker import ChangeLog, Ledgers, Times, check
 from tests.chaos.cluster import Cluster
 from tests.chaos.nemesis import CLIENT_FAULTS, SERVER_FAULTS
 from tests.chaos.plot import draw, per_second
@@ -72,12 +72,10 @@ def run(
             ended = time.monotonic()
             stored = cluster.finish()
             drained = time.monotonic()
-        server_events = schedules[0].events
-        events = sorted(server_events + schedules[1].events, key=lambda event: float(event["at"]))
-        known = Disturbances(
-            cluster.workload.killed,
-            [(event["at"], event["at"] + event["seconds"]) for event in server_events],
-        )
+        servers, clients = (each.events for each in schedules)
+        events = sorted(servers + clients, key=lambda event: float(event["at"]))
+        broken = [(event["at"], event["at"] + event["seconds"]) for event in servers]
+        known = Disturbances(cluster.workload.killed, broken)
         if keep is not None:  # one way only: a run takes long, so the tests make one, and it keeps
             _keep(keep, cluster, known)
         ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
@@ -86,11 +84,8 @@ def run(
         found["unfinished"] = cluster.unfinished(stored)
     timed = timings(ledgers.times, events, begun)
     if plot is not None:  # one way only: as above
-        lines = {
-            "pushed": per_second(ledgers.times.pushes, begun, ended),
-            "settled": per_second(ledgers.times.settles, begun, ended),
-        }
-        plot.write_text(draw(lines, timed["events"], f"{len(events)} faults, seed {seed}"))
+        title = f"{len(events)} faults, seed {seed}"
+        plot.write_text(draw(_rates(ledgers.times, begun, ended), timed["events"], title))
     return {
         "seed": seed,
         "minutes": minutes,
@@ -100,6 +95,13 @@ def run(
         **found,
         **timed,
         "drained_in": round(drained - ended, 1),
+    }
+
+
+def _rates(times: Times, begun: float, ended: float) -> dict[str, list[tuple[float, float]]]:
+    return {
+        "pushed": per_second(times.pushes, begun, ended),
+        "settled": per_second(times.settles, begun, ended),
     }
 
 

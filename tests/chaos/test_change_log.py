@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pymongo
+import pytest
+from pymongo.change_stream import ChangeStream
 
 from pyqueue import Client, Queue, Reservation
 from pyqueue.connecting import runner_of
@@ -17,75 +19,95 @@ from tests.chaos.change_log import END, line_of, watch
 from tests.chaos.conftest import Server
 
 
-def test_change_log_shows_each_operation(
-    client: Client, mongo: pymongo.MongoClient[dict[str, Any]]
-) -> None:
-    """Each operation leaves the line that the checker reads. Settles show their token."""
-    orders, parsed, states = (client.queue(name) for name in ("orders", "parsed", "states"))
-    packed = client.queue("packed", history=60)
-    collection = client.database[client.namespace]
-    client.queues()  # creates the collection
-    marks = itertools.count()
-    with mongo[client.database.name][client.namespace].watch() as stream:
+class Log:
+    """The lines of the change log for each operation of a client."""
 
-        def logged(operation: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-            operation(*args, **options)
-            mark = f"~mark-{next(marks)}"
-            collection.insert_one({"_id": mark, "record": True})
-            events = itertools.takewhile(lambda event: event["documentKey"]["_id"] != mark, stream)
-            return [line for line in map(line_of, events) if line is not None]
+    def __init__(self, client: Client, stream: ChangeStream[dict[str, Any]]) -> None:
+        self._client, self._stream = client, stream
+        self._marks = itertools.count()
 
-        def take(queue: Queue[Any], id: str) -> tuple[Reservation[Any], str]:
-            got: list[Any] = []
-            lines = logged(lambda: got.append(queue.reserve(0)))
-            (held,) = got
-            assert lines == [["set", id, {"token": held.token, "owner": runner_of(client).owner}]]
-            return held, held.token
-
-        def moved(**put: Any) -> list[Any]:
-            return [["set", "a", {"token": None, **put}]]
-
-        payload: dict[str, Any] = {"n": "a", "trail": []}
-        (line,) = logged(orders.push, payload, id="a")
-        assert line[:-1] == ["in", "a", "orders", "a"]
-        assert abs(line[-1] / 1000 - time.time()) < 60
-        held, _ = take(orders, "a")
-        assert logged(orders.extend, held) == []
-        assert logged(orders.release, held) == moved()
-        held, token = take(orders, "a")
-        assert logged(orders.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
-        # The first mark of the trail, a later one, and a new payload.
-        held, token = take(orders, "a")
-        update = {"$push": {"trail": ["orders", token]}}
-        assert logged(orders.move, held, to=parsed, update=update) == moved(q="parsed", by=token)
-        held, token = take(parsed, "a")
-        update = {"$push": {"trail": ["parsed", token]}}
-        assert logged(parsed.move, held, to=orders, update=update) == moved(q="orders", by=token)
-        held, token = take(orders, "a")
-        payload = {**held.payload, "trail": [*held.payload["trail"], ["orders", token]]}
-        assert logged(orders.move, held, to=packed, payload=payload) == moved(
-            q="packed", n="a", by=token
+    def lines(self, operation: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        """Call an operation and return the lines that it leaves."""
+        operation(*args, **options)
+        mark = f"~mark-{next(self._marks)}"
+        collection = self._client.database[self._client.namespace]
+        collection.insert_one({"_id": mark, "record": True})
+        events = itertools.takewhile(
+            lambda event: event["documentKey"]["_id"] != mark, self._stream
         )
-        held, token = take(packed, "a")
-        ((_, _, put),) = logged(packed.commit, held, payload={"trail": [["packed", token]]})
-        assert put.pop("token") not in (None, token)
-        assert put == {"processed": True, "by": token}
+        return [line for line in map(line_of, events) if line is not None]
 
-        (line,) = logged(states.push, {"n": "1", "trail": []}, key="k", id="s")
-        assert line[:-1] == ["in", "s", "states", "1"]
-        again = {"key": "k", "on_duplicate": "replace"}
-        assert logged(states.push, {"n": "2", "trail": []}, **again) == [["set", "s", {"n": "2"}]]
-        take(states, "s")
-        assert logged(states.push, {"n": "3", "trail": []}, **again) == [
-            ["set", "s", {"n": "3", "token": None}]
-        ]
-        held, _ = take(states, "s")
-        assert logged(states.bury, held) == [
-            ["set", "s", {"q": "states.dead", "token": None, "dead": True}]
-        ]
-        ((out, id, at),) = logged(client.queue("states.dead").pop, 0)
-        assert (out, id) == ("out", "s")
-        assert abs(at - time.monotonic()) < 60
+    def reserve(self, queue: Queue[Any], id: str) -> tuple[Reservation[Any], str]:
+        """Reserve a message, check the line, and return the reservation and its token."""
+        got: list[Any] = []
+        lines = self.lines(lambda: got.append(queue.reserve(0)))
+        (held,) = got
+        owner = runner_of(self._client).owner
+        assert lines == [["set", id, {"token": held.token, "owner": owner}]]
+        return held, held.token
+
+
+@pytest.fixture
+def log(client: Client, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[Log]:
+    """The change log of the client of the test."""
+    client.queues()  # creates the collection
+    with mongo[client.database.name][client.namespace].watch() as stream:
+        yield Log(client, stream)
+
+
+def moved(**put: Any) -> list[Any]:
+    return [["set", "a", {"token": None, **put}]]
+
+
+def test_change_log_shows_each_operation(client: Client, log: Log) -> None:
+    """Each operation leaves the line that the checker reads. Settles show their token."""
+    orders, parsed = client.queue("orders"), client.queue("parsed")
+    packed = client.queue("packed", history=60)
+    payload: dict[str, Any] = {"n": "a", "trail": []}
+    (line,) = log.lines(orders.push, payload, id="a")
+    assert line[:-1] == ["in", "a", "orders", "a"]
+    assert abs(line[-1] / 1000 - time.time()) < 60
+    held, _ = log.reserve(orders, "a")
+    assert log.lines(orders.extend, held) == []
+    assert log.lines(orders.release, held) == moved()
+    held, token = log.reserve(orders, "a")
+    assert log.lines(orders.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
+    # The first mark of the trail, a later one, and a new payload.
+    held, token = log.reserve(orders, "a")
+    update = {"$push": {"trail": ["orders", token]}}
+    assert log.lines(orders.move, held, to=parsed, update=update) == moved(q="parsed", by=token)
+    held, token = log.reserve(parsed, "a")
+    update = {"$push": {"trail": ["parsed", token]}}
+    assert log.lines(parsed.move, held, to=orders, update=update) == moved(q="orders", by=token)
+    held, token = log.reserve(orders, "a")
+    payload = {**held.payload, "trail": [*held.payload["trail"], ["orders", token]]}
+    assert log.lines(orders.move, held, to=packed, payload=payload) == moved(
+        q="packed", n="a", by=token
+    )
+    held, token = log.reserve(packed, "a")
+    ((_, _, put),) = log.lines(packed.commit, held, payload={"trail": [["packed", token]]})
+    assert put.pop("token") not in (None, token)
+    assert put == {"processed": True, "by": token}
+
+
+def test_change_log_shows_messages_with_keys(client: Client, log: Log) -> None:
+    """A replaced message has new content and no claim. A buried one is deleted by a pop."""
+    states = client.queue("states")
+    (line,) = log.lines(states.push, {"n": "1", "trail": []}, key="k", id="s")
+    assert line[:-1] == ["in", "s", "states", "1"]
+    again = {"key": "k", "on_duplicate": "replace"}
+    assert log.lines(states.push, {"n": "2", "trail": []}, **again) == [["set", "s", {"n": "2"}]]
+    log.reserve(states, "s")
+    assert log.lines(states.push, {"n": "3", "trail": []}, **again) == [
+        ["set", "s", {"n": "3", "token": None}]
+    ]
+    held, _ = log.reserve(states, "s")
+    assert log.lines(states.bury, held) == [
+        ["set", "s", {"q": "states.dead", "token": None, "dead": True}]
+    ]
+    ((out, id, at),) = log.lines(client.queue("states.dead").pop, 0)
+    assert (out, id) == ("out", "s")
+    assert abs(at - time.monotonic()) < 60
 
 
 def test_change_log_continues_after_a_failed_stream(

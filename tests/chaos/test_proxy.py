@@ -98,7 +98,7 @@ def on(scenario: Callable[[Net], Coroutine[Any, Any, None]], *names: tuple[bytes
         server = Server()
         async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as behind:
             link = ProxyLink(behind.sockets[0].getsockname()[1], names)
-            async with await link.listen():
+            async with link:
                 await asyncio.wait_for(scenario(Net(link, server)), 60)
 
     asyncio.run(main())

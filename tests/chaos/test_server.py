@@ -147,6 +147,24 @@ def expect_unavailable(outcomes: dict[str, Outcome]) -> None:
     assert ids == UNKNOWN
 
 
+def attempt(name: str, queue: Any, held: Any) -> Outcome:
+    began = time.monotonic()
+    try:
+        OPERATIONS[name](queue, held)
+    except Exception as error:
+        return time.monotonic() - began, error
+    return time.monotonic() - began, None
+
+
+async def attempt_async(name: str, queue: Any, held: Any) -> Outcome:
+    began = time.monotonic()
+    try:
+        await OPERATIONS[name](queue, held)
+    except Exception as error:
+        return time.monotonic() - began, error
+    return time.monotonic() - began, None
+
+
 def test_every_operation_is_unavailable_in_time(server: Server, database: str) -> None:
     """Each operation of both kinds of queue has its own client, which worked just before."""
     url = server.url(database)
@@ -154,22 +172,6 @@ def test_every_operation_is_unavailable_in_time(server: Server, database: str) -
         with Client(url, namespace=namespace) as client:
             client.queues()  # creates the collection, so that the short timeouts do not cover it
     seeds = {name: [f"{name}-1", f"{name}-2"] for name in OPERATIONS}
-
-    def attempt(name: str, queue: Any, held: Any) -> Outcome:
-        began = time.monotonic()
-        try:
-            OPERATIONS[name](queue, held)
-        except Exception as error:
-            return time.monotonic() - began, error
-        return time.monotonic() - began, None
-
-    async def attempt_async(name: str, queue: Any, held: Any) -> Outcome:
-        began = time.monotonic()
-        try:
-            await OPERATIONS[name](queue, held)
-        except Exception as error:
-            return time.monotonic() - began, error
-        return time.monotonic() - began, None
 
     async def main(
         clients: list[Client], twins: list[AsyncClient], pool: ThreadPoolExecutor

@@ -32,6 +32,8 @@ _EVERY = 1_000_000
 class ProxyLink:
     """The connections of all clients to one server, and the faults on them.
 
+    An async context manager, which listens.
+
     Args:
         target: The port of the server. names: Pairs of bytes; in replies the first of a pair is
         replaced by the second. Members of a
@@ -52,6 +54,7 @@ class ProxyLink:
         self._delay = 0.0
         self._swallow: Counter[str] = Counter()
         self._tear, self._tear_at = 0, 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         #: How often each fault struck: "swallowed", "torn", "held", "late" and "cut".
         self.done: Counter[str] = Counter()
@@ -91,11 +94,35 @@ class ProxyLink:
         if tear is not None:
             self._tear, self._tear_at = tear
 
-    async def listen(self) -> asyncio.Server:
-        """Accept connections until the returned server is closed."""
-        server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening and reset all connections."""
+        # Closing the server would break a connection that it is just accepting (an assertion of
+        # asyncio in Python 3.11 leaves its socket open). So it first stops to accept.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await _turns()  # a connection that was just accepted becomes a task
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _turns()  # the sockets of aborted transports are closed
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: a task that is cancelled before its first step would not close the
+        # writer.
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            _reset(writer)
+
+        task = asyncio.create_task(self._connected(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(done)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -103,7 +130,6 @@ class ProxyLink:
                 raise ConnectionRefusedError
             replies, commands = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
-            _reset(writer)
             return
         pair = (writer, commands)
         self._connections.add(pair)
@@ -201,10 +227,9 @@ class Proxy:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._link = ProxyLink(self._target)
-        server = await self._link.listen()
-        self._listening.set()
-        await self._stop.wait()
-        server.close()
+        async with self._link:
+            self._listening.set()
+            await self._stop.wait()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -219,6 +244,12 @@ class Proxy:
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+
+async def _turns() -> None:
+    """Let the event loop make several turns, more than asyncio needs to accept a connection."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _reset(*ends: asyncio.StreamWriter) -> None:
