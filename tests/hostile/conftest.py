@@ -17,10 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import settings
 
 from pyqueue import AsyncClient, Client
-from pyqueue.embedded import EmbeddedServer
 from pyqueue.payloads import OPTIONS
 from tests.contract.portal import PortalClient
 from tests.hostile.servers import Secure, secure
+from tests.support.shared import Mongod
 
 settings.register_profile("pyqueue", deadline=None, derandomize=True, database=None)
 settings.load_profile("pyqueue")
@@ -49,7 +49,7 @@ class Place:
 
 
 @pytest.fixture(scope="module", params=["blocking", "async"])
-def place(request: pytest.FixtureRequest, mongod: EmbeddedServer) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, mongod: Mongod) -> Iterator[Place]:
     """A place that the tests of a module share."""
     name = f"t{uuid4().hex[:16]}"
     base, _, query = mongod.url.partition("?")

@@ -18,6 +18,7 @@ from pyqueue.backends import namespace
 from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
 from tests.integration.conftest import PROCESSES, Connect
+from tests.support.eventually import LONG, eventually
 from tests.support.processes import open_and_use
 from tests.support.servers import mongod_process
 
@@ -102,15 +103,15 @@ def test_client_recreates_a_dropped_collection(connect: Connect, client: Client)
 
 def test_waiting_consumer_survives_a_dropped_collection(connect: Connect, client: Client) -> None:
     consumer = connect()
-    queue = consumer.queue("jobs", poll=0.2)
+    queue = consumer.queue("jobs", poll=0.1)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(queue.reserve, 20)
-        before = consumer.stats
-        while consumer.stats["commands"] < before.get("commands", 0) + 12:
-            assert not future.done()
+        future = pool.submit(queue.reserve, LONG)
+        before = consumer.stats.get("commands", 0)
+        eventually(lambda: consumer.stats["commands"] >= before + 8, "several polls")
+        assert not future.done()
         client.database.drop_collection("pyqueue")
         client.queue("jobs").push("after the drop")
-        reservation = future.result(20)
+        reservation = future.result(LONG)
     assert reservation is not None
     queue.commit(reservation)
     assert set(client.database["pyqueue"].index_information()) == INDEXES

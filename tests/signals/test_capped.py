@@ -22,6 +22,7 @@ from signals.capped_bus import CappedTransport
 from tests.signals.conftest import ROOT_PASSWORD, ROOT_USER, Kind, OpenKind
 from tests.signals.portal import NOW, closing
 from tests.support.eventually import eventually
+from tests.support.shared import Mongod
 
 CAPPED = ["capped-blocking", "capped-async", "capped-motor"]
 every = pytest.mark.parametrize("kind", CAPPED, indirect=True)
@@ -195,7 +196,7 @@ def test_many_buses_create_the_collection_at_once(kind: Kind, mongo: Client) -> 
 
 
 def test_collection_that_comes_and_goes_holds_no_event(
-    mongod: EmbeddedServer, mongo: Client, place: str, monkeypatch: pytest.MonkeyPatch
+    mongod: Mongod, mongo: Client, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another client creates it after each check and drops it before the next one."""
     mongo[place].create_collection("pyqueue.signals", capped=True, size=65536)
@@ -252,7 +253,7 @@ print("fine")
 """
 
 
-def test_fork_leaves_the_cursor_of_the_parent_alone(mongod: EmbeddedServer, place: str) -> None:
+def test_fork_leaves_the_cursor_of_the_parent_alone(mongod: Mongod, place: str) -> None:
     """The child uses a new client."""
     done = subprocess.run(
         [sys.executable, "-c", FORK, mongod.url, place],
@@ -278,7 +279,7 @@ with pymongo.MongoClient(sys.argv[1]) as client:
 
 @pytest.mark.slow
 def test_two_processes_create_the_collection_at_once(
-    mongo: Client, mongod: EmbeddedServer, place: str
+    mongo: Client, mongod: Mongod, place: str
 ) -> None:
     """The long form of `test_many_buses_create_the_collection_at_once`."""
     command = [sys.executable, "-c", MAKER, mongod.url, place]
@@ -294,7 +295,7 @@ def test_two_processes_create_the_collection_at_once(
     assert capped(mongo, place)
 
 
-def test_fifty_idle_listeners_cost_one_command_a_second(mongod: EmbeddedServer, place: str) -> None:
+def test_fifty_idle_listeners_cost_one_command_a_second(mongod: Mongod, place: str) -> None:
     commands = Commands()
     with (
         Client(mongod.url, event_listeners=[commands]) as client,
@@ -312,7 +313,7 @@ def test_fifty_idle_listeners_cost_one_command_a_second(mongod: EmbeddedServer, 
 
 
 def test_bus_without_listeners_costs_no_command(
-    mongod: EmbeddedServer, place: str, monkeypatch: pytest.MonkeyPatch
+    mongod: Mongod, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signals.hub.UNSUBSCRIBE_DELAY_S", 0.1)
     monkeypatch.setattr("signals.capped_bus.READ_TIMEOUT_S", 0.1)
@@ -333,7 +334,7 @@ def test_bus_without_listeners_costs_no_command(
 
 
 def test_broken_bus_does_not_retry_busily(
-    mongod: EmbeddedServer, place: str, monkeypatch: pytest.MonkeyPatch
+    mongod: Mongod, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each procedure waits longer after each failure."""
     starts: list[float] = []

@@ -15,15 +15,15 @@ from uuid import uuid4
 import pymongo
 import pytest
 
-from pyqueue.embedded import EmbeddedServer
 from tests.spark.programs import CONFIG, JAVA_OPTIONS
 from tests.support.processes import ROOT
+from tests.support.shared import Mongod
 
 __all__ = ["URI_ENV", "database", "log", "password", "signed_in", "spark"]
 
 
 @pytest.fixture(scope="session")
-def database(mongod: EmbeddedServer, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
+def database(mongod: Mongod, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:
     """The URL of a database that the Spark tests share. Each test has separate queues."""
     name = f"t{uuid4().hex[:16]}"
     base, _, query = mongod.url.partition("?")
