@@ -1,7 +1,7 @@
 """How a stored document becomes a message, and which of its fields are invalid.
 
-Any program may write to the collection, so a stored document is checked before it is used. This module
-does no I/O.
+Any program may write to the collection, so a stored document is checked before it is used. This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def message_of(
         lease: the length of the lease in seconds, for a ``Reservation``.
 
     Returns:
-        A ``Reservation`` if ``lease`` is given, else a ``Finished`` or a ``Message``. A missing field
-        shows an empty value.
+        A ``Reservation`` if ``lease`` is given, else a ``Finished`` or a ``Message``. A missing
+        field shows an empty value.
     """
     get = document.get
     when = get("when", NEVER)

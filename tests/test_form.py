@@ -33,13 +33,11 @@ PRAGMA = re.compile(r"  # (noqa|type: ignore)\b.*")
 LONG_MODULES: dict[str, int] = {}
 LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
-    "tests/chaos/runner.py::run": 69,
-    "tests/chaos/test_change_log.py::test_change_log_shows_each_operation": 69,
-    "tests/chaos/test_server.py::test_every_operation_is_unavailable_in_time": 68,
+    "tests/chaos/runner.py::run": 64,
     "tests/model/explorer.py::_mark": 81,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 56
+LONG_LINES = 3
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.

@@ -612,8 +612,10 @@ PROMISED = {
     *("Unavailable", "Fenced", "ConfigurationError"),
 }
 SIGNATURES = {
-    "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, id=None, session=None",
-    "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, on_duplicate='ignore', ids=None, session=None",
+    "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
+    "id=None, session=None",
+    "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
+    "on_duplicate='ignore', ids=None, session=None",
     "pop": "timeout=None",
     "pop_many": "limit, *, timeout=None",
     "reserve": "timeout=None, *, lease=None",
@@ -623,7 +625,8 @@ SIGNATURES = {
     "rollback": "*reservations, delay=None, error=None, session=None",
     "extend": "*reservations, lease=None",
     "release": "*reservations",
-    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, key=None, session=None",
+    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "
+    "key=None, session=None",
     "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, session=None",
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",

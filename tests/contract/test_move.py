@@ -1,4 +1,4 @@
-"""How messages pass from queue to queue: move, move_many, bury, redrive; each is one atomic update."""
+"""Moves between queues: move, move_many, bury and redrive, each one atomic update."""
 
 from __future__ import annotations
 

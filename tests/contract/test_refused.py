@@ -1,4 +1,4 @@
-"""Bad input: the right class of error, with a text that names the argument; and nothing is written."""
+"""Bad input raises the right error, whose text names the argument, and writes nothing."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class TestLastTry:
         assert dead.counts().ready == 2
 
     def test_a_crash_loop_is_caught_at_the_claim(self, client: AnyClient, name: str) -> None:
-        """A message that kills its consumers is never rolled back by one; the next claim buries it."""
+        """A message that kills its consumers is never rolled back. The next claim buries it."""
         queue, dead = client.queue(name, max_tries=3), client.queue(f"{name}.dead")
         id = queue.push("killer", key="k")
         for tries in (1, 2, 3):

@@ -200,7 +200,7 @@ class Began:
 
 
 def near(instant: datetime | None, seconds: float) -> bool:
-    """Return whether an instant is ``seconds`` after a moment of this test, however long it takes."""
+    """Return whether an instant is ``seconds`` after some moment of this test."""
     assert instant is not None
     moment = instant - timedelta(seconds=seconds)
     slack = timedelta(seconds=SLACK)

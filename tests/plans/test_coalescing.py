@@ -239,7 +239,7 @@ def test_keys_do_not_mix() -> None:
 
 
 def test_an_answer_belongs_to_its_call() -> None:
-    """An error that is an answer, as the plans of pushes and settles give them, reaches one caller."""
+    """Plans of pushes and settles answer with errors; each error reaches one caller."""
 
     async def test(fake: Fake) -> None:
         lost = LeaseLost("gone", lost=[], unknown=[])
