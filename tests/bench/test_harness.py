@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from tests.bench.__main__ import SECTIONS
+from tests.bench.__main__ import SECTIONS, main
 from tests.bench.concurrency import Stock
 from tests.bench.figures import Curve, Row, at_least, at_most, histogram, quantile, ratios, table
 from tests.bench.harness import interleave
@@ -173,19 +171,16 @@ def test_histogram_has_all_values() -> None:
     assert sum(share for _, share in drawn.lines["new"]) == pytest.approx(100)
 
 
-def test_command_lists_the_sections() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench", "--list"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == list(SECTIONS)
+def test_command_lists_the_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out.split() == list(SECTIONS)
 
 
-def test_command_refuses_an_unknown_section() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench", "--only", "nothing"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "nothing" in done.stderr
+def test_command_refuses_an_unknown_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--only", "nothing"])
+    assert end.value.code == 2
+    assert "nothing" in capsys.readouterr().err
 
 
 def sample(at: float, **seen: float) -> Sample:
