@@ -1,11 +1,13 @@
-"""The contract suite is written once, against the blocking API, and runs in every place of
-``world.PLACES``.
+"""Fixtures of the contract suite.
 
-A test that needs what not every place offers says so: ``@pytest.mark.needs("history")``. It is then
-not made for the others; what those answer instead is a test of its own (test_kinds.py,
-test_transactions.py). So nothing is ever skipped.
+The suite is written once, against the blocking API, and runs in every place of ``world.PLACES``.
+A test that needs a feature marks it: ``@pytest.mark.needs("history")``. The test is then generated
+only for the places that offer the feature. Separate tests cover the answers of the other places
+(test_kinds.py, test_transactions.py). So nothing is ever skipped.
 
-All tests of a place share one client and one namespace; each has queue names of its own.
+``make test`` runs a selection: see ``Place.runs``. The rest is marked ``slow``.
+
+All tests of a place share one client and one namespace. Each test has its own queue names.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         needs = {each for mark in metafunc.definition.iter_markers("needs") for each in mark.args}
         places = [place for place in PLACES if needs <= place.offers]
         assert places, f"no place offers {needs}"
-        metafunc.parametrize(
-            "world", places, ids=[place.name for place in places], indirect=True, scope="session"
-        )
+        file = metafunc.module.__name__.rpartition(".")[2]
+        values = [
+            pytest.param(place, id=place.name, marks=() if place.runs(file) else pytest.mark.slow)
+            for place in places
+        ]
+        metafunc.parametrize("world", values, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A place with a client in it."""
+    """Return a place with a client."""
     base = request.getfixturevalue("mongod").url if request.param.server else None
     with open_world(request.param, base) as world:
         yield world
@@ -46,33 +51,32 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def began() -> None:
-    """Note when the test began: what it checks with ``near`` happens after that."""
+    """Record when the test began, for ``near``."""
     Began.at = datetime.now(UTC)
 
 
 @pytest.fixture
 def client(world: World) -> Iterator[Client]:
-    """The place's client."""
+    """Return the client of the place."""
     yield world.client
     if not world.place.server:
-        world.raw().delete_many(
-            {}
-        )  # mongomock looks at every document there is, so let there be few
+        # mongomock scans every stored document, so keep them few.
+        world.raw().delete_many({})
 
 
 @pytest.fixture
 def name() -> str:
-    """A queue name of this test's own."""
+    """Return a queue name that no other test uses."""
     return f"q{uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def queue(client: AnyClient, name: str) -> AnyQueue:
-    """An empty queue."""
+    """Return an empty queue."""
     return client.queue(name)
 
 
 @pytest.fixture
 def other(client: AnyClient, name: str) -> AnyQueue:
-    """Another empty queue of the same namespace."""
+    """Return another empty queue of the same namespace."""
     return client.queue(f"{name}-other")

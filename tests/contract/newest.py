@@ -1,8 +1,8 @@
-"""A second kind of queue, to prove the seam: the newest message comes first.
+"""A second kind of queue, which proves that kinds can be added: the newest message comes first.
 
-The class says how the kind differs from the standard one: the order of claims, no bare pop, and a
-field that a message gets when it enters and loses when it leaves. It declares that it offers no
-history. The contract suite runs over it as well.
+The class states how the kind differs from the standard one: the order of claims, no bare pop, and a
+field that a message has only while it is in the queue. It does not offer a history. The contract
+suite runs over this kind too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Newest"]
 
 @register
 class Newest(Standard):
-    """Last in, first out; without history. ``height`` shows when a message was put on the stack."""
+    """Last in, first out, without history. ``height`` is the time at which a message entered."""
 
     name = "newest"
     capabilities = Standard.capabilities - {"history"}
     order = (("when", -1), ("_id", -1))
-    scans_forward = False  # it claims from the top down
+    scans_forward = False  # it claims in descending order
     stay_fields = (*Standard.stay_fields, "height")
     bare_pop = False
 

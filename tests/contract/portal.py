@@ -1,7 +1,7 @@
-"""The async twins behind the blocking names, so that one suite runs over both.
+"""Blocking wrappers around the async classes, so that one suite tests both.
 
-Each awaited operation is carried into an event loop that runs in a thread of its own. What is plain
-on both sides (``queue()``, ``name``, ``url``) is passed through, so the suite sees no difference.
+Each coroutine runs in an event loop in a separate thread. Attributes that do not block on either
+side (``queue()``, ``name``, ``url``) are passed through.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyqueue.client import runner_of
 __all__ = ["PortalClient", "PortalQueue"]
 
 
-class _Carried:
+class _Wrapped:
     def __init__(self, portal: BlockingPortal, target: Any) -> None:
         self._portal = portal
         self._target = target
@@ -32,21 +32,21 @@ class _Carried:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
-        return self._carried(value) if inspect.iscoroutinefunction(value) else value
+        return self._wrapped(value) if inspect.iscoroutinefunction(value) else value
 
-    def _carried(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            options = {name: _bare(value) for name, value in options.items()}
-            return self._portal.call(partial(operation, *map(_bare, args), **options))
+            options = {name: _unwrapped(value) for name, value in options.items()}
+            return self._portal.call(partial(operation, *map(_unwrapped, args), **options))
 
         return call
 
 
-def _bare(value: Any) -> Any:
-    return value._target if isinstance(value, _Carried) else value
+def _unwrapped(value: Any) -> Any:
+    return value._target if isinstance(value, _Wrapped) else value
 
 
-class PortalClaim(_Carried):
+class PortalClaim(_Wrapped):
     """An AsyncClaim with the methods of a Claim."""
 
     _target: AsyncClaim
@@ -55,42 +55,42 @@ class PortalClaim(_Carried):
         return len(self._target)
 
 
-class PortalQueue(_Carried):
+class PortalQueue(_Wrapped):
     """An AsyncQueue with the methods of a Queue."""
 
     _target: AsyncQueue[Any]
 
     def reserved(self, *args: Any, **options: Any) -> Any:
-        """As Queue.reserved."""
+        """Wrap ``Queue.reserved``."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
 
     @contextmanager
     def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """As Queue.claim."""
+        """Wrap ``Queue.claim``."""
         with self._portal.wrap_async_context_manager(self._target.claim(*args, **options)) as claim:
             yield PortalClaim(self._portal, claim)
 
 
-class PortalClient(_Carried):
+class PortalClient(_Wrapped):
     """An AsyncClient with the methods of a Client."""
 
     _target: AsyncClient
 
     @property
     def _connection(self) -> Any:
-        """Its plan runner, which ``runner_of`` gives."""
-        return _Carried(self._portal, runner_of(self._target))
+        """Return the plan runner that ``runner_of`` reads."""
+        return _Wrapped(self._portal, runner_of(self._target))
 
     def queue(self, *args: Any, **options: Any) -> Any:
-        """As Client.queue."""
+        """Wrap ``Client.queue``."""
         return PortalQueue(self._portal, self._target.queue(*args, **options))
 
     def transaction(self) -> Any:
-        """As Client.transaction."""
+        """Wrap ``Client.transaction``."""
         return self._portal.wrap_async_context_manager(self._target.transaction())
 
     def run_transaction(self, fn: Callable[[Any], Any]) -> Any:
-        """As Client.run_transaction; ``fn`` blocks, so it runs in a thread beside the loop."""
+        """Wrap ``Client.run_transaction``; ``fn`` blocks, so it runs in a worker thread."""
 
         async def awaited(session: Any) -> Any:
             return await anyio.to_thread.run_sync(fn, session)

@@ -21,15 +21,16 @@ from pyqueue import (
 )
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.requests import Plan
-from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
+from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.support.eventually import eventually
 
 
 class Oops(Exception):
-    """What a block raises."""
+    """Raised by a block."""
 
 
 def failing(queue: AnyQueue, work: Callable[[Any], object] = len) -> None:
-    """A block that raises."""
+    """Raise inside a claim block."""
     with queue.claim("g", limit=5) as claim:
         work(claim)
         raise Oops("that went wrong")
@@ -37,14 +38,15 @@ def failing(queue: AnyQueue, work: Callable[[Any], object] = len) -> None:
 
 @pytest.fixture
 def again(client: AnyClient, name: str) -> AnyQueue:
-    """A queue whose messages come back at once when they are rolled back."""
+    """Return a queue without backoff: rolled-back messages are ready at once."""
     return client.queue(name, backoff=Backoff(base=0))
 
 
 @pytest.fixture
-def left(client: AnyClient) -> Iterator[Callable[..., Any]]:
-    """Begins claims that are left as a process leaves them that dies: neither settled nor, from now
-    on, renewed.
+def abandoned(client: AnyClient) -> Iterator[Callable[..., Any]]:
+    """Return a function that begins a claim and abandons it, as a process does that dies.
+
+    The claim is neither settled nor renewed.
     """
 
     def end(context: AbstractContextManager[Any]) -> None:
@@ -62,7 +64,7 @@ def left(client: AnyClient) -> Iterator[Callable[..., Any]]:
         yield begin
 
 
-# ---- what a claim is
+# ---- the content of a claim
 
 
 def test_a_claim_holds_what_is_ready(world: World, queue: AnyQueue) -> None:
@@ -81,7 +83,7 @@ def test_a_claim_holds_what_is_ready(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == queue.counts().scheduled == 1
 
 
-def test_a_claim_takes_what_is_first(world: World, queue: AnyQueue) -> None:
+def test_claim_takes_the_first_messages(world: World, queue: AnyQueue) -> None:
     ids = [queue.push(number) for number in range(6)]
     with queue.claim("g", limit=4) as claim:
         assert sorted(claim.ids) == sorted(ids[:4] if "fifo" in world.place.offers else ids[2:])
@@ -90,7 +92,7 @@ def test_a_claim_takes_what_is_first(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 2
 
 
-def test_more_than_one_claim_of_a_receiver_takes(world: World, queue: AnyQueue) -> None:
+def test_claim_takes_more_than_one_batch(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many(range(world.many))
     with queue.claim("g", limit=100_000) as claim:
         assert sorted(claim.ids) == sorted(ids)
@@ -98,18 +100,18 @@ def test_more_than_one_claim_of_a_receiver_takes(world: World, queue: AnyQueue) 
     assert queue.counts().total == 0
 
 
-def test_the_lease_is_the_queues(client: AnyClient, name: str) -> None:
+def test_claim_uses_the_lease_of_the_queue(client: AnyClient, name: str) -> None:
     queue = client.queue(name, lease=timedelta(seconds=77))
     with queue.claim("g", limit=1) as claim:
         assert claim.lease == 77
 
 
-def test_an_empty_queue(queue: AnyQueue) -> None:
+def test_claim_of_an_empty_queue_is_empty(queue: AnyQueue) -> None:
     with queue.claim("g", limit=5) as claim:
         assert (claim.ids, len(claim)) == ([], 0)
         claim.commit()
     with queue.claim("g", limit=5) as claim:
-        assert claim.ids == []  # and none was committed
+        assert claim.ids == []  # nothing was committed
     queue.push(1)
     with queue.claim("g", limit=5) as claim:
         assert len(claim) == 1
@@ -117,7 +119,7 @@ def test_an_empty_queue(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_a_paused_queue(queue: AnyQueue) -> None:
+def test_claim_of_a_paused_queue_is_empty(queue: AnyQueue) -> None:
     queue.push(1)
     queue.pause()
     with queue.claim("g", limit=5) as claim:
@@ -129,9 +131,7 @@ def test_a_paused_queue(queue: AnyQueue) -> None:
         claim.commit()
 
 
-def test_what_it_keeps_of_itself_is_no_message(
-    client: AnyClient, queue: AnyQueue, world: World
-) -> None:
+def test_claim_record_is_not_a_message(client: AnyClient, queue: AnyQueue, world: World) -> None:
     queue.push_many([1, 2])
     with queue.claim("g", limit=1) as claim:
         claim.commit()
@@ -145,7 +145,7 @@ def test_what_it_keeps_of_itself_is_no_message(
     assert world.document(before["_id"]) == before
 
 
-def test_how_it_looks(queue: AnyQueue) -> None:
+def test_claim_repr(queue: AnyQueue) -> None:
     queue.push_many(["secret", "secret"])
     with queue.claim("g", limit=5) as claim:
         assert repr(claim).endswith(f"Claim({queue.name!r}, group='g', 2 messages)")
@@ -164,7 +164,7 @@ def test_groups_share_nothing(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_groups_of_one_name_share_nothing(queue: AnyQueue, other: AnyQueue) -> None:
+def test_groups_with_one_name_in_two_queues_share_nothing(queue: AnyQueue, other: AnyQueue) -> None:
     queue.push_many(range(3))
     other.push_many(range(5))
     with queue.claim("g", limit=100) as first, other.claim("g", limit=100) as second:
@@ -181,7 +181,7 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-def test_bad_arguments(world: World, queue: AnyQueue) -> None:
+def test_claim_refuses_bad_arguments(world: World, queue: AnyQueue) -> None:
     queue.push(1)
     before = world.stored(queue)
     for name, value in BAD:
@@ -195,7 +195,7 @@ def test_bad_arguments(world: World, queue: AnyQueue) -> None:
 # ---- settling
 
 
-def test_a_rollback(world: World, client: AnyClient, name: str) -> None:
+def test_claim_rollback_returns_messages(world: World, client: AnyClient, name: str) -> None:
     queue = client.queue(name, backoff=Backoff(base=100, jitter=0))
     ids = queue.push_many([1, 2])
     with queue.claim("g", limit=5) as claim:
@@ -209,7 +209,7 @@ def test_a_rollback(world: World, client: AnyClient, name: str) -> None:
         assert not {"claim", "token", "owner", "reserved"} & {*world.document(id)}
 
 
-def test_leaving_without_a_commit_rolls_back(again: AnyQueue) -> None:
+def test_claim_rolls_back_without_a_commit(again: AnyQueue) -> None:
     (id,) = again.push_many([1])
     with again.claim("g", limit=5):
         pass
@@ -217,7 +217,7 @@ def test_leaving_without_a_commit_rolls_back(again: AnyQueue) -> None:
     assert (message.state, message.tries, message.error) == ("ready", 1, None)
 
 
-def test_an_exception_rolls_back_and_goes_on(again: AnyQueue) -> None:
+def test_claim_rolls_back_on_an_exception(again: AnyQueue) -> None:
     ids = again.push_many([1, 2])
     with pytest.raises(Oops):
         failing(again)
@@ -228,7 +228,7 @@ def test_an_exception_rolls_back_and_goes_on(again: AnyQueue) -> None:
         assert message.error["message"] == "that went wrong"
 
 
-def test_an_exception_after_the_commit(queue: AnyQueue) -> None:
+def test_exception_after_the_commit_keeps_the_commit(queue: AnyQueue) -> None:
     queue.push_many([1, 2])
     with pytest.raises(Oops):
         failing(queue, lambda claim: claim.commit())
@@ -237,7 +237,7 @@ def test_an_exception_after_the_commit(queue: AnyQueue) -> None:
 
 @pytest.mark.parametrize("first", ["commit", "rollback"])
 @pytest.mark.parametrize("second", ["commit", "rollback"])
-def test_it_is_settled_once(again: AnyQueue, first: str, second: str) -> None:
+def test_claim_is_settled_once(again: AnyQueue, first: str, second: str) -> None:
     again.push_many([1, 2])
     with again.claim("g", limit=5) as claim:
         getattr(claim, first)()
@@ -247,7 +247,7 @@ def test_it_is_settled_once(again: AnyQueue, first: str, second: str) -> None:
 
 
 @pytest.mark.needs("history")
-def test_the_history(world: World, client: AnyClient, name: str) -> None:
+def test_claim_commit_writes_history(world: World, client: AnyClient, name: str) -> None:
     queue = client.queue(name, history=300)
     ids = [queue.push(1, key="k"), queue.push(2)]
     with queue.claim("g", limit=5) as claim:
@@ -278,7 +278,7 @@ def test_a_commit_frees_the_keys(queue: AnyQueue) -> None:
 
 
 @pytest.mark.needs("keys")
-def test_a_message_that_is_replaced_meanwhile_is_no_longer_held(queue: AnyQueue) -> None:
+def test_claim_loses_a_message_that_was_replaced(queue: AnyQueue) -> None:
     queue.push(1)
     queue.push(2, key="k")
     with queue.claim("g", limit=5) as claim:
@@ -289,68 +289,68 @@ def test_a_message_that_is_replaced_meanwhile_is_no_longer_held(queue: AnyQueue)
     assert (message.payload, message.tries) == (3, 0)
 
 
-# ---- others
+# ---- other holders
 
 
-def test_a_commit_leaves_what_a_thief_holds(world: World, queue: AnyQueue) -> None:
+def test_commit_leaves_messages_of_another_holder(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many(range(4))
     with queue.claim("g", limit=5) as claim:
         world.ready(ids[2])
-        thief = queue.reserve(0)
-        assert thief is not None
+        other_holder = queue.reserve(0)
+        assert other_holder is not None
         before = world.bytes(ids[2])
         with pytest.raises(LeaseLost, match="1 of 4"):
             claim.commit()
     assert world.bytes(ids[2]) == before
     assert queue.counts().total == 1
-    queue.commit(thief)
+    queue.commit(other_holder)
 
 
 @pytest.mark.needs("history")
-def test_a_commit_into_the_history_leaves_what_a_thief_holds(
+def test_history_commit_leaves_messages_of_another_holder(
     world: World, client: AnyClient, name: str
 ) -> None:
     queue = client.queue(name, history=300)
     ids = queue.push_many(range(4))
     with queue.claim("g", limit=5) as claim:
         world.ready(ids[2])
-        thief = queue.reserve(0)
+        other_holder = queue.reserve(0)
         before = world.bytes(ids[2])
         with pytest.raises(LeaseLost, match="1 of 4"):
             claim.commit()
     assert world.bytes(ids[2]) == before
     assert queue.counts().history == 3
-    queue.commit(thief)
+    queue.commit(other_holder)
 
 
-def test_a_rollback_leaves_what_a_thief_holds(world: World, again: AnyQueue) -> None:
+def test_rollback_leaves_messages_of_another_holder(world: World, again: AnyQueue) -> None:
     ids = again.push_many(range(4))
     with again.claim("g", limit=5) as claim:
         world.ready(ids[2])
-        thief = again.reserve(0)
+        other_holder = again.reserve(0)
         before = world.bytes(ids[2])
         claim.rollback()
     assert world.bytes(ids[2]) == before
     assert again.counts().ready == 3
-    again.commit(thief)
+    again.commit(other_holder)
 
 
 @pytest.mark.needs("move", "dead_letter")
 @pytest.mark.parametrize("way", ["rollback", "release", "move", "bury", "commit"])
-def test_what_a_thief_gave_back_is_no_longer_the_claims(
-    world: World, again: AnyQueue, other: AnyQueue, left: Callable[..., Any], way: str
+def test_claim_loses_messages_that_another_holder_settled(
+    world: World, again: AnyQueue, other: AnyQueue, abandoned: Callable[..., Any], way: str
 ) -> None:
-    """Not of the claim that it was taken from, nor of one that takes that over."""
+    """Neither the abandoned claim nor the claim that takes it over settles the message."""
     (id,) = again.push_many([1])
-    claim = left(again)
+    claim = abandoned(again)
     world.ready(id)
-    thief = again.reserve(0)
+    other_holder = again.reserve(0)
     settle: dict[str, Callable[[], None]] = {
-        "rollback": partial(again.rollback, thief),
-        "release": partial(again.release, thief),
-        "move": partial(again.move, thief, to=other),
-        "bury": partial(again.bury, thief),
-        "commit": partial(again.commit, thief),
+        "rollback": partial(again.rollback, other_holder),
+        "release": partial(again.release, other_holder),
+        "move": partial(again.move, other_holder, to=other),
+        "bury": partial(again.bury, other_holder),
+        "commit": partial(again.commit, other_holder),
     }
     settle[way]()
     before = [world.stored(each) for each in (again, other, f"{again.name}.dead")]
@@ -368,11 +368,11 @@ def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) ->
     assert queue.counts().total == 0
 
 
-def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
+def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many([1, 2])
     with queue.claim("g", limit=5, lease=0.6) as claim:
         first = [world.document(id)["when"] for id in ids]
-        wait_until(
+        eventually(
             lambda: all(
                 world.document(id)["when"] > when + timedelta(seconds=1)
                 for id, when in zip(ids, first, strict=True)
@@ -384,7 +384,7 @@ def test_a_claim_is_renewed(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_failed_renewal_is_logged_by_group_and_tried_again(
+def test_failed_renewal_is_logged_by_group_and_retried(
     world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     renew, failures = NamedClaims.renew, ["the server went away"]
@@ -398,7 +398,7 @@ def test_failed_renewal_is_logged_by_group_and_tried_again(
     (id,) = queue.push_many([1])
     with queue.claim("g", limit=5, lease=0.6) as claim:
         first = world.document(id)["when"]
-        wait_until(lambda: world.document(id)["when"] > first, "it is tried again")
+        eventually(lambda: world.document(id)["when"] > first, "it is tried again")
         claim.commit()
     assert (
         "could not renew the lease of group 'g', trying again: the server went away" in caplog.text
@@ -406,9 +406,7 @@ def test_failed_renewal_is_logged_by_group_and_tried_again(
     assert queue.counts().total == 0
 
 
-def test_a_claim_that_is_settled_is_renewed_no_longer(
-    world: World, client: AnyClient, name: str
-) -> None:
+def test_settled_claim_is_not_renewed(world: World, client: AnyClient, name: str) -> None:
     queue = client.queue(name, backoff=Backoff(base=50, jitter=0))
     (id,) = queue.push_many([1])
     with queue.claim("g", limit=5, lease=0.3) as claim:
@@ -416,21 +414,21 @@ def test_a_claim_that_is_settled_is_renewed_no_longer(
         when = world.document(id)["when"]
         with queue.claim("h", limit=5, lease=0.3):
             seen = client.stats["commands"]
-            wait_until(lambda: client.stats["commands"] >= seen + 3, "the other is renewed")
+            eventually(lambda: client.stats["commands"] >= seen + 3, "the other is renewed")
         assert world.document(id)["when"] == when
 
 
-# ---- taken over
+# ---- takeover
 
 
-def test_what_a_process_left_behind_is_taken_over_at_once(
-    world: World, queue: AnyQueue, left: Callable[..., Any]
+def test_abandoned_claim_is_taken_over_at_once(
+    world: World, queue: AnyQueue, abandoned: Callable[..., Any]
 ) -> None:
     queue.push_many(range(3))
-    former = left(queue, lease=600)
+    former = abandoned(queue, lease=600)
     queue.push_many(range(7))
     with queue.claim("g", limit=2, lease=50) as claim:
-        assert sorted(claim.ids) == sorted(former.ids)  # all of it, and nothing else
+        assert sorted(claim.ids) == sorted(former.ids)  # exactly the abandoned messages
         assert all(world.document(id)["tries"] == 2 for id in claim.ids)
         assert all(near(world.document(id)["when"], 50) for id in claim.ids)
         claim.commit()
@@ -440,9 +438,11 @@ def test_what_a_process_left_behind_is_taken_over_at_once(
         claim.commit()
 
 
-def test_by_another_client(world: World, queue: AnyQueue, left: Callable[..., Any]) -> None:
+def test_takeover_by_another_client(
+    world: World, queue: AnyQueue, abandoned: Callable[..., Any]
+) -> None:
     queue.push_many(range(3))
-    former = left(queue)
+    former = abandoned(queue)
     with world.connect().queue(queue.name).claim("g", limit=5) as claim:
         assert sorted(claim.ids) == sorted(former.ids)
         claim.commit()
@@ -452,10 +452,10 @@ def test_by_another_client(world: World, queue: AnyQueue, left: Callable[..., An
 
 @pytest.mark.parametrize("way", ["commit", "rollback"])
 def test_the_former_runner_is_fenced(
-    world: World, queue: AnyQueue, left: Callable[..., Any], way: str
+    world: World, queue: AnyQueue, abandoned: Callable[..., Any], way: str
 ) -> None:
     queue.push_many(range(3))
-    former = left(queue)
+    former = abandoned(queue)
     with queue.claim("g", limit=5) as claim:
         before = world.stored(queue), world.document(f"~claim:{queue.name}~g")
         with pytest.raises(Fenced, match="group 'g'"):
@@ -465,14 +465,14 @@ def test_the_former_runner_is_fenced(
     assert queue.counts().total == 0
 
 
-def test_a_block_that_was_fenced_says_so(queue: AnyQueue) -> None:
+def test_fenced_block_raises_fenced(queue: AnyQueue) -> None:
     queue.push_many(range(3))
     with pytest.raises(Fenced), queue.claim("g", limit=5), queue.claim("g", limit=5) as second:
         second.commit()
     assert queue.counts().total == 0
 
 
-def test_an_exception_is_heard_of_rather_than_the_fence(queue: AnyQueue) -> None:
+def test_block_exception_is_raised_instead_of_fenced(queue: AnyQueue) -> None:
     queue.push_many(range(3))
 
     def taken_over(_: Any) -> None:
@@ -485,17 +485,17 @@ def test_an_exception_is_heard_of_rather_than_the_fence(queue: AnyQueue) -> None
 
 
 def test_a_fenced_claim_renews_nothing(
-    world: World, queue: AnyQueue, left: Callable[..., Any]
+    world: World, queue: AnyQueue, abandoned: Callable[..., Any]
 ) -> None:
-    """The new runner's lease is its own."""
+    """The abandoned claim does not renew the lease of the new holder."""
     queue.push_many([1, 2])
-    left(queue, lease=0.3, limit=1)
+    abandoned(queue, lease=0.3, limit=1)
     with (
         queue.claim("g", limit=5, lease=600) as claim,
         queue.claim("h", limit=5, lease=0.3) as other,
     ):
         when, first = (world.document(each.ids[0])["when"] for each in (claim, other))
-        wait_until(
+        eventually(
             lambda: world.document(other.ids[0])["when"] > first + timedelta(seconds=0.6),
             "leases of 0.3 s are renewed",
         )
@@ -503,29 +503,29 @@ def test_a_fenced_claim_renews_nothing(
         claim.commit()
 
 
-def test_a_claim_that_was_taken_from_a_dead_process_by_others(
-    world: World, again: AnyQueue, left: Callable[..., Any]
+def test_takeover_leaves_messages_of_other_holders(
+    world: World, again: AnyQueue, abandoned: Callable[..., Any]
 ) -> None:
-    """Its lease lapsed before a takeover, so the messages belong to their new holders."""
+    """The lease expired before the takeover, so the message belongs to the new holder."""
     ids = again.push_many(range(3))
-    left(again)
+    abandoned(again)
     for id in ids:
         world.ready(id)
-    thief = again.reserve(0)
-    assert thief is not None
-    before = world.bytes(thief.id)
+    other_holder = again.reserve(0)
+    assert other_holder is not None
+    before = world.bytes(other_holder.id)
     with again.claim("g", limit=5) as claim:
-        assert sorted(claim.ids) == sorted({*ids} - {thief.id})
+        assert sorted(claim.ids) == sorted({*ids} - {other_holder.id})
         claim.commit()
-    assert world.bytes(thief.id) == before
-    again.commit(thief)
+    assert world.bytes(other_holder.id) == before
+    again.commit(other_holder)
 
 
 # ---- burying
 
 
 @pytest.mark.needs("dead_letter")
-def test_the_last_try_rolled_back_is_buried(client: AnyClient, name: str) -> None:
+def test_rollback_of_the_last_try_buries(client: AnyClient, name: str) -> None:
     queue = client.queue(name, max_tries=2, backoff=Backoff(base=0))
     queue.push_many(["a", "b"])
     for _ in range(2):
@@ -558,7 +558,7 @@ def test_claim_buries_exhausted_messages_and_gives_the_rest(
 
 
 @pytest.mark.needs("dead_letter")
-def test_a_claim_looks_again_if_all_it_saw_was_buried(
+def test_claim_scans_again_if_every_message_was_buried(
     world: World, client: AnyClient, name: str
 ) -> None:
     queue = client.queue(name, max_tries=3)
@@ -588,8 +588,8 @@ def test_dead_messages_are_never_buried_again(client: AnyClient, name: str) -> N
     assert grave.counts().total == 0
 
 
-@pytest.mark.needs("sessions", "dead_letter")  # mongomock takes any value for a number
-def test_what_others_wrote_is_buried_and_the_rest_is_claimed(
+@pytest.mark.needs("sessions", "dead_letter")  # mongomock accepts any value as a number
+def test_foreign_documents_are_buried_and_the_rest_claimed(
     world: World, queue: AnyQueue, client: AnyClient
 ) -> None:
     good = queue.push("good")
@@ -625,7 +625,7 @@ STRANGE: dict[str, Any] = {
 def test_claim_buries_invalid_documents_and_takes_the_rest(
     world: World, client: AnyClient, name: str
 ) -> None:
-    """On a server: it refuses what mongomock takes."""
+    """This runs on a server, which refuses updates that mongomock accepts."""
     queue = client.queue(name)
     for change in STRANGE.values():
         queue.push_many(range(3))

@@ -1,6 +1,4 @@
-"""A former holder changes nothing: not one byte, whatever it tries, wherever the message went
-meanwhile.
-"""
+"""A former holder changes not one byte, whatever it calls and wherever the message went."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.needs("move", "dead_letter")
 
 Settle = Callable[[AnyQueue, AnyQueue, list[Reservation[Any]]], Any]
 
-#: Every batch form: the queue, another queue, the reservations.
+#: Every batch operation: the queue, another queue, the reservations.
 BATCHES: dict[str, Settle] = {
     "commit": lambda queue, _, held: queue.commit(*held),
     "commit payload": lambda queue, _, held: queue.commit(*held, payload="mine"),
@@ -53,7 +51,7 @@ each_clock = pytest.mark.parametrize("known", [True, False], ids=["known", "unkn
 def refused(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, former: Reservation[Any]
 ) -> None:
-    """The former holder learns that it lost the lease, and nothing has changed."""
+    """The former holder gets LeaseLost, and nothing has changed."""
     before = world.bytes(former.id)
     with pytest.raises(LeaseLost) as caught:
         settle(queue, other, [former])
@@ -64,7 +62,7 @@ def refused(
 
 @each_single
 @each_clock
-def test_a_former_holder(
+def test_former_holder_cannot_settle(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
 ) -> None:
     former = hold(queue, {"a": 1}, key="k", headers={"h": 1})
@@ -76,7 +74,7 @@ def test_a_former_holder(
 
 
 @each_single
-def test_a_former_holder_after_a_loop_of_queues_and_back(
+def test_former_holder_cannot_settle_after_a_round_trip(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
     former = hold(queue, {"a": 1}, key="k")
@@ -100,7 +98,7 @@ def test_a_former_holder_after_a_loop_of_queues_and_back(
 
 
 @each_single
-def test_a_holder_who_gave_it_back(
+def test_holder_cannot_settle_after_giving_back(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
     former = hold(queue, {"a": 1})
@@ -112,7 +110,7 @@ def test_a_holder_who_gave_it_back(
 
 
 @each_single
-def test_a_holder_whose_message_was_replaced(
+def test_holder_cannot_settle_a_replaced_message(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
     former = hold(queue, {"a": 1}, key="k")
@@ -121,7 +119,9 @@ def test_a_holder_whose_message_was_replaced(
 
 
 @each_single
-def test_a_holder_whose_message_is_gone(queue: AnyQueue, other: AnyQueue, settle: Settle) -> None:
+def test_holder_cannot_settle_a_deleted_message(
+    queue: AnyQueue, other: AnyQueue, settle: Settle
+) -> None:
     former = hold(queue, {"a": 1})
     queue.commit(former)
     with pytest.raises(LeaseLost) as caught:
@@ -132,7 +132,7 @@ def test_a_holder_whose_message_is_gone(queue: AnyQueue, other: AnyQueue, settle
 
 @pytest.mark.needs("history")
 @each_single
-def test_a_holder_whose_message_is_in_the_history(
+def test_holder_cannot_settle_a_finished_message(
     world: World, name: str, other: AnyQueue, settle: Settle
 ) -> None:
     queue = world.client.queue(name, history=60)
@@ -142,7 +142,7 @@ def test_a_holder_whose_message_is_in_the_history(
 
 
 @each_single
-def test_a_holder_whose_message_was_buried_and_redriven(
+def test_holder_cannot_settle_a_redriven_message(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
     former = hold(queue, {"a": 1})
@@ -157,11 +157,11 @@ def test_a_holder_whose_message_was_buried_and_redriven(
 def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
 ) -> None:
-    """One settles its lapsed reservation in the batch in which another, who holds that message now,
-    settles a different one.
+    """A former holder and the present holder of one message settle in the same batch.
 
-    Matched as "any of these ids, any of these tokens" the message would go: its id is in the batch
-    by the first, its present token by the second.
+    The former holder settles its expired reservation; the present holder settles another message. A
+    filter "any of these ids and any of these tokens" would settle both messages: the id comes from
+    the former holder, the token from the present holder.
     """
     former = hold(queue, {"a": 1})
     world.lapse(former, known=known)
@@ -176,7 +176,7 @@ def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
     assert caught.value.unknown == []
     assert world.bytes(former.id) == before
     assert present.id == former.id
-    queue.extend(present)  # the other holds it still
+    queue.extend(present)  # the present holder still holds it
     for each in (held[2], held[3]):  # and these are settled
         message = queue.get(each.id)
         assert (
@@ -208,7 +208,7 @@ def test_both_reservations_of_one_message_in_one_batch(
 
 
 @each_batch
-def test_a_lapsed_member_that_another_finished_is_lost_for_sure(
+def test_expired_message_finished_elsewhere_is_lost(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
     queue.push_many([{"a": 1}, {"a": 2}, {"a": 3}])
@@ -221,7 +221,7 @@ def test_a_lapsed_member_that_another_finished_is_lost_for_sure(
     assert caught.value.unknown == []
 
 
-def test_a_token_alone_opens_nothing(world: World, queue: AnyQueue) -> None:
+def test_token_without_the_id_settles_nothing(world: World, queue: AnyQueue) -> None:
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)
     assert held[0].token == held[1].token

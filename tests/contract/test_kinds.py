@@ -1,4 +1,4 @@
-"""Kinds of queues: what a kind does not offer it refuses, and kinds stand beside each other.
+"""Kinds of queues: a kind refuses the features that it lacks, and several kinds share a client.
 
 No client misreads a queue of another kind.
 """
@@ -13,12 +13,13 @@ import pytest
 from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
 from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World, wait_until
+from tests.contract.world import AnyClient, AnyQueue, World
+from tests.support.eventually import eventually
 
 
 @pytest.mark.needs("newest")
 class TestNewest:
-    def test_the_newest_comes_first(self, queue: AnyQueue) -> None:
+    def test_newest_message_comes_first(self, queue: AnyQueue) -> None:
         for n in range(5):
             queue.push(n)
         assert [each.payload for each in queue.peek()] == [4, 3, 2, 1, 0]
@@ -42,7 +43,7 @@ class TestNewest:
                 call()
         assert world.stored(queue) == []
 
-    def test_its_record_says_so(self, world: World, queue: AnyQueue) -> None:
+    def test_record_names_the_kind(self, world: World, queue: AnyQueue) -> None:
         queue.bury(hold(queue))
         assert world.document(f"~queue:{queue.name}")["kind"] == "newest"
         assert world.document(f"~queue:{queue.name}.dead")["kind"] == "standard"
@@ -53,14 +54,14 @@ class TestNewest:
     [{"kind": "ordered"}, {"v": 2}, {"kind": None}, {"v": "1"}],
     ids=lambda change: repr(change),
 )
-def test_a_queue_of_a_kind_or_version_that_is_not_known(
+def test_unknown_kind_or_version_is_refused(
     world: World, queue: AnyQueue, other: AnyQueue, change: dict[str, Any]
 ) -> None:
     there = queue.push("there")
     world.raw().update_one({"_id": f"~queue:{queue.name}"}, {"$set": change})
     held = hold(other)
     before = world.stored(queue, other)
-    stranger = world.connect().queue(queue.name)  # knows nothing yet
+    stranger = world.connect().queue(queue.name)  # this client has not read the record yet
     calls: list[Any] = [
         lambda: stranger.push(1),
         lambda: stranger.push(1, key="k", on_duplicate="replace"),
@@ -86,10 +87,10 @@ def test_a_queue_of_a_kind_or_version_that_is_not_known(
     assert world.stored(queue, other) == before
 
 
-def test_a_move_into_a_queue_of_another_kind(
+def test_move_by_name_into_another_kind_is_refused(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
-    """By name this client cannot know how a message enters there."""
+    """This client knows only the name of the target, not how a message enters that kind."""
     world.raw().insert_one(
         {"_id": f"~queue:{name}-x", "q": f"{name}-x", "record": True, "kind": "ordered", "v": 1}
     )
@@ -100,7 +101,7 @@ def test_a_move_into_a_queue_of_another_kind(
     assert world.bytes(held.id) == before
 
 
-# ---- two kinds beside each other, in one client
+# ---- two kinds in one client
 
 
 def test_kinds_share_a_client(client: AnyClient, name: str) -> None:
@@ -111,7 +112,7 @@ def test_kinds_share_a_client(client: AnyClient, name: str) -> None:
         queue.push("a")
         queue.push("b", delay=0.002)
         queue.push("c", delay=0.004)
-    wait_until(lambda: first.counts().ready == last.counts().ready == 3, "all are ready")
+    eventually(lambda: first.counts().ready == last.counts().ready == 3, "all are ready")
     assert [each.payload for each in first.pop_many(3, timeout=0)] == ["a", "b", "c"]
     assert [each.payload for each in last.pop_many(3, timeout=0)] == ["c", "b", "a"]
 
@@ -122,7 +123,7 @@ def test_moves_between_kinds_use_the_entering_of_the_target(
 ) -> None:
     first = client.queue(f"{name}-fifo", kind="standard")
     last = client.queue(f"{name}-lifo", kind="newest")
-    assert last.pop(0) is None  # makes its record, which says the kind
+    assert last.pop(0) is None  # this creates the record, which names the kind
     assert first.pop(0) is None
     id = first.push("m", key="k")
     assert "height" not in world.document(id)
@@ -148,7 +149,7 @@ def test_dead_messages_return_to_a_queue_of_their_kind(
     assert last.pop(0).payload == "m"
 
 
-def test_a_queue_is_refused_as_another_kind(world: World, client: AnyClient, name: str) -> None:
+def test_queue_of_another_kind_is_refused(world: World, client: AnyClient, name: str) -> None:
     client.queue(name, kind="newest").push(1)
     other = world.connect().queue(name, kind="standard")
     calls: list[Callable[[], Any]] = [
@@ -165,6 +166,6 @@ def test_a_queue_is_refused_as_another_kind(world: World, client: AnyClient, nam
 
 
 @pytest.mark.parametrize("kind", ["ordered", "bucket", "priority", "Standard", "", 1, None])
-def test_a_kind_that_this_release_lacks_is_refused(client: AnyClient, name: str, kind: Any) -> None:
+def test_kind_that_this_release_lacks_is_refused(client: AnyClient, name: str, kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"kind: .*'standard'"):
         client.queue(name, kind=kind)

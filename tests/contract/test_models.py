@@ -1,5 +1,6 @@
-"""Typed queues: payloads go in as the model and come out as it; what does not fit never reaches a
-consumer.
+"""Typed queues: payloads are stored from the model and come back as the model.
+
+An invalid payload never reaches a consumer.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ EVERYTHING = Everything(
 )
 
 
-def test_a_model_goes_in_and_comes_out(world: World, name: str) -> None:
+def test_model_round_trip(world: World, name: str) -> None:
     queue = world.client.queue(name, Everything)
     id = queue.push(EVERYTHING)
     stored = world.document(id)
@@ -119,7 +120,7 @@ def test_a_model_goes_in_and_comes_out(world: World, name: str) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_anything_that_pydantic_takes(client: AnyClient, name: str, model: Any, value: Any) -> None:
+def test_any_pydantic_type_is_a_model(client: AnyClient, name: str, model: Any, value: Any) -> None:
     queue = client.queue(name, model)
     queue.push(value)
     message = queue.pop(0)
@@ -128,14 +129,14 @@ def test_anything_that_pydantic_takes(client: AnyClient, name: str, model: Any, 
     assert type(message.payload) is type(value)
 
 
-def test_what_validates_is_taken(client: AnyClient, name: str) -> None:
+def test_valid_payload_is_stored(client: AnyClient, name: str) -> None:
     queue = client.queue(name, Order)
     queue.push({"n": 1})
     queue.push_many([Order(n=2), {"n": "3"}])
     assert sorted(each.payload.n for each in queue.pop_many(3, timeout=0)) == [1, 2, 3]
 
 
-def test_what_does_not_is_refused(world: World, name: str) -> None:
+def test_invalid_payload_is_refused(world: World, name: str) -> None:
     queue = world.client.queue(name, Order)
     for bad in ({"n": "x"}, {"n": -1}, {}, None, 5, "text"):
         with pytest.raises(InvalidMessage, match="Order") as caught:
@@ -146,27 +147,29 @@ def test_what_does_not_is_refused(world: World, name: str) -> None:
     assert world.stored(queue) == []
 
 
-def test_what_validates_is_accepted_whatever_its_type(client: AnyClient, name: str) -> None:
+def test_payload_of_another_type_is_validated(client: AnyClient, name: str) -> None:
     client.queue(name).push({"n": 1})
     client.queue(name, Order).push(Order(n=2))
     received = client.queue(name, Later).pop_many(2, timeout=0)
     assert {(each.payload.n, each.payload.note) for each in received} == {(1, "none"), (2, "none")}
 
 
-def test_a_raw_queue_shows_what_is_stored(client: AnyClient, name: str) -> None:
+def test_raw_queue_shows_the_stored_payload(client: AnyClient, name: str) -> None:
     client.queue(name, Order).push(Order(n=2))
     message = client.queue(name).pop(0)
     assert message is not None
     assert message.payload == {"n": 2}
 
 
-# ---- misfits
+# ---- invalid payloads
 
 
 @pytest.mark.needs("dead_letter")
-class TestMisfits:
+class TestInvalidPayloads:
     @pytest.mark.parametrize("verb", ["pop", "reserve", "pop_many", "reserve_many"])
-    def test_a_misfit_is_buried_and_never_seen(self, world: World, name: str, verb: str) -> None:
+    def test_invalid_payload_is_buried_and_not_delivered(
+        self, world: World, name: str, verb: str
+    ) -> None:
         queue: AnyQueue = world.client.queue(name, Order)
         bad = world.client.queue(name).push({"n": "many"}, key="k")
         queue.push(Order(n=1))
@@ -186,7 +189,7 @@ class TestMisfits:
         assert "valid integer" in dead.error["message"]
         assert dead.dead["error"] == dead.error
 
-    def test_nothing_but_misfits(self, client: AnyClient, name: str) -> None:
+    def test_only_invalid_payloads_delivers_nothing(self, client: AnyClient, name: str) -> None:
         client.queue(name).push_many([{"n": "x"}] * 5)
         queue = client.queue(name, Order)
         assert queue.reserve(0) is None
@@ -194,7 +197,7 @@ class TestMisfits:
         assert queue.counts().total == 0
         assert client.queue(f"{name}.dead").counts().ready == 5
 
-    def test_looking_shows_the_raw_payload_and_buries_nothing(
+    def test_reads_show_the_raw_payload_and_bury_nothing(
         self, client: AnyClient, name: str
     ) -> None:
         id = client.queue(name).push({"n": "x"})
@@ -205,7 +208,7 @@ class TestMisfits:
             assert seen.error is not None
         assert queue.counts().ready == 1
 
-    def test_a_dead_misfit_is_delivered_raw(self, client: AnyClient, name: str) -> None:
+    def test_dead_invalid_payload_is_delivered_raw(self, client: AnyClient, name: str) -> None:
         client.queue(name).push({"n": "x"})
         assert client.queue(name, Order).reserve(0) is None
         dead = client.queue(f"{name}.dead", Order)
@@ -218,7 +221,7 @@ class TestMisfits:
         assert message is not None
         assert message.payload == {"n": "x"}
 
-    def test_a_redriven_misfit_is_buried_again(self, client: AnyClient, name: str) -> None:
+    def test_redriven_invalid_payload_is_buried_again(self, client: AnyClient, name: str) -> None:
         client.queue(name).push({"n": "x"})
         queue, dead = client.queue(name, Order), client.queue(f"{name}.dead")
         assert queue.pop(0) is None
@@ -226,7 +229,7 @@ class TestMisfits:
         assert queue.pop(0) is None
         assert dead.counts().ready == 1
 
-    def test_a_document_without_a_payload_is_a_misfit(self, world: World, queue: AnyQueue) -> None:
+    def test_document_without_a_payload_is_buried(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1)
         world.raw().update_one({"_id": id}, {"$unset": {"payload": ""}})
         assert queue.reserve(0) is None
@@ -237,7 +240,7 @@ class TestMisfits:
 
 
 @pytest.mark.needs("history")
-def test_the_history_of_a_typed_queue(client: AnyClient, name: str) -> None:
+def test_history_of_a_typed_queue(client: AnyClient, name: str) -> None:
     queue = client.queue(name, Order, history=60)
     queue.push(Order(n=1))
     held = queue.reserve(0)

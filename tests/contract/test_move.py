@@ -1,4 +1,4 @@
-"""Moves between queues: move, move_many, bury and redrive, each one atomic update."""
+"""Moving between queues: move, move_many, bury and redrive. Each is one atomic update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(message: Message[Any] | None) -> Message[Any]:
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["name", "Queue"])
 def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
-    assert other.pop(0) is None  # a first receive makes the record, and so decides the kind
+    assert other.pop(0) is None  # a first receive creates the record, which fixes the kind
     held = hold(queue, {"n": 1}, headers={"a": 1})
     queue.progress(held, 0.5)
     queue.checkpoint(held, "there")
@@ -55,14 +55,14 @@ def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     assert received.id == held.id
 
 
-def test_move_of_many_and_of_none(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_move_takes_several_or_none(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     queue.push_many(range(world.many))
     queue.move(*queue.reserve_many(world.many, timeout=0), to=other)
     queue.move(to=other)
     assert (queue.counts().total, other.counts().ready) == (0, world.many)
 
 
-def test_move_to_its_own_queue(queue: AnyQueue) -> None:
+def test_move_to_the_same_queue(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.move(held, to=queue, delay=60)
     message = found(queue.get(held.id))
@@ -70,7 +70,7 @@ def test_move_to_its_own_queue(queue: AnyQueue) -> None:
     assert near(message.when, 60)
 
 
-def test_a_move_makes_the_record_of_its_target(world: World, queue: AnyQueue, name: str) -> None:
+def test_move_creates_the_record_of_the_target(world: World, queue: AnyQueue, name: str) -> None:
     queue.move(hold(queue), to=f"{name}-new")
     assert world.document(f"~queue:{name}-new")["kind"] == "standard"
 
@@ -93,7 +93,9 @@ def test_move_many(queue: AnyQueue, other: AnyQueue) -> None:
     queue.move_many([], to=other)
 
 
-def test_move_many_of_some_that_are_lost(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_move_many_reports_lost_reservations(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
     queue.push_many([1, 2, 3])
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[1], known=False)
@@ -140,7 +142,7 @@ def test_move_with_an_update(
         before = world.bytes(held.id)
         with pytest.raises(
             ConfigurationError, match="mongomock"
-        ):  # it lacks these two, and says so
+        ):  # these two fields are missing, and the error says so
             queue.move(held, to=other, update=update)
         assert world.bytes(held.id) == before
         return
@@ -180,7 +182,7 @@ def test_move_with_a_delay(queue: AnyQueue, other: AnyQueue, delay: Any) -> None
     assert near(other.next_when(), 60)
 
 
-def test_a_key_stays_behind_and_another_can_be_set(queue: AnyQueue, other: AnyQueue) -> None:
+def test_move_drops_the_key_and_can_set_another(queue: AnyQueue, other: AnyQueue) -> None:
     held = hold(queue, 1, key="k")
     queue.move(held, to=other)
     assert found(other.get(held.id)).key is None
@@ -194,7 +196,9 @@ def test_a_key_stays_behind_and_another_can_be_set(queue: AnyQueue, other: AnyQu
         assert target.push(3, key="new") is None
 
 
-def test_a_key_clash_leaves_the_reservation(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_move_with_a_taken_key_keeps_the_reservation(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
     other.push("there", key="new")
     held = hold(queue, 1, key="k")
     before = world.bytes(held.id)
@@ -207,7 +211,7 @@ def test_a_key_clash_leaves_the_reservation(world: World, queue: AnyQueue, other
     assert found(other.get(held.id)).key == "free"
 
 
-def test_a_plain_move_never_clashes(queue: AnyQueue, other: AnyQueue) -> None:
+def test_move_without_a_key_never_clashes(queue: AnyQueue, other: AnyQueue) -> None:
     other.push("there", key="k")
     held = hold(queue, 1, key="k")
     queue.move(held, to=other)
@@ -311,7 +315,7 @@ def test_bury_of_keys_never_clashes(client: AnyClient, queue: AnyQueue) -> None:
     assert [each.key for each in dead.peek()] == ["k"] * 3
 
 
-def test_what_is_dead_is_not_buried_again(client: AnyClient, world: World, queue: AnyQueue) -> None:
+def test_dead_message_is_not_buried_again(client: AnyClient, world: World, queue: AnyQueue) -> None:
     queue.bury(hold(queue))
     dead = client.queue(f"{queue.name}.dead")
     held = dead.reserve(0)
@@ -381,10 +385,10 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
 
 @pytest.mark.needs("history")
 @pytest.mark.parametrize("finish", ["commit", "pop", "pop_many", "remove"])
-def test_redrive_of_a_message_with_a_key_in_the_dead_letter(
+def test_redrive_of_a_message_with_a_key_in_the_dead_queue(
     client: AnyClient, queue: AnyQueue, finish: str
 ) -> None:
-    """By a replay there. At home the key may be free, or taken."""
+    """A replay there restored the key. In the first queue the key may be free or taken."""
     dead = client.queue(f"{queue.name}.dead", history=60)
     for taken in (False, True):
         one = hold(queue, "old", key="k")
@@ -400,9 +404,7 @@ def test_redrive_of_a_message_with_a_key_in_the_dead_letter(
         assert queue.purge() == 1 + taken
 
 
-def test_redrive_leaves_what_is_held_and_what_came_otherwise(
-    client: AnyClient, queue: AnyQueue
-) -> None:
+def test_redrive_leaves_held_and_unburied_messages(client: AnyClient, queue: AnyQueue) -> None:
     dead = client.queue(f"{queue.name}.dead")
     dead.push("by hand")
     queue.bury(hold(queue, "held"))
@@ -415,7 +417,7 @@ def test_redrive_leaves_what_is_held_and_what_came_otherwise(
     assert [each.payload for each in queue.peek()] == ["held"]
 
 
-def test_redrive_passes_over_what_has_no_way_home(
+def test_redrive_skips_messages_without_a_valid_origin(
     world: World, client: AnyClient, queue: AnyQueue
 ) -> None:
     queue.push_many(["at fault", "from nowhere", "good"])
@@ -427,7 +429,7 @@ def test_redrive_passes_over_what_has_no_way_home(
         ("good", 0.3),
         ("at fault", 0.2),
         ("from nowhere", 0.1),
-    ):  # whichever way the order goes
+    ):  # in either order
         when = datetime.now(UTC) - timedelta(seconds=place)
         world.raw().update_one({"_id": held[payload].id}, {"$set": {"when": when}})
     if "fifo" in world.place.offers:
@@ -436,9 +438,7 @@ def test_redrive_passes_over_what_has_no_way_home(
     assert [each.payload for each in queue.peek()] == ["good"]
 
 
-def test_a_redriven_message_is_still_of_its_model(
-    world: World, client: AnyClient, name: str
-) -> None:
+def test_redriven_message_keeps_its_model(world: World, client: AnyClient, name: str) -> None:
     queue = client.queue(name, Order)
     queue.bury(hold(queue, Order(n=1)))
     assert client.queue(f"{name}.dead").redrive() == 1
@@ -446,7 +446,7 @@ def test_a_redriven_message_is_still_of_its_model(
     assert world.document(message.id)["type"] == "Order"
 
 
-def test_a_dead_message_can_be_worked_on_like_any_other(
+def test_dead_message_can_be_reserved_and_settled(
     client: AnyClient, queue: AnyQueue, other: AnyQueue
 ) -> None:
     queue.push_many(["a", "b", "c"])

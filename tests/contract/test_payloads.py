@@ -1,5 +1,6 @@
-"""What goes in comes out: any BSON value, null and falsy ones included, by every way that writes a
-payload.
+"""Payloads round-trip: every BSON value, null and falsy values included.
+
+Each operation that writes a payload is tested.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ VALUES: dict[str, Any] = {
     "large": "x" * (1 << 20),
 }
 
-#: Every way that writes a payload; each answers what is read back.
+#: Every operation that writes a payload; each returns the payload that is read back.
 Way = Callable[[World, AnyQueue, AnyQueue, Any], Any]
 
 
@@ -172,7 +173,7 @@ def test_round_trip_through_the_dead_letter_queue(client: AnyClient, name: str) 
         assert message.payload == value, what
 
 
-def test_falsy_payloads_are_told_from_no_message(queue: AnyQueue) -> None:
+def test_falsy_payloads_differ_from_no_message(queue: AnyQueue) -> None:
     queue.push_many([None, 0, "", False, [], {}])
     seen = 0
     while (message := queue.pop(0)) is not None:
@@ -190,9 +191,10 @@ def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> N
     assert message.payload["at"].tzinfo is UTC
 
 
-def test_what_bson_changes_is_what_bson_documents(queue: AnyQueue) -> None:
-    """Without a model payloads are BSON values: a tuple comes out as a list, an Int64 and a regex
-    as themselves.
+def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
+    """Without a model, payloads are BSON values.
+
+    A tuple comes back as a list; an Int64 and a regex come back unchanged.
     """
     queue.push({"tuple": (1, 2), "int64": Int64(5), "pattern": re.compile("a.b", re.IGNORECASE)})
     message = queue.pop(0)
@@ -210,7 +212,7 @@ def test_decimal128_keeps_its_digits(queue: AnyQueue) -> None:
     assert str(message.payload) == "1.2300"
 
 
-def test_the_pushed_object_is_left_alone(queue: AnyQueue) -> None:
+def test_push_does_not_change_the_object(queue: AnyQueue) -> None:
     payload = {"a": [1, {"b": 2}]}
     headers = {"h": 1}
     queue.push(payload, headers=headers)
@@ -221,8 +223,8 @@ def test_the_pushed_object_is_left_alone(queue: AnyQueue) -> None:
     assert all(each.payload == {"a": [1, {"b": 2}]} for each in queue.peek())
 
 
-def test_the_largest_message(world: World, queue: AnyQueue) -> None:
-    if world.place.server:  # mongomock takes 17 MB: it would prove nothing
+def test_largest_message(world: World, queue: AnyQueue) -> None:
+    if world.place.server:  # mongomock accepts 17 MB, so it would prove nothing
         large = "x" * (16 * 1024 * 1024 - 66 * 1024)
         held = hold(queue, large)
         queue.rollback(held, error="y" * 5000, delay=0)

@@ -16,7 +16,7 @@ def payloads(queue: AnyQueue) -> list[Any]:
     return sorted(each.payload for each in queue.peek(1000))
 
 
-def test_a_push_is_a_ready_message(queue: AnyQueue) -> None:
+def test_push_stores_a_ready_message(queue: AnyQueue) -> None:
     id = queue.push({"n": 1})
     assert isinstance(id, ObjectId)
     message = queue.get(id)
@@ -54,7 +54,7 @@ def test_push_and_receive_make_the_record_and_reads_do_not(
 
 
 @pytest.mark.parametrize("delay", [60, 60.0, timedelta(minutes=1)], ids=repr)
-def test_delay(queue: AnyQueue, delay: Any) -> None:
+def test_push_with_a_delay(queue: AnyQueue, delay: Any) -> None:
     id = queue.push(1, delay=delay)
     message = queue.get(id)
     assert message is not None
@@ -67,12 +67,12 @@ def test_delay(queue: AnyQueue, delay: Any) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, timedelta(0)], ids=repr)
-def test_no_delay(queue: AnyQueue, delay: Any) -> None:
+def test_push_without_a_delay(queue: AnyQueue, delay: Any) -> None:
     queue.push(1, delay=delay)
     assert queue.pop(0) is not None
 
 
-def test_at(queue: AnyQueue) -> None:
+def test_push_with_at(queue: AnyQueue) -> None:
     zone = timezone(timedelta(hours=5))
     at = (datetime.now(zone) + timedelta(hours=3)).replace(microsecond=123_000)
     message = queue.get(queue.push(1, at=at))
@@ -122,7 +122,7 @@ def test_push_many_of_nothing(world: World, queue: AnyQueue) -> None:
 
 @pytest.mark.needs("keys")
 class TestKeys:
-    def test_ignore_writes_nothing(self, world: World, queue: AnyQueue) -> None:
+    def test_key_ignore_writes_nothing(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1, key="k", headers={"a": 1})
         before = world.bytes(id)
         assert queue.push(2, key="k", delay=9) is None
@@ -130,7 +130,7 @@ class TestKeys:
         assert world.bytes(id) == before
         assert queue.counts().total == 1
 
-    def test_error(self, world: World, queue: AnyQueue) -> None:
+    def test_key_error_raises_duplicate_key(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1, key="k")
         before = world.bytes(id)
         with pytest.raises(DuplicateKey) as caught:
@@ -158,7 +158,7 @@ class TestKeys:
         assert (message.payload, message.headers, message.state) == (None, {}, "ready")
         assert queue.counts().total == 1
 
-    def test_replace_resets_tries_and_takes_the_lease(self, world: World, queue: AnyQueue) -> None:
+    def test_replace_resets_tries_and_ends_the_lease(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1, key="k")
         first = queue.reserve(0)
         assert first is not None
@@ -206,7 +206,7 @@ class TestKeys:
         assert queue.push(2, key="k") is None
 
     @pytest.mark.parametrize("way", ["pop", "commit", "bury", "move", "remove", "purge"])
-    def test_a_key_is_free_once_its_message_left(
+    def test_key_is_free_after_its_message_left(
         self, queue: AnyQueue, other: AnyQueue, way: str
     ) -> None:
         id = queue.push(1, key="k")
@@ -239,7 +239,7 @@ class TestKeys:
         assert len(set(ids)) == 3
         assert payloads(queue) == [2, 3, 4]
 
-    def test_batch_error_writes_the_others(self, queue: AnyQueue) -> None:
+    def test_batch_error_writes_the_other_messages(self, queue: AnyQueue) -> None:
         queue.push(0, key="b")
         with pytest.raises(DuplicateKey) as caught:
             queue.push_many([1, 2, 3, 4], keys=["a", "b", None, "a"], on_duplicate="error")
@@ -251,7 +251,7 @@ class TestKeys:
 
 
 @pytest.mark.parametrize("id", ["mine", ObjectId()], ids=["str", "ObjectId"])
-def test_an_id_of_ones_own(world: World, queue: AnyQueue, id: Any) -> None:
+def test_push_with_an_id(world: World, queue: AnyQueue, id: Any) -> None:
     id = f"{queue.name}/{id}" if isinstance(id, str) else ObjectId()
     assert queue.push(1, id=id) == id
     before = world.bytes(id)
@@ -266,7 +266,7 @@ def test_an_id_of_ones_own(world: World, queue: AnyQueue, id: Any) -> None:
     assert queue.counts().total == 1
 
 
-def test_the_same_id_in_batches(queue: AnyQueue) -> None:
+def test_push_many_of_a_stored_id_is_one_message(queue: AnyQueue) -> None:
     one, two = f"{queue.name}/1", f"{queue.name}/2"
     assert queue.push_many(["a", "b"], ids=[one, two]) == [one, two]
     again = queue.push_many(["c", "d", "e"], ids=[two, None, one])
@@ -277,7 +277,9 @@ def test_the_same_id_in_batches(queue: AnyQueue) -> None:
     assert payloads(queue) in (["a", "b", "d", "x"], ["a", "b", "d", "y"])
 
 
-def test_the_id_of_another_queues_message(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_id_of_another_queues_message_is_refused(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     before = world.bytes(mine)
@@ -293,7 +295,7 @@ def test_the_id_of_another_queues_message(world: World, queue: AnyQueue, other: 
 
 
 @pytest.mark.needs("move")
-def test_the_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     held = queue.reserve(0)
@@ -307,7 +309,7 @@ def test_the_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other:
 
 
 @pytest.mark.needs("history")
-def test_the_id_of_a_message_in_the_history(client: AnyClient, name: str) -> None:
+def test_id_of_a_finished_message(client: AnyClient, name: str) -> None:
     queue = client.queue(name, history=60)
     mine = f"{name}/1"
     queue.push(1, id=mine, key="k")
@@ -319,7 +321,7 @@ def test_the_id_of_a_message_in_the_history(client: AnyClient, name: str) -> Non
     assert (queue.counts().total, queue.counts().history) == (0, 1)
 
 
-def test_an_id_is_new_again_when_nothing_is_stored_of_it(queue: AnyQueue) -> None:
+def test_id_is_new_after_its_document_is_gone(queue: AnyQueue) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     assert queue.pop(0) is not None
@@ -340,7 +342,7 @@ def test_a_repeated_push_with_id_and_key_is_one_message(queue: AnyQueue, rule: A
 
 
 @pytest.mark.needs("keys")
-def test_a_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
+def test_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
     queue.push(1, key="k")
     mine = f"{queue.name}/1"
     assert queue.push(2, key="k", id=mine) is None
@@ -352,9 +354,7 @@ def test_a_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("keys")
 @pytest.mark.parametrize("rule", ["ignore", "replace", "error"])
-def test_a_free_key_with_the_id_of_another_queues_message(
-    queue: AnyQueue, other: AnyQueue, rule: Any
-) -> None:
+def test_free_key_with_an_id_of_another_queue(queue: AnyQueue, other: AnyQueue, rule: Any) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     with pytest.raises(DuplicateKey) as caught:

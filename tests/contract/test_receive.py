@@ -1,6 +1,4 @@
-"""pop, reserve and their batches: what is received, in which order, under which lease, and how long
-one waits.
-"""
+"""pop, reserve and their batches: order, leases, and how long a consumer waits."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost, Reservation
-from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
+from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.support.eventually import eventually
 
-#: Far below the fallback poll of 15 s: a consumer that is back by then was woken, or looked at the
+#: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
 #: right time.
 SOON = 10.0
 
@@ -32,7 +31,7 @@ def test_pop_takes_the_message_out(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_nothing_there(queue: AnyQueue) -> None:
+def test_receive_of_an_empty_queue_returns_none(queue: AnyQueue) -> None:
     assert queue.pop(0) is None
     assert queue.reserve(0) is None
     assert queue.pop_many(5, timeout=0) == []
@@ -40,7 +39,7 @@ def test_nothing_there(queue: AnyQueue) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50)], ids=repr)
-def test_a_timeout_is_waited_out(queue: AnyQueue, timeout: Any) -> None:
+def test_receive_waits_for_the_timeout(queue: AnyQueue, timeout: Any) -> None:
     for receive in (
         lambda: queue.pop(timeout) is None,
         lambda: queue.reserve(timeout) is None,
@@ -52,7 +51,7 @@ def test_a_timeout_is_waited_out(queue: AnyQueue, timeout: Any) -> None:
         assert 0.045 <= time.monotonic() - start < SOON
 
 
-def test_a_reservation(queue: AnyQueue) -> None:
+def test_reservation_has_the_stored_fields(queue: AnyQueue) -> None:
     id = queue.push("x", headers={"a": 1}, key="k")
     pushed = queue.get(id)
     held = queue.reserve(0)
@@ -71,7 +70,7 @@ def test_a_reservation(queue: AnyQueue) -> None:
     assert queue.next_when() == held.until
 
 
-def test_the_owner_is_the_clients(world: World, name: str) -> None:
+def test_owner_comes_from_the_client(world: World, name: str) -> None:
     queue = world.connect(owner="night shift").queue(name)
     id = queue.push(1)
     held = queue.reserve(0)
@@ -81,7 +80,7 @@ def test_the_owner_is_the_clients(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("lease", [90, 90.0, timedelta(seconds=90)], ids=repr)
-def test_leases_of_a_queue_and_of_a_call(client: AnyClient, name: str, lease: Any) -> None:
+def test_lease_of_a_call_overrides_the_queue(client: AnyClient, name: str, lease: Any) -> None:
     queue = client.queue(name, lease=lease)
     queue.push_many([1, 2])
     first = queue.reserve(0)
@@ -97,10 +96,11 @@ def test_leases_of_a_queue_and_of_a_call(client: AnyClient, name: str, lease: An
         assert near(held.until, 45)
 
 
-def test_a_lease_that_ran_out_is_received_again(queue: AnyQueue) -> None:
+def test_expired_lease_is_received_again(queue: AnyQueue) -> None:
     id = queue.push(1)
     first = queue.reserve(0, lease=0.005)
-    second = queue.reserve(SOON)  # waits for the lease's end
+    # This waits for the end of the lease.
+    second = queue.reserve(SOON)
     assert first is not None
     assert second is not None
     assert first.id == second.id == id
@@ -111,7 +111,7 @@ def test_a_lease_that_ran_out_is_received_again(queue: AnyQueue) -> None:
         queue.commit(first)
 
 
-def test_a_popped_message_may_be_one_whose_lease_ran_out(world: World, queue: AnyQueue) -> None:
+def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue) -> None:
     queue.push(1)
     held = queue.reserve(0)
     world.lapse(held)
@@ -122,7 +122,7 @@ def test_a_popped_message_may_be_one_whose_lease_ran_out(world: World, queue: An
 
 
 @pytest.mark.parametrize("verb", ["pop_many", "reserve_many"])
-def test_batches(world: World, queue: AnyQueue, verb: str) -> None:
+def test_pop_many_and_reserve_many(world: World, queue: AnyQueue, verb: str) -> None:
     queue.push_many(range(world.many))
     receive = getattr(queue, verb)
     first = receive(3, timeout=0)
@@ -163,22 +163,22 @@ class TestOrder:
         received += queue.reserve_many(105, timeout=0)
         assert [each.payload for each in received if each is not None] == list(range(110))
 
-    def test_by_when_and_not_by_push(self, queue: AnyQueue) -> None:
+    def test_order_is_by_when_and_not_by_push(self, queue: AnyQueue) -> None:
         queue.push("late", delay=0.4)
         queue.push("early")
-        wait_until(lambda: queue.counts().ready == 2, "both are ready")
+        eventually(lambda: queue.counts().ready == 2, "both are ready")
         queue.push("last")
         assert [each.payload for each in queue.pop_many(3, timeout=0)] == ["early", "late", "last"]
 
-    def test_what_was_rolled_back_goes_behind(self, queue: AnyQueue) -> None:
+    def test_rolled_back_message_goes_to_the_end(self, queue: AnyQueue) -> None:
         queue.push_many([1, 2])
         held = queue.reserve(0)
         assert held is not None
-        wait_until(lambda: held.when < _now(queue), "a millisecond passes")
+        eventually(lambda: held.when < _now(queue), "a millisecond passes")
         queue.rollback(held, delay=0)
         assert [each.payload for each in queue.pop_many(2, timeout=0)] == [2, 1]
 
-    def test_what_was_released_has_its_old_place(self, queue: AnyQueue) -> None:
+    def test_released_message_has_its_old_position(self, queue: AnyQueue) -> None:
         queue.push_many([1, 2, 3])
         held = queue.reserve_many(2, timeout=0)
         queue.release(*held)
@@ -203,8 +203,8 @@ def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) 
     assert message.payload == "c"
 
 
-def test_what_was_released_is_received_at_once(world: World, queue: AnyQueue) -> None:
-    """Its old place is far below where a client looks that has seen nothing there."""
+def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> None:
+    """The old position is far below the scan start of a client that saw nothing there."""
     old = timedelta(seconds=3)
     for n in range(2):
         id = queue.push(n)
@@ -233,7 +233,8 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
 def test_a_push_wakes_a_waiting_consumer(queue: AnyQueue, verb: str) -> None:
     queue.push(0)
-    queue.pop(0)  # the record is there
+    # Create the record first.
+    queue.pop(0)
     thread, answers = in_thread(lambda: getattr(queue, verb)(60))
     thread.join(0.1)
     assert thread.is_alive()
@@ -260,13 +261,13 @@ def test_a_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue
     assert 0.19 <= time.monotonic() - start < SOON
 
 
-def test_a_batch_waits_for_the_first_only(queue: AnyQueue) -> None:
+def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
     queue.push("now", delay=0.05)
     queue.push("later", delay=60)
     assert [each.payload for each in queue.pop_many(5, timeout=60)] == ["now"]
 
 
-def test_a_batch_waits_until_there_is_something(queue: AnyQueue) -> None:
+def test_batch_waits_for_a_message(queue: AnyQueue) -> None:
     thread, answers = in_thread(lambda: queue.reserve_many(5, timeout=60))
     thread.join(0.1)
     assert thread.is_alive()
@@ -276,7 +277,7 @@ def test_a_batch_waits_until_there_is_something(queue: AnyQueue) -> None:
 
 
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
-def test_what_comes_back_wakes_a_waiting_consumer(
+def test_returned_message_wakes_a_waiting_consumer(
     queue: AnyQueue, other: AnyQueue, way: str
 ) -> None:
     queue.push(1)
@@ -296,7 +297,8 @@ def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
     thread, answers = in_thread(lambda: queue.pop(60))
     thread.join(0.2)
     assert thread.is_alive()
-    world.ready(id)  # as a write of one's own does
+    # This stands for a write by the user's own code.
+    world.ready(id)
     queue.notify()
     thread.join(SOON)
     assert answers[0].payload == 1
@@ -308,10 +310,10 @@ def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
 @pytest.mark.parametrize(
     "make", [lambda queue: queue.push(1), lambda queue: queue.pause()], ids=["push", "pause"]
 )
-def test_a_queues_record_has_an_instant(
+def test_record_has_a_date(
     world: World, queue: AnyQueue, make: Callable[[AnyQueue], object]
 ) -> None:
-    """Or it never could be put where looks end."""
+    """Without a date, the record could not mark the end of a scan."""
     make(queue)
     assert near(world.document(f"~queue:{queue.name}")["when"], 0)
 
@@ -326,16 +328,16 @@ def test_a_paused_queue_looks_empty(queue: AnyQueue) -> None:
     assert queue.reserve(0.05) is None
     assert queue.pop_many(3, timeout=0.05) == []
     assert 0.09 <= time.monotonic() - start < SOON
-    queue.push(4)  # pushes go on
+    queue.push(4)  # pushes still work
     queue.resume()
     assert not queue.paused()
-    wait_until(lambda: len(queue.peek()) == 4, "all are there")
+    eventually(lambda: len(queue.peek()) == 4, "all are there")
 
 
-def test_a_pause_is_heard_by_those_who_wait(world: World, queue: AnyQueue) -> None:
-    elsewhere = world.connect().queue(queue.name)  # another client, as another process would have
+def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
+    elsewhere = world.connect().queue(queue.name)  # another client stands for another process
     queue.push(0)
-    assert queue.pop(0) is not None  # has read the flag
+    assert queue.pop(0) is not None  # it has read the flag
     thread, answers = in_thread(lambda: queue.pop(60))
     thread.join(0.1)
     elsewhere.pause()
@@ -349,7 +351,7 @@ def test_a_pause_is_heard_by_those_who_wait(world: World, queue: AnyQueue) -> No
     assert answers[0].payload == 1
 
 
-def test_pausing_holds_for_reserved_messages_not(queue: AnyQueue) -> None:
+def test_pause_does_not_affect_reserved_messages(queue: AnyQueue) -> None:
     queue.push(1)
     held = queue.reserve(0)
     assert held is not None
@@ -366,7 +368,7 @@ def test_a_queue_can_be_paused_before_its_first_push(queue: AnyQueue) -> None:
     assert queue.reserve(0.01) is None
 
 
-# ---- elsewhere
+# ---- other processes
 
 
 def test_a_reservation_pickles_and_is_settled_by_another_client(

@@ -1,4 +1,4 @@
-"""Bad input raises the right error, whose text names the argument, and writes nothing."""
+"""Bad input raises the right class of error, names the argument, and writes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyqueue import (
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyQueue, World
 
-NAIVE = datetime(2030, 1, 1)  # what is refused
+NAIVE = datetime(2030, 1, 1)  # the refused payload
 FAR = datetime(8000, 1, 1, tzinfo=UTC)
 SOON = datetime.now(UTC) + timedelta(hours=1)
 LARGE = "x" * (16 * 1024 * 1024)
@@ -50,7 +50,7 @@ BAD_PAYLOADS: dict[str, Any] = {
     "itself": DEEP,
 }
 
-#: Durations that are none.
+#: Invalid durations.
 BAD_DURATIONS: dict[str, Any] = {
     "negative": -1,
     "negative timedelta": timedelta(seconds=-1),
@@ -103,7 +103,7 @@ BAD_PUSHES: dict[str, Push] = {
 
 
 def refused(call: Callable[[], Any], kind: type[QueueError], words: str) -> None:
-    """The call raises this very class, which is a ValueError too, and names what is wrong."""
+    """Check that a call raises exactly this class, as a ValueError that names the argument."""
     with pytest.raises(QueueError, match=words) as caught:
         call()
     assert type(caught.value) is kind
@@ -122,7 +122,9 @@ class TestPayloads:
             refused(partial(queue.push, payload, **options), InvalidMessage, "payload")
         assert world.stored(queue) == []
 
-    def test_one_bad_item_writes_nothing(self, world: World, queue: AnyQueue, payload: Any) -> None:
+    def test_batch_with_one_bad_item_writes_nothing(
+        self, world: World, queue: AnyQueue, payload: Any
+    ) -> None:
         queue.push("before")
         before = world.stored(queue)
         refused(lambda: queue.push_many([1, 2, payload, 3]), InvalidMessage, "payload")
@@ -171,7 +173,7 @@ def test_bad_pushes(
 
 
 @pytest.mark.parametrize("name", ["keys", "ids"])
-def test_lists_of_another_length(world: World, queue: AnyQueue, name: str) -> None:
+def test_lists_of_different_lengths(world: World, queue: AnyQueue, name: str) -> None:
     for given in ([], ["a"], ["a", "b", "c"], "ab", 5):
         refused(partial(queue.push_many, [1, 2], **{name: given}), ConfigurationError, name)
     assert world.stored(queue) == []
@@ -378,7 +380,7 @@ def test_a_queue_of_another_namespace(world: World, queue: AnyQueue) -> None:
 
 
 @pytest.mark.needs("move")
-def test_a_key_for_many(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_key_for_several_messages(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)
     before = world.stored(queue, other)
@@ -459,7 +461,7 @@ def test_a_closed_client(world: World, name: str) -> None:
         elsewhere.commit(held)
 
 
-def test_closing_wakes_those_who_wait(world: World, name: str) -> None:
+def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
     import threading
 
     client = world.connect()
@@ -482,6 +484,6 @@ def test_closing_wakes_those_who_wait(world: World, name: str) -> None:
     assert len(caught) == 3
 
 
-def test_ids_are_of_both_kinds(queue: AnyQueue) -> None:
+def test_ids_have_two_types(queue: AnyQueue) -> None:
     for id in (ObjectId(), "x" * 512, "a~b", "ü"):
         assert queue.get(id) is None

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from pyqueue import Backoff, Finished, LeaseLost, Reservation
-from tests.contract.world import AnyClient, AnyQueue, World, near, wait_until
+from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.support.eventually import eventually
 
 
 def hold(queue: AnyQueue, payload: Any = 1, **options: Any) -> Reservation[Any]:
-    """Push one and reserve it."""
+    """Push one message and reserve it."""
     queue.push(payload, **options)
     held = queue.reserve(0)
     assert isinstance(held, Reservation)
@@ -32,10 +33,10 @@ def test_commit(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_commit_of_many_and_of_none(queue: AnyQueue) -> None:
+def test_commit_takes_several_or_none(queue: AnyQueue) -> None:
     queue.push_many(range(20))
     held = [*queue.reserve_many(10, timeout=0), *queue.reserve_many(10, timeout=0)]
-    queue.commit(*held[5:15], *held[5:8])  # of two claims; some given twice
+    queue.commit(*held[5:15], *held[5:8])  # from two claims; some are given twice
     assert queue.counts().reserved == 10
     queue.commit()
     queue.commit(*held[:5], *held[15:])
@@ -60,7 +61,7 @@ def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) ->
     assert queue.counts().total == 0
 
 
-def test_a_batch_with_some_lost_settles_the_others(world: World, queue: AnyQueue) -> None:
+def test_batch_with_lost_leases_settles_the_rest(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(4))
     held = queue.reserve_many(4, timeout=0)
     world.lapse(held[1], known=False)
@@ -86,12 +87,13 @@ def test_batch_without_history_reports_unknown_for_gone(world: World, queue: Any
 
 
 @pytest.mark.needs("history")
-def test_a_batch_with_history_can(client: AnyClient, name: str) -> None:
+def test_batch_with_history_knows_the_lost_ones(client: AnyClient, name: str) -> None:
     queue = client.queue(name, history=60)
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     queue.commit(held[1])
-    time.sleep(0.002)  # instants have milliseconds; what is settled within one looks the same
+    # Instants have milliseconds; two settlements within one millisecond look the same.
+    time.sleep(0.002)
     with pytest.raises(LeaseLost) as caught:
         queue.commit(*held)
     assert caught.value.lost == [held[1]]
@@ -179,7 +181,7 @@ def test_rollback_with_an_error(queue: AnyQueue, error: Any, kind: str, text: st
     assert near(again.error["at"], 0)
 
 
-def test_an_error_stays_until_another_comes(queue: AnyQueue) -> None:
+def test_error_stays_until_the_next_error(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.rollback(held, delay=0, error="first")
     held = queue.reserve(0)
@@ -192,7 +194,7 @@ def test_an_error_stays_until_another_comes(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("dead_letter")
 class TestLastTry:
-    def test_the_last_rollback_buries_at_once(self, client: AnyClient, name: str) -> None:
+    def test_last_rollback_buries_at_once(self, client: AnyClient, name: str) -> None:
         queue, dead = client.queue(name, max_tries=2), client.queue(f"{name}.dead")
         held = hold(queue, "x", key="k", headers={"a": 1})
         queue.rollback(held, delay=0, error="first")
@@ -219,7 +221,7 @@ class TestLastTry:
         assert [each["q"] for each in buried.trail] == [name]
         assert queue.push("y", key="k", on_duplicate="error") is not None
 
-    def test_the_dead_letter_queue_of_ones_choice(
+    def test_last_rollback_uses_the_chosen_dead_queue(
         self, client: AnyClient, name: str, other: AnyQueue
     ) -> None:
         queue = client.queue(name, max_tries=1, dead_letter=other.name)
@@ -228,7 +230,7 @@ class TestLastTry:
         assert other.get(held.id) is not None
         assert client.queue(f"{name}.dead").counts().total == 0
 
-    def test_never_with_max_tries_none(self, world: World, name: str) -> None:
+    def test_max_tries_none_never_buries(self, world: World, name: str) -> None:
         queue = world.client.queue(name, max_tries=None)
         held = hold(queue)
         world.raw().update_one({"_id": held.id}, {"$set": {"tries": 1000}})
@@ -238,7 +240,9 @@ class TestLastTry:
         assert again is not None
         assert again.tries == 1001
 
-    def test_a_batch_of_first_and_last_tries(self, client: AnyClient, name: str) -> None:
+    def test_rollback_of_first_and_last_tries_in_a_batch(
+        self, client: AnyClient, name: str
+    ) -> None:
         queue, dead = client.queue(name, max_tries=2), client.queue(f"{name}.dead")
         queue.push_many(["a", "b"])
         queue.rollback(*queue.reserve_many(2, timeout=0), delay=0)
@@ -249,15 +253,15 @@ class TestLastTry:
         assert queue.counts().scheduled == 2
         assert dead.counts().ready == 2
 
-    def test_a_crash_loop_is_caught_at_the_claim(self, client: AnyClient, name: str) -> None:
-        """A message that kills its consumers is never rolled back. The next claim buries it."""
+    def test_claim_buries_a_message_in_a_crash_loop(self, client: AnyClient, name: str) -> None:
+        """A message that kills its consumers is never rolled back; the next claim buries it."""
         queue, dead = client.queue(name, max_tries=3), client.queue(f"{name}.dead")
         id = queue.push("killer", key="k")
         for tries in (1, 2, 3):
             held = queue.reserve(10, lease=0.002)
             assert held is not None
             assert held.tries == tries
-        wait_until(lambda: queue.counts().ready == 1, "the lease has run out")
+        eventually(lambda: queue.counts().ready == 1, "the lease has run out")
         assert queue.reserve(0) is None
         assert queue.counts().total == 0
         buried = dead.get(id)
@@ -273,7 +277,7 @@ class TestLastTry:
             queue.commit(held)
 
     @pytest.mark.parametrize("limit", [1, 3, 200])
-    def test_claim_looks_on_after_burying_all_it_saw(
+    def test_claim_scans_on_after_burying_every_message(
         self, world: World, name: str, limit: int
     ) -> None:
         queue = world.client.queue(name, max_tries=1)
@@ -291,14 +295,15 @@ class TestLastTry:
         world.lapse(held)
         assert queue.pop(0) is not None
 
-    def test_a_dead_message_is_never_buried_again(self, world: World, name: str) -> None:
+    def test_dead_message_is_never_buried_again(self, world: World, name: str) -> None:
         queue = world.client.queue(name, max_tries=1)
         dead = world.client.queue(f"{name}.dead", max_tries=1)
         queue.rollback(hold(queue), error="first")
         held = dead.reserve(0)
         assert held is not None
         dead.rollback(held, delay=0)
-        for _ in range(3):  # a crash loop over there
+        # The consumers of the dead-letter queue crash too.
+        for _ in range(3):
             held = dead.reserve(0)
             assert held is not None
             world.lapse(held)
@@ -338,7 +343,7 @@ def test_extend_of_many(queue: AnyQueue) -> None:
     assert near(queue.next_when(), 300)
 
 
-def test_extend_keeps_what_lapsed_but_was_not_taken(world: World, queue: AnyQueue) -> None:
+def test_extend_keeps_an_expired_unclaimed_lease(world: World, queue: AnyQueue) -> None:
     held = hold(queue)
     world.lapse(held)
     queue.extend(held)
@@ -346,7 +351,7 @@ def test_extend_keeps_what_lapsed_but_was_not_taken(world: World, queue: AnyQueu
     assert queue.reserve(0) is None
 
 
-def test_extend_of_some_that_are_lost(world: World, queue: AnyQueue) -> None:
+def test_extend_reports_lost_reservations(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[0], known=False)
@@ -408,7 +413,7 @@ def test_progress(queue: AnyQueue) -> None:
 
 
 @pytest.mark.parametrize("state", [{"page": 3}, 0, "", [], None], ids=repr)
-def test_checkpoint_is_given_to_the_next_try(queue: AnyQueue, state: Any) -> None:
+def test_next_try_gets_the_checkpoint(queue: AnyQueue, state: Any) -> None:
     held = hold(queue)
     queue.checkpoint(held, "early")
     queue.checkpoint(held, state)
@@ -418,7 +423,7 @@ def test_checkpoint_is_given_to_the_next_try(queue: AnyQueue, state: Any) -> Non
     assert again.checkpoint == state
 
 
-def test_checkpoint_is_given_to_the_next_try_after_a_crash(world: World, queue: AnyQueue) -> None:
+def test_next_try_gets_the_checkpoint_after_a_crash(world: World, queue: AnyQueue) -> None:
     held = hold(queue)
     queue.checkpoint(held, {"page": 3})
     world.lapse(held)
@@ -452,7 +457,7 @@ def test_reserved_commits_into_the_history(client: AnyClient, name: str) -> None
     assert queue.history()[0].outcome == "committed"
 
 
-def test_reserved_rolls_back_and_lets_the_exception_pass(queue: AnyQueue) -> None:
+def test_reserved_rolls_back_and_raises_the_exception(queue: AnyQueue) -> None:
     id = queue.push("x")
     with pytest.raises(Oops, match="what happened"), queue.reserved(0):
         raise Oops("what happened")
@@ -460,10 +465,10 @@ def test_reserved_rolls_back_and_lets_the_exception_pass(queue: AnyQueue) -> Non
     assert message is not None
     assert message.error is not None
     assert (message.error["type"], message.error["message"]) == ("Oops", "what happened")
-    assert (message.state, message.tries) == ("scheduled", 1)  # the queue's backoff
+    assert (message.state, message.tries) == ("scheduled", 1)  # the backoff of the queue
 
 
-def test_reserved_gives_none_after_the_timeout(queue: AnyQueue) -> None:
+def test_reserved_returns_none_after_the_timeout(queue: AnyQueue) -> None:
     with queue.reserved(0) as held:
         assert held is None
     with queue.reserved(timeout=0.01) as held:
@@ -472,7 +477,7 @@ def test_reserved_gives_none_after_the_timeout(queue: AnyQueue) -> None:
 
 @pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])
 @pytest.mark.parametrize("way", ["commit", "rollback", "release", "move", "bury"])
-def test_reserved_leaves_alone_what_was_settled_inside(
+def test_reserved_leaves_a_message_settled_inside(
     world: World, queue: AnyQueue, other: AnyQueue, way: str, raises: bool
 ) -> None:
     id = queue.push("x")
@@ -498,7 +503,7 @@ def test_reserved_renews_a_short_lease(world: World, queue: AnyQueue) -> None:
     with queue.reserved(0, lease=0.6) as held:
         assert held is not None
         end = held.until
-        wait_until(
+        eventually(
             lambda: queue.next_when() > end + timedelta(seconds=0.6), "two leases have passed"
         )
         assert world.connect().queue(queue.name).reserve(0) is None
@@ -506,7 +511,7 @@ def test_reserved_renews_a_short_lease(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_reserved_tells_of_a_lost_lease(world: World, queue: AnyQueue) -> None:
+def test_reserved_raises_a_lost_lease(world: World, queue: AnyQueue) -> None:
     queue.push("x")
     taken = []
     with pytest.raises(LeaseLost) as caught, queue.reserved(0) as held:  # noqa: PT012
@@ -517,7 +522,7 @@ def test_reserved_tells_of_a_lost_lease(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_a_lost_lease_does_not_hide_the_blocks_own_exception(world: World, queue: AnyQueue) -> None:
+def test_lost_lease_does_not_hide_the_block_exception(world: World, queue: AnyQueue) -> None:
     queue.push("x")
     taken = []
     with pytest.raises(Oops), queue.reserved(0) as held:  # noqa: PT012

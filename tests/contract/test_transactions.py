@@ -1,5 +1,6 @@
-"""transaction(), run_transaction() and session=: on the real servers; mongomock, which has none,
-refuses.
+"""transaction(), run_transaction() and session=.
+
+The tests run on real servers. mongomock has no transactions and refuses them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def test_mongomock_refuses(client: AnyClient, queue: AnyQueue) -> None:
 
 @sessions
 class TestTransactions:
-    def test_what_is_pushed_is_there_after_the_commit(
+    def test_pushed_messages_appear_after_the_commit(
         self, client: AnyClient, queue: AnyQueue
     ) -> None:
         queue.push("before")
@@ -48,7 +49,7 @@ class TestTransactions:
         assert {each.payload for each in queue.peek()} == {"before", "a", "b", "c"}
         assert queue.get(ids[0]) is not None
 
-    def test_an_exception_undoes_everything(
+    def test_exception_undoes_everything(
         self, client: AnyClient, queue: AnyQueue, other: AnyQueue
     ) -> None:
         queue.push("held")
@@ -70,7 +71,7 @@ class TestTransactions:
     ) -> None:
         queue = world.client.queue(name, max_tries=1 if way == "last rollback" else 5)
         dead = world.client.queue(f"{name}.dead")
-        queue.pause()  # the records are there before the transaction
+        queue.pause()  # the records exist before the transaction
         other.resume()
         dead.resume()
         queue.resume()
@@ -96,7 +97,7 @@ class TestTransactions:
         }
         assert (queue.counts().total, other.counts().total, dead.counts().total) == counts[way]
 
-    def test_a_duplicate_does_not_abort_it(
+    def test_duplicate_does_not_abort_the_transaction(
         self, client: AnyClient, queue: AnyQueue, other: AnyQueue
     ) -> None:
         mine = f"{queue.name}/1"
@@ -128,7 +129,7 @@ class TestTransactions:
         assert {each.payload for each in queue.peek()} == {"new", "first"}
 
     def test_run_transaction(self, client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
-        other.push("there")  # both collections and records are made
+        other.push("there")  # creates both collections and records
         held = hold(queue)
 
         def work(session: Any) -> str:
@@ -140,7 +141,7 @@ class TestTransactions:
         assert queue.counts().total == 0
         assert {each.payload for each in other.peek()} == {"there", "result"}
 
-    def test_run_transaction_undoes_and_lets_the_exception_pass(
+    def test_run_transaction_undoes_and_raises_the_exception(
         self, client: AnyClient, queue: AnyQueue
     ) -> None:
         def work(session: Any) -> None:
@@ -163,7 +164,7 @@ class TestTransactions:
             calls += 1
             assert other.push("seen", session=session) is not None  # the transaction begins
             if calls == 1:
-                queue.extend(held)  # from outside: a conflict with what comes
+                queue.extend(held)  # written outside the transaction: the next write conflicts
             queue.commit(held, session=session)
 
         world.client.run_transaction(work)
@@ -182,7 +183,7 @@ class TestTransactions:
             if each is short:
                 assert (short.lease / 3, short.lease) == (10, 30)
                 world.raw().update_one({"_id": short.id}, {"$set": {"when": short.when}})
-                short.until = short.when  # nothing left
+                short.until = short.when  # nothing is left
             before = world.bytes(each.id)
             for settle in (queue.commit, queue.rollback):
                 with (
@@ -201,15 +202,17 @@ class TestTransactions:
                 queue.commit(each, session=session)
         assert queue.counts().total == 0
 
-    def test_a_short_lease_that_is_fresh_is_taken(self, client: AnyClient, queue: AnyQueue) -> None:
+    def test_short_lease_that_is_fresh_is_accepted(
+        self, client: AnyClient, queue: AnyQueue
+    ) -> None:
         queue.push(1)
-        held = queue.reserve(0, lease=12)  # 4 s and more are left
+        held = queue.reserve(0, lease=12)  # at least 4 s are left
         assert held is not None
         with client.transaction() as session:
             queue.commit(held, session=session)
         assert queue.counts().total == 0
 
-    def test_a_block_of_its_own_inside_reserved(
+    def test_transaction_inside_reserved(
         self, client: AnyClient, queue: AnyQueue, other: AnyQueue
     ) -> None:
         other.push("there")
@@ -228,7 +231,7 @@ class TestTransactions:
             queue.commit(held, session=session)
             raise Oops
         message = queue.peek()[0] if queue.peek() else None
-        assert message is None  # its backoff
+        assert message is None  # the backoff of the queue
         assert queue.counts().scheduled == 1
 
     @pytest.mark.parametrize("own", [False, True], ids=["transaction", "run_transaction"])
@@ -252,10 +255,10 @@ class TestTransactions:
         else:
             with client.transaction() as session:
                 work(session)
-        thread.join(10)  # the poll is at 15 s
+        thread.join(10)  # the fallback poll is at 15 s
         assert answers[0].payload == "x"
 
-    def test_lost_leases_are_told_inside(self, world: World, queue: AnyQueue) -> None:
+    def test_lost_lease_raises_inside_the_transaction(self, world: World, queue: AnyQueue) -> None:
         from pyqueue import LeaseLost
 
         queue.push_many([1, 2])
@@ -265,4 +268,4 @@ class TestTransactions:
         with pytest.raises(LeaseLost) as caught, world.client.transaction() as session:
             queue.commit(*held, session=session)
         assert caught.value.lost == [held[0]]
-        assert queue.counts().reserved == 2  # the transaction was given up
+        assert queue.counts().reserved == 2  # the transaction was aborted

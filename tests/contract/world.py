@@ -1,10 +1,10 @@
-"""Where the contract suite runs: each kind of client over each backend, and a raw look at what is
-stored.
+"""The places where the contract suite runs, and raw access to the stored documents.
+
+A place is one kind of client over one backend.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
 
-__all__ = ["PLACES", "AnyClient", "AnyQueue", "Began", "Place", "World", "near", "wait_until"]
+__all__ = ["PLACES", "AnyClient", "AnyQueue", "Began", "Place", "World", "near"]
 
 STANDARD: Final = Standard()
-#: A Queue and a Client of any place. They may be twins behind a portal, so the suite does not lean
-#: on their types.
+#: A Queue and a Client of any place. They may be wrapped async objects, so the tests do not depend
+#: on the types.
 AnyQueue = Any
 AnyClient = Any
 
-#: By how much two clocks of one machine may differ, in seconds.
+#: The largest difference between two clocks of one machine, in seconds.
 SLACK: Final = 1.0
 
 
@@ -45,21 +45,33 @@ class Place:
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Return the name in test ids."""
         return self.driver if self.kind.name == "standard" else f"{self.kind.name}-{self.driver}"
 
     @property
     def server(self) -> bool:
-        """Whether it needs a mongod."""
+        """Return whether the place needs a mongod."""
         return "memory" not in self.driver
 
     @property
     def offers(self) -> frozenset[str]:
-        """What tests may need of it."""
+        """Return the features that tests may need."""
         more = {"sessions"} if self.server else {"no sessions"}
         more.add("fifo" if self.kind.name == "standard" else self.kind.name)
         return self.kind.capabilities | more
 
+    def runs(self, file: str) -> bool:
+        """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
+        if self.kind.name != "standard":
+            return self.driver in ("memory", "pymongo")
+        return self.driver != "motor" or file in MOTOR_FILES
+
+
+#: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
+#: read results, errors and sessions of the driver. In the other files Motor runs the same plans
+#: and the same code as PyMongo's async driver. A kind changes plans and not drivers, so ``make
+#: test`` runs the second kind in memory and on one driver.
+MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
@@ -68,44 +80,42 @@ PLACES: Final = [
 
 
 class World:
-    """A client, and a raw look at its collection."""
+    """A client, and raw access to its collection."""
 
     def __init__(
         self, place: Place, client: AnyClient, connect: Callable[..., AnyClient], raw: Any
     ) -> None:
         self.place = place
         self.client = client
-        #: Makes another client of the same database; closed at the end.
+        #: Makes another client of the same database; it is closed at the end.
         self.connect = connect
         self._raw = raw
 
     def raw(self, namespace: str = "pyqueue") -> Any:
-        """The collection behind the queues, not by way of pyqueue."""
-        options = (
-            OPTIONS if self.place.server else CodecOptions(tz_aware=True)
-        )  # mongomock knows no others
+        """Return the collection behind the queues, read without pyqueue."""
+        # mongomock knows no other options.
+        options = OPTIONS if self.place.server else CodecOptions(tz_aware=True)
         return self._raw.get_collection(namespace, codec_options=options)
 
     def document(self, id: Any) -> dict[str, Any]:
-        """A stored message."""
+        """Return a stored message."""
         found = self.raw().find_one({"_id": id})
         assert found is not None, f"there is no message {id!r}"
-        return bson.decode(
-            bson.encode(found, codec_options=OPTIONS), OPTIONS
-        )  # as a server gives it
+        # Decode it as a server returns it.
+        return bson.decode(bson.encode(found, codec_options=OPTIONS), OPTIONS)
 
     def stored(self, *queues: AnyQueue | str) -> list[bytes]:
-        """All that is stored of these queues, their records too, byte by byte."""
+        """Return everything that is stored of these queues, records included, as bytes."""
         names = [each if isinstance(each, str) else each.name for each in queues]
         found = self.raw().find({"q": {"$in": names}}).sort("_id", 1)
         return [bson.encode(each, codec_options=OPTIONS) for each in found]
 
     def bytes(self, id: Any) -> bytes:
-        """A stored message, byte by byte."""
+        """Return a stored message as bytes."""
         return bson.encode(self.document(id), codec_options=OPTIONS)
 
     def lapse(self, *reservations: Reservation[Any] | None, known: bool = True) -> None:
-        """Let the leases run out, without waiting; ``known``: the holder's clock says so too."""
+        """Let leases expire without waiting; ``known``: the holder's clock agrees."""
         for each in reservations:
             assert each is not None
             past = self.ready(each.id, token=each.token)
@@ -113,8 +123,10 @@ class World:
                 each.until = past
 
     def ready(self, id: Any, **match: Any) -> datetime:
-        """Let the time come that a message waits for: a tenth of a second ago, as clients count on
-        none to turn up far below.
+        """Make a message eligible now.
+
+        The time is a tenth of a second ago, because clients do not expect messages far below their
+        scan start.
         """
         past = datetime.now(UTC) - timedelta(seconds=0.1)
         past = past.replace(microsecond=past.microsecond // 1000 * 1000)
@@ -124,12 +136,12 @@ class World:
 
     @property
     def many(self) -> int:
-        """More than one claim takes, and not too many for mongomock."""
+        """Return a count above the limit of one claim, and small enough for mongomock."""
         return 250 if self.place.server else 110
 
 
 class KindClient:
-    """A client whose queues are of the place's kind, but for those that a plan made by name."""
+    """A client whose queues have the kind of the place, except for queues that a plan created."""
 
     def __init__(self, client: AnyClient, place: Place, raw: Any) -> None:
         self._client = client
@@ -137,10 +149,10 @@ class KindClient:
         self._raw = raw
 
     def queue(self, name: str, model: Any = None, **options: Any) -> AnyQueue:
-        """As Client.queue."""
+        """Wrap ``Client.queue``."""
         database = self._client.database if self._raw is None else self._raw
         record = database[self._client.namespace].find_one({"_id": f"~queue:{name}"})
-        # A queue that a plan made by name, such as a dead-letter queue, is a standard one.
+        # A queue that a plan created by name, such as a dead-letter queue, is a standard one.
         standard = str(name).endswith(".dead") or (
             record is not None and record["kind"] == "standard"
         )
@@ -153,7 +165,7 @@ class KindClient:
 
 @contextmanager
 def open_world(place: Place, base: str | None) -> Iterator[World]:
-    """A world of its own; ``base`` is the URL of a server, for the places that need one."""
+    """Open a world; ``base`` is the URL of a server, for the places that need one."""
     with ExitStack() as stack:
         portal: BlockingPortal | None = None
         if place.driver in ("async-memory", "asyncmongo", "motor"):
@@ -194,22 +206,14 @@ async def _motor(url: str) -> Any:
 
 
 class Began:
-    """When the current test began; a fixture sets it."""
+    """The time at which the current test began; a fixture sets it."""
 
     at = datetime.now(UTC)
 
 
 def near(instant: datetime | None, seconds: float) -> bool:
-    """Return whether an instant is ``seconds`` after some moment of this test."""
+    """Return whether an instant is ``seconds`` after a moment of the running test."""
     assert instant is not None
     moment = instant - timedelta(seconds=seconds)
     slack = timedelta(seconds=SLACK)
     return Began.at - slack < moment < datetime.now(UTC) + slack
-
-
-def wait_until(holds: Callable[[], Any], what: str, seconds: float = 20) -> None:
-    """Wait until something holds; fail if it does not in time."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.005)

@@ -90,7 +90,7 @@ class ClientQueue(Process):
     def __init__(
         self, world: World, queue: str, client: dict[str, ClientQueue], skew: float
     ) -> None:
-        super().__init__(world, queue, skew=skew, head=ScanState)
+        super().__init__(world, queue, skew=skew, scan=ScanState)
         self.client = client
         client[queue] = self
 
@@ -101,7 +101,7 @@ class ClientQueue(Process):
             and request.queue in self.client
         ):
             other = self.client[request.queue]
-            other.line.on_signal(request.when, other.now())
+            other.waiters.on_signal(request.when, other.now())
         return (yield from super()._answer(request, slow))
 
 
@@ -173,7 +173,7 @@ class Scenario:
             lease = None if consumer.pop else consumer.lease / 1000
             given = yield from client_queue.run(
                 queue.receive(
-                    client_queue.line,
+                    client_queue.waiters,
                     consumer.limit,
                     timeout=timeout,
                     pop=consumer.pop,

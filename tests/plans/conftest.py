@@ -1,4 +1,4 @@
-"""Property tests have no deadline: a busy machine is no failure."""
+"""Property tests have no deadline: a slow machine must not fail them."""
 
 from __future__ import annotations
 

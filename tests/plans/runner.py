@@ -1,6 +1,6 @@
-"""Runs plans by hand: no database, no clock, no waiting.
+"""A runner for plans, without a database, a clock or real waiting.
 
-A test gives the answers, and sees what was asked.
+A test supplies the answers and inspects the requests.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ __all__ = ["NOW", "Runner", "after", "giving", "reservation", "standard"]
 
 T = TypeVar("T")
 
-#: Any instant will do: plans know no other than they are given.
+#: An arbitrary instant. Plans know only the time that they receive.
 NOW = datetime(2013, 1, 1, 12, tzinfo=UTC)
 
 
 def after(seconds: float) -> datetime:
-    """An instant after NOW."""
+    """Return an instant after NOW."""
     return NOW + timedelta(seconds=seconds)
 
 
 def standard(queue: str = "a", **options: Any) -> QueuePlans:
-    """The backend under test."""
+    """Return the backend under test."""
     return QueuePlans(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
 
 
 def giving(backend: QueuePlans) -> tuple[str, Kind, float | None]:
-    """What the plans that give back need of a queue."""
+    """Return what the plans that give messages back need from a queue."""
     return backend.queue, backend.kind, backend.options.history
 
 
 def reservation(
     id: str, token: str = "t1", *, until: datetime | None = None, queue: str = "a", **fields: Any
 ) -> Reservation[Any]:
-    """A reservation that is held until a minute after NOW."""
+    """Return a reservation that is held until a minute after NOW."""
     given: dict[str, Any] = {
         "payload": 1,
         "headers": {},
@@ -67,21 +67,21 @@ Answer = Any | Callable[[Any], Any]
 
 
 class Runner:
-    """Drives plans.
+    """Run plans step by step.
 
-    The answers to database commands are given in order: a value, an exception to raise, or a
+    The answers to database commands are used in order. Each is a value, an exception to raise, or a
     function of the request.
     """
 
     def __init__(self, *answers: Answer, now: datetime = NOW) -> None:
         self.now = now
         self.answers = list(answers)
-        #: The database commands that were asked for.
+        #: The database commands that plans requested.
         self.commands: list[Any] = []
         self.signals: list[tuple[str, datetime | None]] = []
         self.entered: list[str] = []
         self.waits: list[Wait] = []
-        #: What to do when a plan waits; it may move ``now`` on.
+        #: Called when a plan waits; it may advance ``now``.
         self.on_wait: Callable[[Wait], bool] | None = None
         self.listening = True
 

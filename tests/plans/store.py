@@ -1,9 +1,9 @@
-"""A world without a server and without a clock: processes that run real plans against documents in
-memory, in virtual time.
+"""A simulated world without a server: processes run real plans against documents in memory, in
+virtual time.
 
-Each process has a ``Line`` and ``Head`` of its own, as a client has. A command takes a few
-milliseconds, and others come in between; a signal may be lost, doubled or late. So the rules of the
-head are tried against what goes wrong, thousands of times in a second.
+Each process has its own ``Waiters`` and ``ScanState``, as a client has. A command takes a few
+milliseconds, so commands of other processes run in between. A signal may be lost, doubled or late.
+So the tests try the rules of the scan against failures thousands of times in a second.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ Document = dict[str, Any]
 
 
 def instant(time: float) -> datetime:
-    """The instant of a virtual time in milliseconds."""
+    """Return the instant of a virtual time in milliseconds."""
     return NOW + timedelta(milliseconds=time)
 
 
 def millis(when: datetime) -> float:
-    """The virtual time of an instant."""
+    """Return the virtual time of an instant."""
     return (when - NOW) / timedelta(milliseconds=1)
 
 
@@ -65,7 +65,7 @@ def millis(when: datetime) -> float:
 
 
 def place(document: Mapping[str, Any]) -> tuple[datetime, bool, Any]:
-    """Where a document stands in the order of claims: strs come before ObjectIds."""
+    """Return the position of a document in the order of claims: strings come before ObjectIds."""
     return document["when"], isinstance(document["_id"], ObjectId), document["_id"]
 
 
@@ -87,14 +87,14 @@ _TYPES: dict[str, type] = {
 
 
 def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
-    """Whether a filter of the standard backend matches."""
+    """Return whether a filter of the standard backend matches."""
     for name, wanted in filter.items():
         if name == "$or":
             if not any(matches(document, branch) for branch in wanted):
                 return False
             continue
         outer, dot, inner = name.partition(".")
-        if dot:  # a field of a field
+        if dot:  # a nested field
             if not matches(document.get(outer) or {}, {inner: wanted}):
                 return False
         elif not isinstance(wanted, dict):
@@ -109,7 +109,7 @@ def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
 
 
 def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
-    if operator in _COMPARE:  # within one type only, as the server does
+    if operator in _COMPARE:  # the server compares values of one type only
         return type(value) is type(wanted) and _COMPARE[operator](value, wanted)
     match operator:
         case "$eq":
@@ -128,12 +128,12 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
 
 
 def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = False) -> Document:
-    """A document as an update leaves it."""
+    """Return a document after an update."""
     fresh = dict(document)
     for operator, fields in update.items():
         for name, value in fields.items():
             outer, dot, inner = name.partition(".")
-            if dot:  # a field of a field
+            if dot:  # a nested field
                 fresh[outer] = updated(
                     fresh.get(outer) or {}, {operator: {inner: value}}, inserting=inserting
                 )
@@ -161,29 +161,29 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
 
 
 class Store:
-    """The one collection: what the plans of the standard backend ask of it."""
+    """The one collection, with the commands that plans of the standard backend use."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.documents: dict[Any, Document] = {}
-        #: When each message was put where it stands now, in true virtual time.
+        #: When each message was written to its present position, in true virtual time.
         self.written: dict[Any, float] = {}
-        #: Told of every look for something to claim: who looks, the request, and what it found.
-        self.on_look: Callable[[Process, Find | FindAndModify, list[Document]], None] = (
+        #: Called for each scan with the process, the request and the documents that it found.
+        self.on_scan: Callable[[Process, Find | FindAndModify, list[Document]], None] = (
             lambda process, request, found: None
         )
-        #: Told of every message that is changed or deleted: before, and after.
+        #: Called for each changed or deleted message, with the document before and after.
         self.on_change: Callable[[Document, Document | None], None] = lambda before, after: None
         self._asker: Any = None
 
     def answer(self, process: Process, request: Any) -> Any:
-        """Carry one command out, at once."""
+        """Carry one command out at once."""
         self._asker = process
         match request:
             case Find():
                 found = self._found(request.filter, request.sort, request.skip, request.limit)
                 if request.sort is not None and request.limit > 1:
-                    self.on_look(process, request, found)
+                    self.on_scan(process, request, found)
                 return [dict(each) for each in found]
             case FindAndModify():
                 return self._take(request)
@@ -219,7 +219,7 @@ class Store:
     def _take(self, request: FindAndModify) -> Document | None:
         found = self._found(request.filter, request.sort, 0, 1)
         if request.sort is not None:
-            self.on_look(self._asker, request, found)
+            self.on_scan(self._asker, request, found)
         if not found:
             if not request.upsert:
                 return None
@@ -236,7 +236,7 @@ class Store:
         return dict(self._put(updated(document, request.update)))
 
     def _insert(self, documents: Iterable[Any]) -> list[WriteFailure]:
-        faults = []
+        failures = []
         for index, raw in enumerate(documents):
             document = (
                 bson.decode(raw.raw, OPTIONS) if isinstance(raw, RawBSONDocument) else dict(raw)
@@ -246,12 +246,12 @@ class Store:
                     raise DuplicateKey("the id is taken")
                 self._put(document)
             except DuplicateKey as error:
-                faults.append(
+                failures.append(
                     WriteFailure(
                         index, "_id" if document["_id"] in self.documents else "key", error
                     )
                 )
-        return faults
+        return failures
 
     def _update(self, request: Update) -> Change:
         found = self._found(request.filter, None, 0, 0 if request.many else 1)
@@ -280,7 +280,7 @@ class Store:
         return document
 
     def ready(self, queue: str) -> list[tuple[float, Document]]:
-        """What may be claimed, and since when."""
+        """Return the claimable messages, each with the time since when it is claimable."""
         now = instant(self._world.time)
         return [
             (max(self.written[id], millis(document["when"])), document)
@@ -293,7 +293,7 @@ class Store:
 
 
 class Pause:
-    """What a task waits for: an instant, or that somebody ends it before."""
+    """What a task yields to wait: it ends at an instant, or when ``end`` is called."""
 
     __slots__ = ("_world", "over", "task", "until")
 
@@ -303,7 +303,7 @@ class Pause:
         self.task: Task | None = None
 
     def end(self) -> None:
-        """Go on now."""
+        """End the pause now."""
         if not self.over and self.task is not None:
             self._world.schedule(self._world.time, self)
 
@@ -319,23 +319,24 @@ class World:
         self.random = random.Random(seed)
         self.store = Store(self)
         self.processes: list[Process] = []
-        #: How likely each misfortune is for a signal, for each process that should hear it.
-        self.fate = (lost, doubled, late)
+        #: The probability that a signal is lost, doubled or late, for each process that receives
+        #: it.
+        self.fault_rates = (lost, doubled, late)
         self._heap: list[tuple[float, int, Pause]] = []
         self._ticket = itertools.count()
 
     def schedule(self, at: float, pause: Pause) -> None:
-        """Have a pause end then, at the latest."""
+        """End a pause at this time at the latest."""
         heapq.heappush(self._heap, (at, next(self._ticket), pause))
 
     def spawn(self, task: Task, at: float = 0) -> None:
-        """Begin a task then."""
+        """Start a task at this time."""
         pause = Pause(self, at)
         pause.task = task
         self.schedule(max(at, self.time), pause)
 
     def run(self, until: float) -> None:
-        """Let the time pass."""
+        """Advance the time."""
         while self._heap and self._heap[0][0] <= until:
             at, _, pause = heapq.heappop(self._heap)
             if pause.over or pause.task is None:
@@ -351,12 +352,12 @@ class World:
         self.time = max(self.time, until)
 
     def sleep(self, duration: float) -> Pause:
-        """To be yielded by a task."""
+        """Return a pause, which a task yields."""
         return Pause(self, self.time + duration)
 
     def emit(self, source: Process, queue: str, when: datetime | None) -> None:
-        """Carry a signal to every process that listens, unless fate wills otherwise."""
-        lost, doubled, late = self.fate
+        """Send a signal to every process that listens; it may be lost, doubled or late."""
+        lost, doubled, late = self.fault_rates
         for each in self.processes:
             if each.queue != queue or self.random.random() < lost:
                 continue
@@ -374,38 +375,38 @@ class World:
 
 
 class Process:
-    """One client: its line, its head, its ear on the bus, its error about the primary's clock."""
+    """One client: its waiters, its subscription to signals, and the error of its clock."""
 
-    #: How long a command takes to the server, and its answer back.
+    #: How long a command travels to the server, and its answer back, in milliseconds.
     DISTANCE = (0.2, 1.5)
 
     def __init__(
-        self, world: World, queue: str, *, skew: float = 0, head: type[ScanState] = ScanState
+        self, world: World, queue: str, *, skew: float = 0, scan: type[ScanState] = ScanState
     ) -> None:
         self.world, self.queue, self.skew = world, queue, skew
-        self.line = Waiters(queue)
-        self.line.scan = head()
+        self.waiters = Waiters(queue)
+        self.waiters.scan = scan()
         self.commands: list[Any] = []
         self._listening = False
-        self._heard: list[datetime | None] = []
+        self._received: list[datetime | None] = []
         self._leader: Pause | None = None
-        #: When it heard of something that is there by now.
-        self.life = [0.0]
+        #: When it received a signal for a message that was ready, or received messages.
+        self.active_at = [0.0]
         world.processes.append(self)
 
     def now(self) -> datetime:
-        """The instant at the primary, as this process believes; in whole milliseconds."""
+        """Return the primary's time in whole milliseconds, as this process estimates it."""
         return instant(int(self.world.time + self.skew))
 
     def hear(self, when: datetime | None) -> None:
-        """A signal comes in."""
+        """Receive a signal."""
         if self._listening:
-            self._heard.append(when)
+            self._received.append(when)
             if self._leader is not None:
                 self._leader.end()
 
     def run(self, plan: Plan[T], *, slow: float = 0) -> Generator[Pause, None, T]:
-        """Carry a plan out, as a driver does; ``slow``: how long an insert is on its way."""
+        """Run a plan as a driver does; ``slow``: how long an insert takes to arrive."""
         try:
             request = next(plan)
             while True:
@@ -432,12 +433,12 @@ class Process:
                 return request.kind
             case Signal():
                 if request.queue == self.queue:
-                    self.line.on_signal(
-                        request.when, self.now()
-                    )  # this process knows at once; sleepers hear it from the bus
+                    # This process knows at once; its waiting consumers receive it from the bus.
+                    self.waiters.on_signal(request.when, self.now())
                 world.emit(self, request.queue, request.when)
                 return None
-            case Coalesce():  # as blocking clients do: each for itself, all with one head
+            case Coalesce():
+                # Like blocking clients: each call runs alone, and all calls share one scan state.
                 return (yield from self.run(request.batch([request.item]), slow=slow))[0]
             case Listen():
                 began, self._listening = not self._listening, True
@@ -454,33 +455,33 @@ class Process:
         finally:
             yield world.sleep(world.random.uniform(*self.DISTANCE))
 
-    def _take_in(self, when: datetime | None) -> bool:
-        look = self.line.on_signal(when, self.now())
-        if look:
-            self.life.append(self.world.time)
-        return look
+    def _on_signal(self, when: datetime | None) -> bool:
+        scan_now = self.waiters.on_signal(when, self.now())
+        if scan_now:
+            self.active_at.append(self.world.time)
+        return scan_now
 
     def _wait(self, request: Wait) -> Generator[Pause, None, bool]:
         deadline = None if request.deadline is None else millis(request.deadline) - self.skew
         until = millis(request.until) - self.skew
         pause = Pause(self.world, until if deadline is None else min(until, deadline))
-        leads = self.line.enter(pause.end, request.until)
-        guards = not leads and self.line.guard(request.until)
+        leads = self.waiters.enter(pause.end, request.until)
+        guards = not leads and self.waiters.guard(request.until)
         try:
             if not leads:
                 if not guards:
                     pause.until = float("inf") if deadline is None else deadline
                 yield pause
                 return True
-            if not self._heard:
+            if not self._received:
                 self._leader = pause
                 yield pause
                 self._leader = None
-            if not self._heard:
+            if not self._received:
                 return True
-            heard, self._heard = self._heard, []
-            return self._take_in(
-                None if None in heard else min(each for each in heard if each is not None)
+            received, self._received = self._received, []
+            return self._on_signal(
+                None if None in received else min(each for each in received if each is not None)
             )
         finally:
-            self.line.leave(pause.end, leads, guards)
+            self.waiters.leave(pause.end, leads, guards)

@@ -1,6 +1,6 @@
-"""How messages are claimed: by a token nobody else has, always read by it, recovered by it.
+"""Claims: a claim writes a unique token, reads its messages by it, and is recovered by it.
 
-No database.
+There is no database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def document(id: str, **fields: Any) -> dict[str, Any]:
 
 
 def claimed(command: Any, *ids: str) -> list[dict[str, Any]]:
-    """These documents as the claim leaves them."""
+    """Return these documents as the claim leaves them."""
     return [document(id, **command.update["$set"]) for id in ids]
 
 
@@ -44,7 +44,7 @@ def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
     command = runner.commands[1]
     assert isinstance(command, FindAndModify)
     assert command.w1
-    assert command.max_time_s == 29  # of 30: the rest is for finding out what became of it
+    assert command.max_time_s == 29  # of 30 s: the rest is for finding the outcome
     assert command.hint == "hot"
     update: Any = command.update
     put = update["$set"]
@@ -55,7 +55,7 @@ def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
     assert (held.token, held.until) == (put["token"], after(35))
 
 
-def test_every_claim_has_a_token_of_its_own() -> None:
+def test_every_claim_has_a_unique_token() -> None:
     tokens = set()
     for _ in range(50):
         runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0])
@@ -63,8 +63,8 @@ def test_every_claim_has_a_token_of_its_own() -> None:
     assert len(tokens) == 50
 
 
-def test_a_batch_is_read_by_the_token_and_not_before() -> None:
-    """Between the look and the claim a message may be replaced: what was seen before is stale."""
+def test_batch_is_read_by_its_token_after_the_claim() -> None:
+    """A message may be replaced between scan and claim, so the scanned document is stale."""
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
@@ -74,9 +74,9 @@ def test_a_batch_is_read_by_the_token_and_not_before() -> None:
         ],
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
-    look, claim, read = runner.commands[1:]
-    assert isinstance(look, Find)
-    assert look.projection == {"_id": 1, "when": 1}
+    scan, claim, read = runner.commands[1:]
+    assert isinstance(scan, Find)
+    assert scan.projection == {"_id": 1, "when": 1}
     assert isinstance(claim, Update)
     assert (claim.w1, claim.max_time_s) == (True, 29)
     assert claim.filter == {"_id": {"$in": ["m1", "m2"]}, "q": "a", "when": {"$lte": NOW}}
@@ -86,7 +86,7 @@ def test_a_batch_is_read_by_the_token_and_not_before() -> None:
     assert [(each.id, each.payload) for each in held] == [("m2", "replaced")]
 
 
-def test_a_claim_that_others_won_looks_again() -> None:
+def test_claim_that_lost_every_message_scans_again() -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}],
@@ -94,7 +94,7 @@ def test_a_claim_that_others_won_looks_again() -> None:
         [{"_id": "m2", "when": NOW}],
         Change(1, None),
         lambda command: [document("m2", token=command.filter["token"], when=after(60))],
-        [],  # the end of the queue, if the last look was not from its head
+        [],  # the end of the queue, in case the last scan did not start at its head
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
@@ -107,9 +107,9 @@ def test_contested_claim_skips_ahead_then_starts_over(
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}, {"_id": "m3", "when": NOW}],
-        Change(1, None),  # another has two of them
+        Change(1, None),  # another claim has two of them
         lambda command: [document("m1", token=command.filter["token"], when=after(60))],
-        [],  # nothing is that far on
+        [],  # there is nothing that far ahead
         [{"_id": "m4", "when": NOW}],
         Change(1, None),
         lambda command: [document("m4", token=command.filter["token"], when=after(60))],
@@ -150,7 +150,7 @@ def test_unknown_batch_claim_is_recovered_by_its_token() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5])
-def test_a_claim_that_surely_failed_says_so(limit: int) -> None:
+def test_claim_that_surely_failed_raises(limit: int) -> None:
     def answer(command: Any) -> Any:
         if isinstance(command, Find):
             return [] if "token" in command.filter else [{"_id": "m1", "when": NOW}]
@@ -160,8 +160,8 @@ def test_a_claim_that_surely_failed_says_so(limit: int) -> None:
     with pytest.raises(Unavailable, match="cut off"):
         runner.run(standard().receive(Waiters("t"), limit, timeout=0))
     claims = [each for each in runner.commands if isinstance(each, (FindAndModify, Update))]
-    assert 1 <= len(claims) <= 2  # repeated once at most
-    assert "token" in runner.commands[-1].filter  # and none is left behind
+    assert 1 <= len(claims) <= 2  # it is repeated once at most
+    assert "token" in runner.commands[-1].filter  # and no message stays claimed
 
 
 def test_a_plain_pop_is_one_command() -> None:
@@ -186,12 +186,12 @@ def test_pop_many_claims_reads_and_deletes_by_token() -> None:
     messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
     assert [each.id for each in messages] == ["m1", "m2"]
     claim, delete = runner.commands[2], runner.commands[4]
-    assert "$inc" not in claim.update  # a pop is no try
+    assert "$inc" not in claim.update  # a pop does not count as a try
     assert isinstance(delete, Delete)
     assert delete.filter["token"] == claim.update["$set"]["token"]
 
 
-def test_what_was_replaced_under_a_pop_is_not_handed_out() -> None:
+def test_pop_does_not_return_a_replaced_message() -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
@@ -209,7 +209,8 @@ def test_what_was_replaced_under_a_pop_is_not_handed_out() -> None:
 @pytest.mark.parametrize(
     ("finished", "there", "handed_out"),
     [
-        (0, {"m1": None}, []),  # the claim was undone: who deleted the others, it was not this call
+        # The claim was undone: another process deleted the other messages.
+        (0, {"m1": None}, []),
         (1, {"m2": "other"}, ["m1"]),
         (0, {"m1": "other", "m2": "other"}, []),
     ],
@@ -226,7 +227,7 @@ def test_pop_many_returns_only_what_it_finished(
         ],
         finished,
         [{"_id": id, "token": token} for id, token in there.items()],
-        *([[]] if not handed_out else []),  # it looks again
+        *([[]] if not handed_out else []),  # it scans again
     )
     assert [
         each.id for each in runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
@@ -234,7 +235,7 @@ def test_pop_many_returns_only_what_it_finished(
 
 
 def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
-    """Which of those that are gone it finished itself nobody can tell."""
+    """Some messages are gone, and the call cannot know which of them it finished itself."""
     runner = Runner(
         NOT_PAUSED,
         [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
@@ -250,7 +251,7 @@ def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
     assert caught.value.ids == ["m1", "m2"]
 
 
-def test_with_history_a_pop_of_many_knows_which_it_finished() -> None:
+def test_pop_many_with_history_knows_what_it_finished() -> None:
     def found(command: Find) -> list[dict[str, Any]]:
         token = runner.commands[2].update["$set"]["token"]
         return [{"_id": "m1", "token": token}, {"_id": "m2", "token": "other"}]  # m3 is gone
@@ -276,14 +277,14 @@ def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         refusal,  # the claim of both
         [],  # claimed so far
-        [{"_id": "m1"}, {"_id": "m2"}],  # free
+        [{"_id": "m1"}, {"_id": "m2"}],  # not claimed
         refusal,  # m1
-        [],  # another was faster: there is nothing to look at
-        [],  # and nothing that is ready
+        [],  # another process was faster: there is nothing to scan
+        [],  # and nothing is ready
         Change(1, None),  # m2
         [{"_id": "m2"}],
         lambda command: [document("m2", token=command.filter["token"], when=after(30))],
-        [],  # further ones
+        [],  # the following ones
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
@@ -305,7 +306,7 @@ def test_exhausted_message_is_buried_by_token_and_claim_goes_on() -> None:
 
 
 def test_paused_queue_is_not_claimed_and_its_flag_is_reread() -> None:
-    line = Waiters("t")
+    waiters = Waiters("t")
     runner = Runner(
         [{"paused": True}], [{"paused": False}], lambda command: claimed(command, "m1")[0]
     )
@@ -316,12 +317,12 @@ def test_paused_queue_is_not_claimed_and_its_flag_is_reread() -> None:
         return True
 
     runner.on_wait = wait
-    (held,) = runner.run(standard().receive(line, 1, timeout=None))
+    (held,) = runner.run(standard().receive(waiters, 1, timeout=None))
     assert held.id == "m1"
     assert len(runner.waits) == 1
 
 
-def test_a_receive_waits_for_the_next_when_and_no_longer() -> None:
+def test_receive_waits_until_the_next_when() -> None:
     runner: Runner = Runner(
         NOT_PAUSED,
         None,
@@ -340,7 +341,7 @@ def test_a_receive_waits_for_the_next_when_and_no_longer() -> None:
 
 
 def test_next_when_is_read_once_a_second_at_most() -> None:
-    line = Waiters("t")
+    waiters = Waiters("t")
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
     reads: list[datetime] = []
 
@@ -349,14 +350,15 @@ def test_next_when_is_read_once_a_second_at_most() -> None:
         if isinstance(command, Find) and command.projection == {"_id": 1, "when": 1}:
             reads.append(runner.now)
         runner.now = min(request.until, runner.now + timedelta(seconds=0.1))
-        return line.on_signal(runner.now, runner.now)  # others take what it hears of
+        # Another consumer takes each message that this one is signalled.
+        return waiters.on_signal(runner.now, runner.now)
 
     runner.on_wait = wait
-    assert runner.run(standard().receive(line, 1, timeout=4.5)) == []
+    assert runner.run(standard().receive(waiters, 1, timeout=4.5)) == []
     assert reads == [after(seconds) for seconds in range(5)]
 
 
-def test_a_receive_looks_once_more_when_it_begins_to_listen() -> None:
+def test_receive_scans_once_more_after_subscribing() -> None:
     runner = Runner(NOT_PAUSED, None, lambda command: claimed(command, "m1")[0])
     runner.listening = False
     (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=60))
@@ -364,7 +366,7 @@ def test_a_receive_looks_once_more_when_it_begins_to_listen() -> None:
     assert runner.waits == []
 
 
-def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
+def test_timeout_is_measured_by_the_given_time() -> None:
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
 
     def wait(request: Wait) -> bool:
@@ -375,20 +377,20 @@ def test_a_timeout_is_measured_by_the_time_passed_in() -> None:
     runner.on_wait = wait
     assert runner.run(standard(poll=3).receive(Waiters("t"), 1, timeout=10)) == []
     assert runner.now == after(10)
-    assert len(runner.waits) >= 4  # the poll
+    assert len(runner.waits) >= 4  # the fallback poll
 
 
 def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
-    def line() -> Waiters:
-        line = Waiters("t")
-        line.scan.lower_bound, line.scan.rescan_at = (after(-1), None), after(0.001)
-        return line
+    def waiters() -> Waiters:
+        waiters = Waiters("t")
+        waiters.scan.lower_bound, waiters.scan.rescan_at = (after(-1), None), after(0.001)
+        return waiters
 
     def late(command: Any) -> None:
         runner.now = after(0.001)
 
     runner = Runner(NOT_PAUSED, late, lambda command: claimed(command, "m1")[0])
-    (held,) = runner.run(standard().receive(line(), 1, timeout=0))
+    (held,) = runner.run(standard().receive(waiters(), 1, timeout=0))
     first, second = runner.commands[1:]
     assert first.filter["when"] == {"$gte": after(-1), "$lte": NOW}
     assert second.filter["when"] == {"$lte": runner.now}
@@ -399,17 +401,17 @@ def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
         return claimed(command, "m1")[0]
 
     runner = Runner(NOT_PAUSED, found)
-    (held,) = runner.run(standard().receive(line(), 1, timeout=0))
+    (held,) = runner.run(standard().receive(waiters(), 1, timeout=0))
     assert held.id == "m1"
 
 
 @pytest.mark.parametrize(("took", "found"), [(0.005, False), (0.001, False), (0.005, True)])
 def test_sentinel_moves_ahead_after_a_slow_empty_scan(took: float, found: bool) -> None:
-    def look(command: Any) -> Any:
+    def scan(command: Any) -> Any:
         runner.now = after(took)
         return claimed(command, "m1")[0] if found else None
 
-    runner = Runner(NOT_PAUSED, look, Change(1, None))
+    runner = Runner(NOT_PAUSED, scan, Change(1, None))
     assert len(runner.run(standard().receive(Waiters("t"), 1, timeout=0))) == found
     updates = [command for command in runner.commands if isinstance(command, Update)]
     if found or took < 0.002:
@@ -421,7 +423,7 @@ def test_sentinel_moves_ahead_after_a_slow_empty_scan(took: float, found: bool) 
         assert update.update == {"$set": {"when": after(2 + took)}}
 
 
-def test_giving_back_a_reservation_leaves_no_trace() -> None:
+def test_undo_of_a_reservation_leaves_no_trace() -> None:
     runner = Runner((2, []))
     backend = standard()
     taken = [
@@ -433,7 +435,8 @@ def test_giving_back_a_reservation_leaves_no_trace() -> None:
             *giving(backend), [(each, decode(backend.codec, each, NOW, 60)) for each in taken]
         )
     )
-    (command,) = runner.commands  # one, however many they are: nobody can receive them meanwhile
+    # One for any number of messages: no consumer can receive them in between.
+    (command,) = runner.commands
     assert [filter for filter, _ in command.pairs] == [
         {"_id": id, "token": "t1"} for id in ("m1", "m2")
     ]
@@ -444,7 +447,7 @@ def test_giving_back_a_reservation_leaves_no_trace() -> None:
     assert runner.signals == [("a", NOW)]
 
 
-def test_giving_back_a_pop_inserts_the_same_message() -> None:
+def test_undo_of_a_pop_inserts_the_same_message() -> None:
     runner = Runner([])
     backend = standard()
     popped = document("m1", key="k", tries=2, headers={"a": 1})

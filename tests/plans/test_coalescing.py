@@ -1,5 +1,7 @@
-"""Joining concurrent calls: what happens in a batch belongs to the call that caused it, and nobody
-starves. No database: a fake drive.
+"""Coalescing of concurrent calls.
+
+The result of a batch reaches the call that caused it, and no caller starves. There is no database:
+the driver is a fake.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer
 from pyqueue.requests import Coalesce
 
 
-class Fake:
-    """A drive whose batches end when the test says so.
+class FakeDriver:
+    """A driver whose batches end when the test says so.
 
-    What a batch was given is in ``batches``, what was given back in ``undone``.
+    ``batches`` holds the items of each batch; ``undone`` holds the answers that were undone.
     """
 
     def __init__(self) -> None:
         self.stats: Counter[str] = Counter()
-        self.joiner = Coalescer(self.drive, self.stats)
+        self.coalescer = Coalescer(self.drive, self.stats)
         self.batches: list[list[Any]] = []
         self.undone: list[Any] = []
         self.running = 0
         self.most = 0
-        #: Those that are under way, oldest first: set a result to end one, an exception to have it
+        #: The batches in flight, oldest first. Set a result to end one, or an exception to make it
         #: fail.
         self.open: list[asyncio.Future[Any]] = []
-        #: Whether batches end by themselves, after some turns of the loop.
+        #: If set, batches end by themselves after so many turns of the loop.
         self.turns: int | None = None
 
     async def drive(self, plan: Generator[Any, Any, Any]) -> Any:
@@ -88,7 +90,7 @@ class Fake:
             size=size,
             max_in_flight=max_in_flight,
         )
-        return asyncio.create_task(self.joiner.join(request))
+        return asyncio.create_task(self.coalescer.join(request))
 
     async def until_open(self, number: int) -> None:
         for _ in range(50):
@@ -98,18 +100,18 @@ class Fake:
         raise AssertionError(f"{len(self.open)} of {number} batches are under way")
 
     async def until_over(self) -> None:
-        """A batch that was ended has ended, in the turn in which it does."""
+        """Wait until a batch that was ended has left the driver."""
         for _ in range(3):
             await asyncio.sleep(0)
             if not self.running:
                 return
 
     def end(self, failure: BaseException | None = None) -> None:
-        """End the oldest batch that is under way."""
+        """End the oldest batch in flight."""
         next(gate for gate in self.open if not gate.done()).set_result(failure)
 
     async def finish(self, *tasks: asyncio.Task[Any]) -> list[Any]:
-        """End all that is under way until these are done."""
+        """End all batches in flight until these tasks are done."""
         while not all(task.done() for task in tasks):
             if any(not gate.done() for gate in self.open):
                 self.end()
@@ -117,34 +119,34 @@ class Fake:
         return [task.result() for task in tasks]
 
 
-def run(test: Callable[[Fake], Coroutine[Any, Any, None]]) -> None:
+def run(test: Callable[[FakeDriver], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(20):
-            fake = Fake()
+            fake = FakeDriver()
             await test(fake)
-            while fake.joiner.tasks:  # what runs for callers that are gone
+            while fake.coalescer.tasks:  # work for callers that were cancelled
                 if any(not gate.done() for gate in fake.open):
                     fake.end()
                 await asyncio.sleep(0)
-            assert fake.joiner._pending.keys() <= {
-                key for key, lane in fake.joiner._pending.items() if lane.crowded
+            assert fake.coalescer._pending.keys() <= {
+                key for key, pending in fake.coalescer._pending.items() if pending.crowded
             }
 
     asyncio.run(main())
 
 
-def test_a_lone_call_needs_no_task_and_waits_for_nobody() -> None:
-    async def test(fake: Fake) -> None:
+def test_lone_call_runs_at_once_without_a_task() -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 0
-        assert await fake.joiner.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
-        assert not fake.joiner.tasks
-        assert not fake.joiner._pending
+        assert await fake.coalescer.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
+        assert not fake.coalescer.tasks
+        assert not fake.coalescer._pending
 
     run(test)
 
 
-def test_what_comes_meanwhile_goes_together() -> None:
-    async def test(fake: Fake) -> None:
+def test_calls_during_a_batch_form_the_next_batch() -> None:
+    async def test(fake: FakeDriver) -> None:
         first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
         rest = [fake.call(n, max_in_flight=1) for n in range(1, 6)]
@@ -158,8 +160,8 @@ def test_what_comes_meanwhile_goes_together() -> None:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_no_more_batches_are_under_way_than_there_are_lanes(max_in_flight: int) -> None:
-    async def test(fake: Fake) -> None:
+def test_batches_in_flight_are_limited(max_in_flight: int) -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 3
         calls = []
         for n in range(40):
@@ -173,26 +175,29 @@ def test_no_more_batches_are_under_way_than_there_are_lanes(max_in_flight: int) 
 
 
 @pytest.mark.parametrize("crowd", [2, 8])
-def test_after_a_crowd_nobody_goes_alone(crowd: int) -> None:
-    """Callers that wake in one turn of the loop are one batch, not one and the rest; a lone one
-    goes alone again after it.
+def test_callers_woken_together_form_one_batch(crowd: int) -> None:
+    """Callers that wake in one turn of the loop form one batch, not a first call and a rest.
+
+    A single call runs alone again after that batch.
     """
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 1
         await asyncio.gather(*(fake.call(n) for n in range(1 + crowd)))
         fake.batches.clear()
         await asyncio.gather(*(fake.call(n) for n in range(crowd)))
         assert fake.batches == [list(range(crowd))]
         await fake.call(1)
-        assert not fake.joiner._pending  # the last batch held one: no crowd any more
-        assert not fake.joiner.tasks
+        assert (
+            not fake.coalescer._pending
+        )  # the last batch held one call: it is not crowded any more
+        assert not fake.coalescer.tasks
 
     run(test)
 
 
 def test_batches_are_bounded_by_count() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         calls = [fake.call(n, max_in_flight=1) for n in range(2 * MAX_BATCH_ITEMS + 10)]
         await fake.finish(*calls)
         assert max(map(len, fake.batches)) == MAX_BATCH_ITEMS
@@ -204,7 +209,7 @@ def test_batches_are_bounded_by_count() -> None:
 
 
 def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         sizes = [
             1,
             MAX_BATCH_BYTES // 2,
@@ -230,7 +235,7 @@ def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
 
 
 def test_keys_do_not_mix() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         calls = [fake.call((key, n), key=key, max_in_flight=1) for n in range(10) for key in "ab"]
         await fake.finish(*calls)
         assert all(len({key for key, _ in batch}) == 1 for batch in fake.batches)
@@ -238,10 +243,10 @@ def test_keys_do_not_mix() -> None:
     run(test)
 
 
-def test_an_answer_belongs_to_its_call() -> None:
+def test_error_answer_reaches_only_its_call() -> None:
     """Plans of pushes and settles answer with errors; each error reaches one caller."""
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         lost = LeaseLost("gone", lost=[], unknown=[])
 
         def batch(items: list[Any]) -> Generator[Any, Any, list[Any]]:
@@ -249,7 +254,7 @@ def test_an_answer_belongs_to_its_call() -> None:
             return [lost if item == 3 else "done" for item in items]
 
         requests = [Coalesce("a", n, batch) for n in range(6)]
-        calls = [asyncio.create_task(fake.joiner.join(request)) for request in requests]
+        calls = [asyncio.create_task(fake.coalescer.join(request)) for request in requests]
         answers = await fake.finish(*calls)
         assert [answer is lost for answer in answers] == [n == 3 for n in range(6)]
 
@@ -257,7 +262,7 @@ def test_an_answer_belongs_to_its_call() -> None:
 
 
 def test_failed_batch_gives_each_caller_a_separate_error() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
         failing = [fake.call(n, max_in_flight=1) for n in (1, 2)]
@@ -281,7 +286,7 @@ def test_error_that_cannot_be_copied_is_shared_by_callers() -> None:
         def __init__(self, one: str, two: str) -> None:
             super().__init__(one + two)
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         for failure in (Odd("a", "b"), Unavailable("gone")):
             failing = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
             await fake.until_open(1)
@@ -297,7 +302,7 @@ def test_error_that_cannot_be_copied_is_shared_by_callers() -> None:
 
 
 def test_cancelled_caller_does_not_see_the_batch_fail() -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         gone, stays = (fake.call(n, undo=True, max_in_flight=1) for n in (1, 2))
         await fake.until_open(1)
         gone.cancel()
@@ -310,16 +315,16 @@ def test_cancelled_caller_does_not_see_the_batch_fail() -> None:
     run(test)
 
 
-def test_what_is_no_error_reaches_the_callers_and_ends_the_task() -> None:
-    """As an interrupt does."""
+def test_base_exception_reaches_the_callers_and_ends_the_task() -> None:
+    """An interrupt does so."""
 
     class Interrupt(BaseException):
         pass
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         calls = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
         await fake.until_open(1)
-        (task,) = fake.joiner.tasks
+        (task,) = fake.coalescer.tasks
         fake.end(Interrupt())
         await asyncio.wait([*calls, task])
         assert [type(each.exception()) for each in (*calls, task)] == [Interrupt] * 3
@@ -328,8 +333,8 @@ def test_what_is_no_error_reaches_the_callers_and_ends_the_task() -> None:
     run(test)
 
 
-def test_a_lone_call_that_fails_leaves_the_way_free() -> None:
-    async def test(fake: Fake) -> None:
+def test_failed_lone_call_does_not_block_the_next() -> None:
+    async def test(fake: FakeDriver) -> None:
         lone = fake.call(0)
         await fake.until_open(1)
         fake.end(Unavailable("gone"))
@@ -340,8 +345,8 @@ def test_a_lone_call_that_fails_leaves_the_way_free() -> None:
     run(test)
 
 
-def test_cancelled_before_its_batch_it_is_not_done() -> None:
-    async def test(fake: Fake) -> None:
+def test_call_cancelled_before_its_batch_is_not_run() -> None:
+    async def test(fake: FakeDriver) -> None:
         first = fake.call(0, max_in_flight=1)
         await fake.until_open(1)
         gone, stays = fake.call(1, max_in_flight=1), fake.call(2, max_in_flight=1)
@@ -356,10 +361,10 @@ def test_cancelled_before_its_batch_it_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("undo", [True, False])
-def test_batch_of_a_cancelled_caller_ends_and_is_given_back(
+def test_batch_of_a_cancelled_caller_ends_and_is_undone(
     undo: bool,
 ) -> None:
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         first = fake.call(0, undo=True, max_in_flight=1)
         await fake.until_open(1)
         gone, stays = (
@@ -374,7 +379,7 @@ def test_batch_of_a_cancelled_caller_ends_and_is_given_back(
         await asyncio.sleep(0)
         assert gone.cancelled()
         assert await fake.finish(first, stays) == ["answer to 0", "answer to 2"]
-        while fake.joiner.tasks:
+        while fake.coalescer.tasks:
             if any(not gate.done() for gate in fake.open):
                 fake.end()
             await asyncio.sleep(0)
@@ -384,15 +389,15 @@ def test_batch_of_a_cancelled_caller_ends_and_is_given_back(
     run(test)
 
 
-def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
-    async def test(fake: Fake) -> None:
+def test_call_cancelled_with_its_answer_ready_is_undone() -> None:
+    async def test(fake: FakeDriver) -> None:
         gone = fake.call(1, undo=True, max_in_flight=1)
         await fake.until_open(1)
         fake.end()
-        await fake.until_over()  # the answer is there, and the caller has not run yet
+        await fake.until_over()  # the answer is ready, and the caller has not run yet
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        while fake.joiner.tasks:
+        while fake.coalescer.tasks:
             if any(not gate.done() for gate in fake.open):
                 fake.end()
             await asyncio.sleep(0)
@@ -403,12 +408,12 @@ def test_cancelled_as_its_answer_is_there_it_is_given_back() -> None:
     run(test)
 
 
-def test_cancelled_as_its_error_is_there_it_is_cancelled() -> None:
-    async def test(fake: Fake) -> None:
+def test_call_cancelled_with_its_error_ready_is_cancelled() -> None:
+    async def test(fake: FakeDriver) -> None:
         gone = fake.call(1, undo=True, max_in_flight=1)
         await fake.until_open(1)
         fake.end(Unavailable("gone"))
-        await fake.until_over()  # the error is there, and the caller has not run yet
+        await fake.until_over()  # the error is ready, and the caller has not run yet
         gone.cancel()
         await asyncio.wait([gone])
         assert gone.cancelled()
@@ -416,34 +421,34 @@ def test_cancelled_as_its_error_is_there_it_is_cancelled() -> None:
     run(test)
 
 
-def test_a_lone_call_that_is_cancelled_lets_the_others_go_on() -> None:
-    async def test(fake: Fake) -> None:
+def test_cancelled_lone_call_does_not_stop_later_calls() -> None:
+    async def test(fake: FakeDriver) -> None:
         lone = fake.call(0)
         await fake.until_open(1)
-        others = [fake.call(n, max_in_flight=1) for n in (1, 2)]
+        rest = [fake.call(n, max_in_flight=1) for n in (1, 2)]
         await asyncio.sleep(0)
         lone.cancel()
         await asyncio.gather(lone, return_exceptions=True)
-        assert await fake.finish(*others) == ["answer to 1", "answer to 2"]
+        assert await fake.finish(*rest) == ["answer to 1", "answer to 2"]
 
     run(test)
 
 
-def test_settled_waits_for_what_runs_for_those_who_are_gone() -> None:
-    async def test(fake: Fake) -> None:
+def test_settled_waits_for_work_of_cancelled_callers() -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 5
         gone = fake.call(1, undo=True, max_in_flight=1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         gone.cancel()
-        await fake.joiner.settled()
+        await fake.coalescer.settled()
         assert fake.undone == ["answer to 1"]
 
     run(test)
 
 
-def test_settled_waits_for_all_though_one_fails() -> None:
-    async def test(fake: Fake) -> None:
+def test_settled_waits_for_every_batch_after_a_failure() -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 5
 
         def failing(answer: Any) -> Generator[Any, Any, None]:
@@ -451,28 +456,31 @@ def test_settled_waits_for_all_though_one_fails() -> None:
             raise Unavailable("gone")
 
         for key, undo in (("a", failing), ("b", fake.undo)):
-            gone = asyncio.create_task(fake.joiner.join(Coalesce(key, key, fake.batch, undo=undo)))
+            gone = asyncio.create_task(
+                fake.coalescer.join(Coalesce(key, key, fake.batch, undo=undo))
+            )
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             gone.cancel()
-        await fake.joiner.settled()
+        await fake.coalescer.settled()
         assert fake.undone == ["answer to b"]
 
     run(test)
 
 
-def test_nobody_starves() -> None:
-    """Sixty-four callers that call again and again are served in turn: between two of one's own,
-    each other is served at most twice.
+def test_no_caller_starves() -> None:
+    """Sixty-four callers call repeatedly and are served in turn.
+
+    Between two calls of one caller, each other caller is served at most twice.
     """
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = 2
         served: list[int] = []
 
         async def caller(number: int) -> None:
             for _ in range(50):
-                await fake.joiner.join(Coalesce("a", number, fake.batch))
+                await fake.coalescer.join(Coalesce("a", number, fake.batch))
                 served.append(number)
 
         await asyncio.gather(*(caller(number) for number in range(64)))
@@ -492,14 +500,15 @@ def test_nobody_starves() -> None:
     st.sampled_from([1, 2]),
 )
 @settings(max_examples=150)
-def test_every_call_has_its_answer_or_is_undone(
+def test_every_call_gets_its_answer_or_is_undone(
     calls: list[tuple[int, bool, int]], turns: int, max_in_flight: int
 ) -> None:
-    """Calls come at any time, and some are cancelled at any time: whatever was done for one is
-    answered to it, or given back.
+    """Calls come at any time, and some are cancelled at any time.
+
+    Whatever was done for a call is returned to it, or undone.
     """
 
-    async def test(fake: Fake) -> None:
+    async def test(fake: FakeDriver) -> None:
         fake.turns = turns
         tasks: list[asyncio.Task[Any]] = []
 
@@ -517,7 +526,7 @@ def test_every_call_has_its_answer_or_is_undone(
             if cancelled:
                 waits.append(asyncio.create_task(cancel(task, after)))
         await asyncio.gather(*tasks, *waits, return_exceptions=True)
-        await fake.joiner.settled()
+        await fake.coalescer.settled()
         answered = [task.result() for task in tasks if not task.cancelled()]
         done = [f"answer to {item}" for batch in fake.batches for item in batch]
         assert sorted(answered + fake.undone) == sorted(done)

@@ -1,4 +1,4 @@
-"""What a driver's errors mean: each has one of pyqueue's that says what to do. No database."""
+"""The mapping of driver errors: each becomes a pyqueue error that names the remedy. No database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyqueue.server_errors import translated, write_failures
 
 
 def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
-    """What a server answers."""
+    """Return an error as a server raises it."""
     return errors.OperationFailure(text, code)
 
 
@@ -81,7 +81,9 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_what_an_error_means(error: Exception, meant: type[QueueError], says: str) -> None:
+def test_driver_error_becomes_a_pyqueue_error(
+    error: Exception, meant: type[QueueError], says: str
+) -> None:
     answer = translated(error)
     assert type(answer) is meant
     with pytest.raises(QueueError, match=says):
@@ -89,7 +91,7 @@ def test_what_an_error_means(error: Exception, meant: type[QueueError], says: st
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), QueueError("as it is")])
-def test_what_is_nothing_of_the_drivers_stays_as_it_is(error: Exception) -> None:
+def test_error_outside_the_driver_is_unchanged(error: Exception) -> None:
     assert translated(error) is error
 
 

@@ -1,6 +1,6 @@
-"""The parts that need no plan: Clock, Backoff, Codec, arguments, Schedule, messages.
+"""Tests of parts that need no plan: Clock, Backoff, Codec, arguments, Schedule, messages.
 
-No database, and time is an argument or a patched clock.
+There is no database. The time is an argument or a patched clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.plans.runner import NOW, after, reservation
 
 
 class Hands:
-    """The two clocks of a machine, set by hand."""
+    """The two clocks of a machine, set by the test."""
 
     def __init__(self) -> None:
         self.monotonic = 1000.0
@@ -62,7 +62,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 
 def stale(clock: Clock) -> bool:
-    """As a call: a type checker takes a property to stay what it was."""
+    """Return ``clock.stale``. A type checker assumes that a property keeps its value."""
     return clock.stale
 
 
@@ -71,7 +71,7 @@ def at(seconds: float) -> datetime:
 
 
 class TestClock:
-    def test_it_starts_with_the_machines_own_time(self, hands: Hands) -> None:
+    def test_clock_starts_with_the_machine_time(self, hands: Hands) -> None:
         clock = Clock()
         assert clock.now() == at(0)
         assert stale(clock)
@@ -79,17 +79,17 @@ class TestClock:
         assert clock.now() == at(1.5)
         assert clock.now().tzinfo is UTC
 
-    def test_it_takes_the_primarys_time_from_the_quickest_answer(self, hands: Hands) -> None:
+    def test_clock_uses_the_quickest_sample(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(990.0, 996.0, at(50)), (998.0, 998.2, at(99)), (999.0, 1000.0, at(10))])
-        assert clock.now() == at(99 + 1.9)  # half of its way is over
+        assert clock.now() == at(99 + 1.9)  # half of the round trip is over
         assert clock.skew == pytest.approx(100.9)
         assert not stale(clock)
 
-    def test_it_runs_on_the_monotonic_clock(self, hands: Hands) -> None:
+    def test_clock_runs_on_the_monotonic_clock(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(1000.0, 1000.0, at(7))])
-        hands.wall += 3600  # somebody sets the machine's clock
+        hands.wall += 3600  # the wall clock of the machine is set
         assert clock.now() == at(7)
         assert stale(clock)  # and new samples are due
         hands.wall -= 3600
@@ -99,7 +99,7 @@ class TestClock:
         hands.wall -= 0.2
         assert stale(clock)
 
-    def test_samples_are_due_after_half_a_minute_and_when_asked_for(self, hands: Hands) -> None:
+    def test_samples_are_due_every_half_minute_and_on_request(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(1000.0, 1000.0, at(0))])
         hands.move(29.9)
@@ -111,7 +111,7 @@ class TestClock:
         clock.expire()
         assert stale(clock)
 
-    def test_a_small_correction_is_waited_out(self, hands: Hands) -> None:
+    def test_small_backward_correction_stops_the_clock(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(1000.0, 1000.0, at(10))])
         assert clock.now() == at(10)
@@ -122,14 +122,14 @@ class TestClock:
         hands.move(0.5)
         assert clock.now() == at(10.2)
 
-    def test_a_large_one_is_followed(self, hands: Hands) -> None:
+    def test_large_correction_is_followed(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(1000.0, 1000.0, at(100))])
         assert clock.now() == at(100)
         clock.sample([(1000.0, 1000.0, at(40))])
         assert clock.now() == at(40)
 
-    def test_it_never_steps_back_by_less_than_a_second(self, hands: Hands) -> None:
+    def test_clock_never_steps_back_by_less_than_a_second(self, hands: Hands) -> None:
         @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(-0.9, 0.9)), max_size=30))
         def holds(steps: list[tuple[float, float]]) -> None:
             clock = Clock()
@@ -188,7 +188,7 @@ ROW = Row(price=Decimal("1.50"), day=date(2013, 1, 1), ident=UUID(int=1), tags={
 
 
 class TestCodec:
-    def test_what_bson_has_is_kept_and_the_rest_takes_its_json_form(self) -> None:
+    def test_dump_keeps_bson_types_and_converts_the_rest(self) -> None:
         assert Codec(Row).dump(ROW) == {
             "price": Decimal128("1.50"),
             "day": "2013-01-01",
@@ -202,7 +202,7 @@ class TestCodec:
         assert Codec(dict[int, float]).dump({1: 0.5}) == {"1": 0.5}
         assert Codec(list[Any]).dump([Timestamp(1, 2)]) == [Timestamp(1, 2)]
 
-    def test_loading_reverses_it(self) -> None:
+    def test_load_reverses_dump(self) -> None:
         stored = bson.decode(
             bson.encode({"p": Codec(Row).dump(ROW)}, codec_options=OPTIONS), OPTIONS
         )["p"]
@@ -227,29 +227,29 @@ class TestCodec:
             return
         assert abs(stored.to_decimal() - value) < Decimal("1e-30")
 
-    def test_a_misfit_names_the_model(self) -> None:
+    def test_invalid_payload_error_names_the_model(self) -> None:
         with pytest.raises(InvalidMessage, match="Row"):
             Codec(Row).dump({"price": "x"})
         with pytest.raises(InvalidMessage, match="Row"):
             Codec(Row).load({"price": "x"})
 
-    def test_without_a_model_values_pass(self) -> None:
+    def test_codec_without_a_model_keeps_values(self) -> None:
         value, codec = object(), Codec[Any]()
         assert codec.dump(value) is value
         assert codec.load(value) is value
         assert codec.name is None
 
-    def test_it_pickles_with_its_model(self) -> None:
+    def test_codec_pickles_with_its_model(self) -> None:
         copy = pickle.loads(pickle.dumps(Codec(Row)))
         assert copy.name == "Row"
         assert copy.dump(ROW) == Codec(Row).dump(ROW)
 
-    def test_no_model(self) -> None:
+    def test_invalid_model_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="model"):
             Codec(object())
 
 
-def test_encode_checks_what_is_sent() -> None:
+def test_encode_checks_the_document() -> None:
     assert encode({"a": [1, None]}).raw == bson.encode({"a": [1, None]})
     room = LIMIT - len(bson.encode({"a": ""}))
     assert len(encode({"a": "x" * room}).raw) == LIMIT
@@ -309,10 +309,10 @@ def test_instants() -> None:
             check.instant("at", bad)
 
 
-def test_when_a_message_starts() -> None:
+def test_start_follows_from_at_and_delay() -> None:
     assert check.starting(NOW, None, None) == NOW
     assert check.starting(NOW, 1.5, None) == after(1.5)
-    assert check.starting(NOW, 0.0001, None) == after(0.001)  # never before its delay is over
+    assert check.starting(NOW, 0.0001, None) == after(0.001)  # never before the delay is over
     assert check.starting(NOW, None, after(9)) == after(9)
     assert check.starting(NOW, None, after(-9)) == NOW
     with pytest.raises(ConfigurationError, match="delay, at"):
@@ -340,7 +340,7 @@ def test_the_state_follows_from_the_document_and_the_time() -> None:
     assert state_of({"when": after(1), "token": "t", "processed": NOW}, NOW) == "finished"
 
 
-def test_the_key_that_is_shown() -> None:
+def test_shown_key_follows_from_the_document() -> None:
     live = {"_id": 1, "q": "a", "when": NOW, "last_key": "old"}
     assert message_of(live, None, NOW).key is None
     assert message_of(live | {"key": "k"}, None, NOW).key == "k"
@@ -368,7 +368,7 @@ class TestSchedule:
 
         return Entry(reservation("m1", lease=lease), lambda: None, lost)
 
-    def test_a_third_into_the_lease(self, hands: Hands) -> None:
+    def test_renewal_is_due_after_a_third_of_the_lease(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         assert schedule.pause() is None
         schedule.add(entry)
@@ -391,7 +391,7 @@ class TestSchedule:
         assert self.lost == 0
         assert schedule.discard(entry.reservation) == "renewed"
 
-    def test_a_lost_lease_is_told_once_and_renewed_no_more(self, hands: Hands) -> None:
+    def test_lost_lease_is_reported_once_and_not_renewed(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)
@@ -403,17 +403,17 @@ class TestSchedule:
         assert schedule.pause() is None
         assert schedule.discard(entry.reservation) == "lost"
 
-    def test_a_suspended_one_is_left_alone(self, hands: Hands) -> None:
+    def test_suspended_reservation_is_not_renewed(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         schedule.suspend(entry.reservation)
         hands.move(1000)
         assert schedule.due() == []
-        schedule.renewed(entry, None)  # a renewal that was under way
+        schedule.renewed(entry, None)  # a renewal that was in progress
         assert schedule.due() == []
         assert schedule.discard(entry.reservation) == "suspended"
 
-    def test_what_was_discarded_stays_so(self, hands: Hands) -> None:
+    def test_discarded_reservation_stays_discarded(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         assert schedule.discard(entry.reservation) == "renewed"
@@ -422,7 +422,7 @@ class TestSchedule:
         assert self.lost == 0
         assert schedule.due() == []
 
-    def test_the_earliest_counts(self, hands: Hands) -> None:
+    def test_schedule_wakes_for_the_earliest(self, hands: Hands) -> None:
         schedule, long, short = Schedule[Any](), self.entry(300), self.entry(3)
         schedule.add(long)
         schedule.add(short)

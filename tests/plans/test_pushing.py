@@ -1,4 +1,4 @@
-"""Pushes: what is made of the server's answers that are rare. No database."""
+"""Pushes: the handling of rare server answers. There is no database."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.plans.runner import NOW, Runner, after, giving, reservation, standard
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("by", ["raised", "told"])
-def test_an_unknown_outcome_names_all_that_may_be_stored(count: int, by: str) -> None:
-    """Whether the command failed, or the server said so of one of its documents."""
+@pytest.mark.parametrize("by", ["raised", "reported"])
+def test_unknown_push_names_all_possible_ids(count: int, by: str) -> None:
+    """Either the command failed, or the server reported it for one of the documents."""
     gone = Unavailable("gone")
     runner = Runner(gone if by == "raised" else [WriteFailure(count - 1, None, gone)])
     ids = [f"m{n}" for n in range(count)]
@@ -39,16 +39,16 @@ def test_unknown_replacement_names_all_possible_ids() -> None:
     assert caught.value.ids == ["m0", "m1"]
 
 
-def test_a_replacement_that_meets_another_is_tried_once_more() -> None:
-    """Two upserts at once: the second then finds what the first made."""
+def test_replacement_is_retried_after_a_concurrent_upsert() -> None:
+    """Two upserts run at once; the second finds the document of the first."""
     runner = Runner(DuplicateKey("taken"), {"_id": "theirs"})
     assert runner.run(standard().push([1], keys=["k"], on_duplicate="replace")) == ["theirs"]
     assert [type(each) for each in runner.commands] == [FindAndModify, FindAndModify]
     assert runner.signals == [("a", NOW)]
 
 
-def test_a_replacement_whose_id_is_anothers_says_so() -> None:
-    """It came in between the look and the upsert."""
+def test_replacement_with_a_taken_id_raises() -> None:
+    """Another queue inserted it between the read and the upsert."""
     runner = Runner([], [], DuplicateKey("taken"), DuplicateKey("taken"))
     with pytest.raises(DuplicateKey) as caught:
         runner.run(standard().push([1], keys=["k"], ids=["m"], on_duplicate="replace"))
@@ -56,8 +56,8 @@ def test_a_replacement_whose_id_is_anothers_says_so() -> None:
     assert runner.signals == []
 
 
-def test_in_a_transaction_a_replacement_is_tried_once() -> None:
-    """The transaction is gone with the first failure: who runs it repeats it."""
+def test_replacement_in_a_transaction_is_tried_once() -> None:
+    """The first failure ends the transaction, and its caller repeats it."""
     taken = DuplicateKey("taken")
     runner = Runner(taken)
     with pytest.raises(DuplicateKey) as caught:
@@ -82,7 +82,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bare(Standard):
-    """A kind of queue that offers nothing beyond push, claim and settle."""
+    """A kind of queue that offers only push, claim and settle."""
 
     name = "bare"
     capabilities = frozenset()
@@ -103,7 +103,7 @@ def bare(**options: Any) -> QueuePlans:
         ("history", lambda: bare(history=60)),
     ],
 )
-def test_what_a_kind_lacks_is_refused_before_any_command(what: str, plan: Any) -> None:
+def test_missing_capability_is_refused_before_any_command(what: str, plan: Any) -> None:
     runner = Runner()
     with pytest.raises(
         ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not offer it"
@@ -113,8 +113,9 @@ def test_what_a_kind_lacks_is_refused_before_any_command(what: str, plan: Any) -
 
 
 def test_document_without_a_date_sorts_first() -> None:
-    """It is buried when it is claimed; its place is only asked for to give back what was claimed
-    with it.
+    """It is buried when it is claimed.
+
+    Its position is needed only to give back the messages that were claimed with it.
     """
     runner = Runner(lambda command: command.pairs)
     plan: Plan[None] = undo_reserve(

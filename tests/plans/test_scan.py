@@ -1,11 +1,12 @@
-"""Looks that start at a floor hide nothing for long: real plans, in virtual time, against a model.
-No database.
+"""A scan that starts at a lower bound hides no message for long. There is no database.
 
-The model knows what is stored, and since when it may be claimed. It watches every look and every
-change, and holds the head to its promises: what comes in on time is seen by every look, in order;
-what comes in below the floor is found within 1 s by a process that has nothing to do, within 5 s by
-one that works off a backlog, as much later as the queue was quiet before, and at the poll at the
-latest.
+Real plans run in virtual time, and a model watches them. The model knows the stored messages and
+the time since when each may be claimed. It checks every scan and every change:
+
+- Every scan sees the messages that were stored on time, in order.
+- An idle process finds a message below the lower bound within 1 s.
+- A process with a backlog finds it within 5 s.
+- Both limits grow by the time that the queue was quiet before, up to the fallback poll.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ from pyqueue.requests import Find, FindAndModify
 from tests.plans.runner import NOW, after
 from tests.plans.store import Process, Task, World, instant, millis, place
 
-# Everything here is in milliseconds of virtual time.
+# All times are in milliseconds of virtual time.
 POLL, BACKLOG, LIVELY = 15_000.0, 5_000.0, 1_000.0
-#: What the commands, the work and the steps of the watch add to a limit.
+#: How much the commands, the work and the steps of the checks add to a limit.
 TOLERANCE = 300.0
 STEP = 100.0
-#: A message is on time if it is stored so soon after its ``when``; clocks of processes are off by
-#: so much at most.
+#: A message is on time if it is stored so soon after its ``when``. The clocks of processes differ
+#: by
+#: this much at most.
 RACE, SKEW = 400.0, 40.0
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """A promise was not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """``slow``: how long the insert is on its way, as in a slow transaction; ``delay`` and
-    ``past``: of the messages.
+    """A push.
+
+    ``slow``: how long the insert takes to arrive, as in a slow transaction. ``delay`` and ``past``
+    belong to the messages.
     """
 
     at: float
@@ -64,8 +68,9 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One who receives again and again, and ends what it got in these ways by turns; ``rest``: how
-    long it stays away in between.
+    """Receives again and again, and settles in these ways in turn.
+
+    ``rest``: the pause between two receives.
     """
 
     process: int = 0
@@ -88,7 +93,7 @@ def backend(queue: str = "a") -> QueuePlans:
 
 
 class Model:
-    """A world, what is done in it, and the watch over it."""
+    """A world, the operations in it, and the checks."""
 
     def __init__(
         self,
@@ -97,41 +102,42 @@ class Model:
         redrives: list[float] | tuple[float, ...] = (),
         processes: int = 1,
         seed: int = 0,
-        fate: tuple[float, float, float] = (0, 0, 0),
-        head: type[ScanState] = ScanState,
+        fault_rates: tuple[float, float, float] = (0, 0, 0),
+        scan: type[ScanState] = ScanState,
     ) -> None:
-        self.world = World(seed, lost=fate[0], doubled=fate[1], late=fate[2])
+        self.world = World(seed, lost=fault_rates[0], doubled=fault_rates[1], late=fault_rates[2])
         self.random = self.world.random
-        self.queue, self.graves = backend(), backend("a.dead")
+        self.queue, self.dead_letters = backend(), backend("a.dead")
         self.processes = [
-            Process(self.world, "a", skew=self._skew(processes), head=head)
+            Process(self.world, "a", skew=self._skew(processes), scan=scan)
             for _ in range(processes)
         ]
-        #: What need not be seen by every look: it came in late, or back.
+        #: Messages that a scan may skip: they were stored late, or given back.
         self.late: set[Any] = set()
         self.pushed: set[Any] = set()
         self.delivered: list[Any] = []
         self.tokens: set[tuple[Any, str]] = set()
         self.finished: set[Any] = set()
-        #: Of each process that consumes: when it looked, when it found nothing, and by how long it
-        #: may be away.
-        self.looks: dict[Process, list[float]] = {}
+        #: For each process that consumes: the times of its scans, the times of its empty scans,
+        #: and the
+        #: longest pause between its receives.
+        self.scans: dict[Process, list[float]] = {}
         self.empty: dict[Process, list[float]] = {}
-        #: Since when each message is passed over, if the last look did.
+        #: Since when the last scans of each process have skipped a message.
         self.passed: dict[Process, dict[Any, float]] = {}
         self.away: dict[Process, float] = {}
         self.begins: dict[Process, float] = {}
-        self.world.store.on_look, self.world.store.on_change = self._looked, self._changed
+        self.world.store.on_scan, self.world.store.on_change = self._scanned, self._changed
         for each in consumers:
             process = self.processes[each.process]
-            self.looks[process], self.empty[process], self.passed[process] = [], [], {}
+            self.scans[process], self.empty[process], self.passed[process] = [], [], {}
             self.away[process] = max(self.away.get(process, 0), each.rest)
             self.begins[process] = max(self.begins.get(process, 0), each.begins)
             self.world.spawn(self._consume(process, each), each.begins)
         for push in pushes:
             self.world.spawn(self._push(self.processes[push.process], push), push.at)
         for at in redrives:
-            self.world.spawn(self._run(self.processes[0], self.graves.redrive), at)
+            self.world.spawn(self._run(self.processes[0], self.dead_letters.redrive), at)
 
     def _skew(self, processes: int) -> float:
         return self.random.uniform(-SKEW, SKEW) if processes > 1 else 0
@@ -168,11 +174,11 @@ class Model:
         lease = None if consumer.pop else consumer.lease / 1000
         while True:
             plan = self.queue.receive(
-                process.line, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease
+                process.waiters, consumer.limit, timeout=timeout, pop=consumer.pop, lease=lease
             )
             given = yield from process.run(plan)
             if given:
-                process.life.append(self.world.time)
+                process.active_at.append(self.world.time)
             for each in given:
                 self._deliver(each)
             for each in given if not consumer.pop else ():
@@ -183,13 +189,13 @@ class Model:
 
     def _deliver(self, each: Any) -> None:
         if each.id in self.finished:
-            raise Broken(f"{each.id} came again after it was finished")
+            raise PromiseBroken(f"{each.id} came again after it was finished")
         self.delivered.append(each.id)
-        self.late.add(each.id)  # whatever becomes of it, it comes back below the floor
+        self.late.add(each.id)  # whatever happens next, it returns below the lower bound
         if not isinstance(each, Reservation):
             self.finished.add(each.id)
         elif (each.id, each.token) in self.tokens:
-            raise Broken(f"{each.id} came twice by one claim")
+            raise PromiseBroken(f"{each.id} came twice by one claim")
         else:
             self.tokens.add((each.id, each.token))
 
@@ -208,7 +214,7 @@ class Model:
             yield from process.run(plans[how]())
         except LeaseLost:
             if each.key is None and each.until > instant(self.world.time + 2 * SKEW):
-                raise Broken(f"{each.id} was lost under a live lease") from None
+                raise PromiseBroken(f"{each.id} was lost under a live lease") from None
         else:
             if how == "commit":
                 self.finished.add(each.id)
@@ -216,22 +222,23 @@ class Model:
     # ---- what must hold
 
     def _changed(self, before: dict[str, Any], now: dict[str, Any] | None) -> None:
-        """No claim takes what is held under a live lease."""
+        """Check that no claim takes a message under a live lease."""
         if now is None or "token" not in now or before.get("token") in (None, now["token"]):
             return
         if before["when"] > instant(self.world.time + 2 * SKEW):
-            raise Broken(f"{before['_id']} was claimed under a live lease")
+            raise PromiseBroken(f"{before['_id']} was claimed under a live lease")
 
-    def _looked(
+    def _scanned(
         self, process: Process, request: Find | FindAndModify, found: list[dict[str, Any]]
     ) -> None:
-        """What came in on time is not passed over; of what came in late or back, note since when it
-        is.
+        """Check that the scan skipped no message that was stored on time.
+
+        Record since when it skips messages that were stored late, or given back.
         """
         branch = request.filter.get("$or", [request.filter])[-1]
         if branch.get("q") != "a" or (isinstance(request, Find) and request.skip):
             return
-        time, looks, before = self.world.time, self.looks[process], self.passed[process]
+        time, scans, before = self.world.time, self.scans[process], self.passed[process]
         limit = request.limit if isinstance(request, Find) else 1
         last = place(found[-1]) if len(found) == limit else None
         seen = {each["_id"] for each in found}
@@ -245,64 +252,64 @@ class Model:
             ):
                 continue
             if id not in self.late and "key" not in document:
-                raise Broken(
+                raise PromiseBroken(
                     f"{id} of {millis(document['when']):.0f} was passed over at {time:.0f}"
                 )
-            passed[id] = before.get(id, since if not looks or since > looks[-1] else time)
-        looks.append(time)
+            passed[id] = before.get(id, since if not scans or since > scans[-1] else time)
+        scans.append(time)
         if not found:
             self.empty[process].append(time)
 
     def run(self, seconds: float) -> None:
-        """Let time pass, and watch."""
+        """Advance the time and run the checks."""
         end = self.world.time + 1000 * seconds
         while self.world.time < end:
             self.world.run(self.world.time + STEP)
-            self._watch()
+            self._check()
         stored = self.world.store.documents
         if lost := [id for id in self.pushed if id not in self.finished and id not in stored]:
-            raise Broken(f"lost: {lost}")
+            raise PromiseBroken(f"lost: {lost}")
 
-    def _watch(self) -> None:
-        """Nothing is hidden for longer than any of the processes that consume promises."""
+    def _check(self) -> None:
+        """Check that no process hides a message for longer than its limit."""
         time = self.world.time
         for since, document in self.world.store.ready("a"):
             if time - since <= LIVELY + TOLERANCE:
                 continue
-            for process, looks in self.looks.items():
+            for process, scans in self.scans.items():
                 hidden = self.passed[process].get(document["_id"])
-                if hidden is None and (not looks or looks[-1] <= since):
-                    hidden = since  # nobody looked
+                if hidden is None and (not scans or scans[-1] <= since):
+                    hidden = since  # it has not been scanned
                 begin = max(hidden or time, self.begins[process])
                 if (
                     time - begin > LIVELY + TOLERANCE
                     and time - begin > self._limit(process, begin) + TOLERANCE
                 ):
-                    raise Broken(
+                    raise PromiseBroken(
                         f"{document['_id']} is hidden for {time - begin:.0f} ms at {time:.0f}"
                     )
 
     def _limit(self, process: Process, since: float) -> float:
-        """After how long a process finds what comes in below its floor."""
-        empty, looks = self.empty[process], self.looks[process]
-        first, before = bisect_left(empty, since), bisect_right(looks, since) - 1
-        if before < 0 or (first and empty[first - 1] >= looks[before]):  # it was idle
-            life = process.life[max(0, bisect_right(process.life, since) - 1)]
-            limit = min(POLL, LIVELY + since - life)
+        """Return how long a process may take to find a message below its lower bound."""
+        empty, scans = self.empty[process], self.scans[process]
+        first, before = bisect_left(empty, since), bisect_right(scans, since) - 1
+        if before < 0 or (first and empty[first - 1] >= scans[before]):  # it was idle
+            active_at = process.active_at[max(0, bisect_right(process.active_at, since) - 1)]
+            limit = min(POLL, LIVELY + since - active_at)
         else:
             limit = min(BACKLOG, empty[first] - since + LIVELY) if first < len(empty) else BACKLOG
         return limit + self.away[process]
 
 
-# ---- whatever happens
+# ---- random scenarios
 
 ENDS = ["commit", "commit", "commit", "rollback", "later", "release", "abandon", "extend", "bury"]
-FATES = [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.3, 0.3, 0.3)]
+FAULT_RATES = [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.3, 0.3, 0.3)]
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> dict[str, Any]:
-    """Processes that push and consume, with all that may go wrong."""
+def scenarios(draw: st.DrawFn) -> dict[str, Any]:
+    """Generate processes that push and consume, with failures."""
     processes = draw(st.integers(1, 3))
     which = st.integers(0, processes - 1)
     consumers = draw(
@@ -348,124 +355,129 @@ def scenes(draw: st.DrawFn) -> dict[str, Any]:
         "redrives": draw(st.lists(st.integers(3_000, 14_000).map(float), max_size=2)),
         "processes": processes,
         "seed": draw(st.integers(0, 2**16)),
-        "fate": draw(st.sampled_from(FATES)),
+        "fault_rates": draw(st.sampled_from(FAULT_RATES)),
     }
 
 
-def play(scene: dict[str, Any], head: type[ScanState] = ScanState) -> None:
+def play(scenario: dict[str, Any], scan: type[ScanState] = ScanState) -> None:
     model = Model(
-        *scene["consumers"],
-        **{name: it for name, it in scene.items() if name != "consumers"},
-        head=head,
+        *scenario["consumers"],
+        **{name: it for name, it in scenario.items() if name != "consumers"},
+        scan=scan,
     )
     model.run(28)
 
 
-@given(scenes())
+@given(scenarios())
 @settings(max_examples=40)
-def test_nothing_is_hidden_lost_or_delivered_twice(scene: dict[str, Any]) -> None:
-    play(scene)
+def test_no_message_is_hidden_lost_or_received_twice(scenario: dict[str, Any]) -> None:
+    play(scenario)
 
 
 @pytest.mark.slow
-@given(scenes())
+@given(scenarios())
 @settings(max_examples=1500, derandomize=False, print_blob=True)
-def test_nothing_is_hidden_lost_or_delivered_twice_at_length(scene: dict[str, Any]) -> None:
-    play(scene)
+def test_no_message_is_hidden_or_lost_in_the_long_run(scenario: dict[str, Any]) -> None:
+    play(scenario)
 
 
-# ---- what each rule is for: without it, the model objects
+# ---- the purpose of each rule: without it, the model fails
 
 
-class Unswept(ScanState):
-    """Sweeps once."""
+class NoRescan(ScanState):
+    """Rescans once only."""
 
     def scanned(self, start: ScanStart | None, *rest: Any, **more: Any) -> None:
         super().scanned(start, *rest, **more)
         self.rescan_at = after(10_000)
 
 
-class Deaf(ScanState):
+class NoMoveBack(ScanState):
     """Never moves its start back for an announced message."""
 
     def move_start_back(self, when: datetime) -> None:
         pass
 
 
-#: A push of another process that lands two seconds late, and no signal tells of it.
+#: A push of another process lands two seconds late, and its signal is lost.
 LATE: dict[str, Any] = {
     "pushes": [Push(1_000, process=1, slow=2_000)],
     "processes": 2,
-    "fate": (1, 0, 0),
+    "fault_rates": (1, 0, 0),
 }
 
 
-def test_what_comes_in_late_is_found_by_a_sweep() -> None:
+def test_late_message_is_found_by_a_rescan() -> None:
     model = Model(Consumer(), **LATE)
     model.run(20)
     assert model.delivered
-    model = Model(Consumer(), head=Unswept, **LATE)
-    with pytest.raises(Broken, match="is hidden"):
+    model = Model(Consumer(), scan=NoRescan, **LATE)
+    with pytest.raises(PromiseBroken, match="is hidden"):
         model.run(20)
 
 
-def test_an_expired_lease_of_another_process_is_found() -> None:
+def test_expired_lease_of_another_process_is_found() -> None:
     dies = Consumer(ends=("abandon",), lease=2_000, rest=100_000, begins=100)
     model = Model(
-        dies, Consumer(process=1, begins=500), pushes=[Push(0)], processes=2, fate=(1, 0, 0)
+        dies, Consumer(process=1, begins=500), pushes=[Push(0)], processes=2, fault_rates=(1, 0, 0)
     )
     model.run(3.3)
     assert len(model.delivered) == 2
 
 
-def test_a_floor_is_lowered_to_what_is_told_of() -> None:
-    head = ScanState()
-    head.scanned(None, NOW, NOW, None, 15, ended=True)
-    assert head.start(after(0.5)) == (NOW - rules.SLACK, None)
-    head.on_signal(after(-60))
-    assert head.start(after(0.5)) == (after(-60), None)
-    head.scanned((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
-    head.wake_at(after(0.6))
-    assert head.start(after(0.55)) == (after(0), None)
-    head.scanned(
+def test_signal_moves_the_scan_start_back() -> None:
+    scan = ScanState()
+    scan.scanned(None, NOW, NOW, None, 15, ended=True)
+    assert scan.start(after(0.5)) == (NOW - rules.SLACK, None)
+    scan.on_signal(after(-60))
+    assert scan.start(after(0.5)) == (after(-60), None)
+    scan.scanned((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
+    scan.wake_at(after(0.6))
+    assert scan.start(after(0.55)) == (after(0), None)
+    scan.scanned(
         (after(0), None), after(3), after(3), (after(2.9), "m1"), 15, ended=True
-    )  # its end was not thought of meanwhile
-    head.rescan_at = after(10)
-    assert head.start(after(4)) == (after(0.6), None)
+    )  # its end was not expected
+    scan.rescan_at = after(10)
+    assert scan.start(after(4)) == (after(0.6), None)
 
 
-def test_a_look_further_on_proves_nothing_of_what_lies_before() -> None:
-    head = ScanState(lower_bound=(NOW, "m1"), rescan_at=after(5))
-    head.scanned((NOW, "m1"), after(1), after(1), None, 15, ended=False)
-    assert head.lower_bound == (NOW, "m1")
+def test_scan_further_ahead_keeps_the_lower_bound() -> None:
+    scan = ScanState(lower_bound=(NOW, "m1"), rescan_at=after(5))
+    scan.scanned((NOW, "m1"), after(1), after(1), None, 15, ended=False)
+    assert scan.lower_bound == (NOW, "m1")
 
 
-def test_of_one_instant_everything_is_looked_at() -> None:
-    """Ids say nothing of what came first within a millisecond."""
-    head = ScanState(lower_bound=(NOW, "m5"), rescan_at=after(5))
-    head.move_start_back(NOW)
-    assert head.start(NOW) == (NOW, None)
-    head.scanned((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
-    assert head.start(NOW) == (NOW, None)
-    head.scanned(
+def test_scan_start_includes_a_whole_millisecond() -> None:
+    """The ids within one millisecond say nothing about which message came first."""
+    scan = ScanState(lower_bound=(NOW, "m5"), rescan_at=after(5))
+    scan.move_start_back(NOW)
+    assert scan.start(NOW) == (NOW, None)
+    scan.scanned((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
+    assert scan.start(NOW) == (NOW, None)
+    scan.scanned(
         (NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True
     )
-    assert head.lower_bound == (NOW, "m5")
+    assert scan.lower_bound == (NOW, "m5")
 
 
-def test_racing_producers_need_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_racing_producers_need_no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     pushes = [Push(at, process=1, slow=at % 7 * RACE / 6) for at in range(500, 3_000, 37)]
-    scene: dict[str, Any] = {"pushes": pushes, "processes": 2, "fate": (1, 0, 0), "head": Unswept}
-    Model(Consumer(limit=3, timeout=0, rest=20), **scene).run(5)
+    scenario: dict[str, Any] = {
+        "pushes": pushes,
+        "processes": 2,
+        "fault_rates": (1, 0, 0),
+        "scan": NoRescan,
+    }
+    Model(Consumer(limit=3, timeout=0, rest=20), **scenario).run(5)
     monkeypatch.setattr(rules, "SLACK", rules.SLACK * 0)
-    with pytest.raises(Broken, match="was passed over"):
-        Model(Consumer(limit=3, timeout=0, rest=20), **scene).run(5)
+    with pytest.raises(PromiseBroken, match="was passed over"):
+        Model(Consumer(limit=3, timeout=0, rest=20), **scenario).run(5)
 
 
-def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The floor is a pair, and ``$gt`` compares within one type."""
+def test_burst_with_one_when_and_two_id_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound is a pair, and ``$gt`` compares values of one type only."""
     pushes = [Push(0, count=30, strs=strs, delay=1) for strs in (True, False)]
-    model = Model(Consumer(rest=40), pushes=pushes, head=Unswept)
+    model = Model(Consumer(rest=40), pushes=pushes, scan=NoRescan)
     model.run(4)
     assert len(model.delivered) == 60
     plain: Any = transitions.claimable
@@ -475,74 +487,81 @@ def test_a_burst_of_one_when_and_ids_of_both_types(monkeypatch: pytest.MonkeyPat
         return match | {"$or": match["$or"][:1] + match["$or"][-1:]} if "$or" in match else match
 
     monkeypatch.setattr(transitions, "claimable", claimable)
-    with pytest.raises(Broken, match="was passed over"):
-        Model(Consumer(rest=40), pushes=pushes, head=Unswept).run(4)
+    with pytest.raises(PromiseBroken, match="was passed over"):
+        Model(Consumer(rest=40), pushes=pushes, scan=NoRescan).run(4)
 
 
 def test_late_message_in_a_backlog_is_found_in_five_seconds() -> None:
-    """Of several processes that take from each other, and so look further on."""
+    """Several processes take messages from each other, so each scans further ahead."""
     pushes = [Push(0, count=25) for _ in range(80)] + [
         Push(2_000.0 + at, slow=2_000) for at in range(0, 3_000, 500)
     ]
     consumers = [Consumer(process=which, limit=10) for which in range(3)]
-    model = Model(*consumers, pushes=pushes, processes=3, fate=(1, 0, 0))
+    model = Model(*consumers, pushes=pushes, processes=3, fault_rates=(1, 0, 0))
     model.run(12)
-    with pytest.raises(Broken, match="is hidden"):
-        Model(*consumers, pushes=pushes, processes=3, fate=(1, 0, 0), head=Unswept).run(12)
+    with pytest.raises(PromiseBroken, match="is hidden"):
+        Model(*consumers, pushes=pushes, processes=3, fault_rates=(1, 0, 0), scan=NoRescan).run(12)
 
 
 def test_client_that_was_away_rescans() -> None:
     away = Consumer(process=0, timeout=0, rest=8_000)
-    model = Model(away, pushes=[Push(4_000, process=1, slow=2_500)], processes=2, fate=(1, 0, 0))
+    model = Model(
+        away, pushes=[Push(4_000, process=1, slow=2_500)], processes=2, fault_rates=(1, 0, 0)
+    )
     model.run(9)
     assert len(model.delivered) == 1
 
 
-# ---- when the next sweep is
+# ---- the time of the next rescan
 
 
 @pytest.mark.parametrize(
-    ("swept", "before", "took", "found", "ended", "next_"),
+    ("rescanned", "before", "took", "found", "ended", "next_"),
     [
-        (True, None, 0, True, False, 5),  # it works off a backlog
+        (True, None, 0, True, False, 5),  # it has a backlog
         (True, None, 0, True, True, 1),
         (True, None, 0, False, True, 1),
         (True, 0, 0, False, True, 1),
         (True, None, 0.1, True, False, 5.1),
-        (True, None, 0.2, True, False, 10.2),  # a sweep that took long is not repeated soon
-        (True, 4, 0, False, True, 4),  # another swept meanwhile
-        (False, 9, 0, False, True, 1),  # a queue falls quiet
+        (True, None, 0.2, True, False, 10.2),  # a slow rescan is not repeated soon
+        (True, 4, 0, False, True, 4),  # another scan was a rescan meanwhile
+        (False, 9, 0, False, True, 1),  # the queue becomes quiet
         (False, 0.5, 0, False, True, 0.5),
         (False, 9, 0, True, True, 9),
-        (False, None, 0, False, True, None),  # something was missed meanwhile: at once
+        (False, None, 0, False, True, None),  # a signal was missed meanwhile: rescan at once
     ],
 )
-def test_when_the_next_sweep_is(
-    swept: bool, before: float | None, took: float, found: bool, ended: bool, next_: float | None
+def test_time_of_the_next_rescan(
+    rescanned: bool,
+    before: float | None,
+    took: float,
+    found: bool,
+    ended: bool,
+    next_: float | None,
 ) -> None:
-    head = ScanState(lower_bound=(NOW, "m0"), rescan_at=None if before is None else after(before))
+    scan = ScanState(lower_bound=(NOW, "m0"), rescan_at=None if before is None else after(before))
     last: ScanStart | None = (after(-0.1), "m1") if found else None
-    head.scanned(None if swept else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
-    assert head.rescan_at == (None if next_ is None else after(next_))
+    scan.scanned(None if rescanned else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
+    assert scan.rescan_at == (None if next_ is None else after(next_))
 
 
 def test_rescans_back_off_until_a_message_arrives() -> None:
-    head = ScanState()
+    scan = ScanState()
     rests = []
     at = 0.0
     for found in (False, False, False, True, False, False, False, False, False, False):
-        head.scanned(
+        scan.scanned(
             None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True
         )
-        assert head.rescan_at is not None
-        rests.append((head.rescan_at - after(at)).total_seconds())
+        assert scan.rescan_at is not None
+        rests.append((scan.rescan_at - after(at)).total_seconds())
         at += rests[-1]
     assert rests == [1, 2, 4, 1, 1, 2, 4, 8, 15, 15]
-    for tell in (head.on_missed_signals, lambda: head.on_signal(after(at))):
+    for tell in (scan.on_missed_signals, lambda: scan.on_signal(after(at))):
         tell()
-        head.rescan_at = None
-        head.scanned(None, after(at), after(at), None, 15, ended=True)
-        assert head.rescan_at == after(at + 1)
+        scan.rescan_at = None
+        scan.scanned(None, after(at), after(at), None, 15, ended=True)
+        assert scan.rescan_at == after(at + 1)
     short = ScanState()
     for _ in range(3):
         short.scanned(None, after(at), after(at), None, 0.1, ended=True)
@@ -555,42 +574,42 @@ def test_rescans_back_off_until_a_message_arrives() -> None:
     ("took", "found", "wanted"), [(0.002, False, True), (0.0019, False, False), (1, True, False)]
 )
 def test_sentinel_is_wanted_after_a_slow_empty_scan(took: float, found: bool, wanted: bool) -> None:
-    head = ScanState()
-    head.scanned(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
-    assert head.wants_sentinel(after(1)) == wanted
-    assert head.wants_sentinel(after(took + 299.9)) == wanted
-    assert not head.wants_sentinel(after(took + 300))
-    head.sentinel = after(10)
-    assert not head.wants_sentinel(after(9))
-    assert head.wants_sentinel(after(9.1)) == wanted
+    scan = ScanState()
+    scan.scanned(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
+    assert scan.wants_sentinel(after(1)) == wanted
+    assert scan.wants_sentinel(after(took + 299.9)) == wanted
+    assert not scan.wants_sentinel(after(took + 300))
+    scan.sentinel = after(10)
+    assert not scan.wants_sentinel(after(9))
+    assert scan.wants_sentinel(after(9.1)) == wanted
 
 
-def test_what_is_due_is_looked_at_and_known_no_more() -> None:
-    head = ScanState(lower_bound=(after(10), None), rescan_at=after(60), due_known=True)
-    head.wake_at(after(5))
-    head.wake_at(after(7))
-    head.wake_at(after(3))
-    assert head.start(after(2.9)) == (after(10), None)
-    assert head.due_known
-    assert head.start(after(3)) == (after(3), None)
-    assert (head.due, head.due_known) == (None, False)
-    head.due_known = True
-    head.on_missed_signals()
-    assert head.start(after(4)) == (rules.FIRST, None)
-    assert not head.due_known
+def test_due_message_is_scanned_and_forgotten() -> None:
+    scan = ScanState(lower_bound=(after(10), None), rescan_at=after(60), due_known=True)
+    scan.wake_at(after(5))
+    scan.wake_at(after(7))
+    scan.wake_at(after(3))
+    assert scan.start(after(2.9)) == (after(10), None)
+    assert scan.due_known
+    assert scan.start(after(3)) == (after(3), None)
+    assert (scan.due, scan.due_known) == (None, False)
+    scan.due_known = True
+    scan.on_missed_signals()
+    assert scan.start(after(4)) == (rules.FIRST, None)
+    assert not scan.due_known
 
 
-@pytest.mark.parametrize("sweep_at", [None, after(60)])
-def test_doubt_during_a_look_is_for_the_next_one(sweep_at: datetime | None) -> None:
-    head = ScanState(lower_bound=(after(-9), None), rescan_at=sweep_at)
-    start = head.start(NOW)
-    head.on_missed_signals()
-    head.on_signal(after(-0.1))  # of less, and no less in doubt
-    head.scanned(start, NOW, after(0.1), None, 15, ended=True)
-    assert head.start(after(0.2)) == (rules.FIRST, None)
+@pytest.mark.parametrize("rescan_at", [None, after(60)])
+def test_missed_signal_during_a_scan_rescans_next(rescan_at: datetime | None) -> None:
+    scan = ScanState(lower_bound=(after(-9), None), rescan_at=rescan_at)
+    start = scan.start(NOW)
+    scan.on_missed_signals()
+    scan.on_signal(after(-0.1))  # a signal clears no doubt
+    scan.scanned(start, NOW, after(0.1), None, 15, ended=True)
+    assert scan.start(after(0.2)) == (rules.FIRST, None)
 
 
-# ---- what idling costs
+# ---- the cost of idling
 
 
 @pytest.mark.parametrize("consumers", [1, 5])
@@ -599,25 +618,25 @@ def test_idle_queue_is_rescanned_with_doubling_pauses(
 ) -> None:
     model = Model(*[Consumer()] * consumers)
     model.run(70)
-    (looks,) = model.looks.values()
-    later = [round(at / 1000, 1) for at in looks if at > 500]
+    (scans,) = model.scans.values()
+    later = [round(at / 1000, 1) for at in scans if at > 500]
     assert later == [1, 3, 7, 15, 30, 45, 60]
 
 
-def test_an_idle_process_asks_for_little() -> None:
+def test_idle_process_sends_few_commands() -> None:
     model = Model(*[Consumer()] * 5)
     model.run(1)
     (process,) = model.processes
     before = len(process.commands)
     model.run(60)
-    # Seven looks, the reading of the pause flag before each, when to look again after it.
+    # Seven scans. Before each, the pause flag is read; after each, the next ``when`` is read.
     assert len(process.commands) - before <= 3 * 7
 
 
 def test_scheduled_message_is_on_time_despite_merged_signals() -> None:
-    """Of events that a bus merges a consumer hears the earliest ``when``."""
+    """If the bus merges events, the consumer receives the earliest ``when``."""
     pushes = [Push(5_000, process=1), Push(5_000, process=1, delay=6_000)]
-    model = Model(Consumer(), pushes=pushes, processes=2, fate=(1, 0, 0))
+    model = Model(Consumer(), pushes=pushes, processes=2, fault_rates=(1, 0, 0))
     model.run(5.02)
     assert not model.delivered
     model.processes[0].hear(instant(5_000))
@@ -628,11 +647,12 @@ def test_scheduled_message_is_on_time_despite_merged_signals() -> None:
 
 
 def test_late_message_is_found_despite_merged_signals() -> None:
-    """An event that says "read the record and look" swallows all others; it also stands for what a
-    bus that was down did not carry.
+    """An event without a ``when`` replaces all merged events, and means: read the record and scan.
+
+    It also stands for the events that were lost while the bus was down.
     """
     model = Model(
-        Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fate=(1, 0, 0)
+        Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fault_rates=(1, 0, 0)
     )
     model.run(20.55)
     model.processes[0].hear(None)

@@ -1,6 +1,6 @@
-"""How batches are settled: which commands are asked for, and what is made of their answers.
+"""Settling in batches: the commands that are requested, and the handling of their answers.
 
-No database.
+There is no database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.plans.runner import NOW, Runner, after, reservation, standard
 
 
 def pairs(filter: Any) -> set[tuple[str, str]]:
-    """The (_id, token) pairs that a filter matches; anything that is no list of pairs fails."""
+    """Return the (_id, token) pairs of a filter; fail if the filter is not a list of pairs."""
     branches = filter.get("$or", [filter])
     assert set(filter) - {"processed"} in ({"$or"}, {"_id", "token"})
     found = set()
@@ -59,7 +59,7 @@ def test_batches_match_pairs_and_not_a_cross_product() -> None:
 
 
 def test_message_twice_in_a_batch_is_settled_alone() -> None:
-    """By its former and by its present holder: each gets a true result."""
+    """The former and the present holder both settle it, and each gets the true result."""
 
     def answer(command: Delete) -> int:
         return len(pairs(command.filter) - {("m1", "old")})
@@ -80,14 +80,14 @@ def test_message_twice_in_a_batch_is_settled_alone() -> None:
     ]
 
 
-def test_what_is_given_twice_is_settled_once() -> None:
+def test_reservation_given_twice_is_settled_once() -> None:
     runner = Runner(1)
     held = reservation("m1")
     runner.run(standard().commit((held, held)))
     assert not runner.commands[0].many
 
 
-def test_what_lapsed_goes_alone_so_that_the_answer_is_exact() -> None:
+def test_expired_reservation_is_settled_alone() -> None:
     lapsed, live, other = reservation("m1", until=NOW), reservation("m2"), reservation("m3")
 
     def answer(command: Delete) -> int:
@@ -101,7 +101,7 @@ def test_what_lapsed_goes_alone_so_that_the_answer_is_exact() -> None:
     assert sorted(len(pairs(each.filter)) for each in runner.commands) == [1, 2]
 
 
-def test_whether_it_lapsed_is_told_by_the_time_that_is_passed_in() -> None:
+def test_expiry_is_judged_by_the_given_time() -> None:
     held = [reservation("m1", until=after(10)), reservation("m2", until=after(20))]
     for now, commands in ((9.999, 1), (10, 2), (20, 2)):
         runner = Runner(*[lambda command: len(pairs(command.filter))] * 2, now=after(now))
@@ -109,7 +109,7 @@ def test_whether_it_lapsed_is_told_by_the_time_that_is_passed_in() -> None:
         assert len(runner.commands) == commands
 
 
-def test_a_batch_that_falls_short_is_looked_into() -> None:
+def test_partial_batch_is_resolved() -> None:
     held = [reservation("m1"), reservation("m2"), reservation("m3")]
     runner = Runner(2, [{"_id": "m2", "token": "another", "q": "a", "when": after(60)}])
     with pytest.raises(LeaseLost) as caught:
@@ -118,7 +118,7 @@ def test_a_batch_that_falls_short_is_looked_into() -> None:
     assert (caught.value.lost, caught.value.unknown) == ([held[1]], [])
 
 
-def test_what_is_gone_without_history_is_unknown() -> None:
+def test_missing_message_without_history_is_unknown() -> None:
     held = [reservation("m1"), reservation("m2")]
     runner = Runner(1, [])
     with pytest.raises(LeaseLost) as caught:
@@ -126,7 +126,7 @@ def test_what_is_gone_without_history_is_unknown() -> None:
     assert (caught.value.lost, caught.value.unknown) == ([], held)
 
 
-def test_what_is_gone_with_history_is_lost() -> None:
+def test_missing_message_with_history_is_lost() -> None:
     held = [reservation("m1"), reservation("m2")]
 
     def found(command: Find) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def test_what_is_gone_with_history_is_lost() -> None:
     assert (caught.value.lost, caught.value.unknown) == ([held[1]], [])
 
 
-def test_nothing_settled_means_all_lost_and_needs_no_look() -> None:
+def test_nothing_settled_means_all_lost_without_a_read() -> None:
     held = [reservation("m1"), reservation("m2")]
     runner = Runner(0)
     with pytest.raises(LeaseLost) as caught:
@@ -148,7 +148,7 @@ def test_nothing_settled_means_all_lost_and_needs_no_look() -> None:
 
 
 def test_refused_batch_is_halved_down_to_one_settlement() -> None:
-    """One key that is taken must not keep the others from being settled."""
+    """One taken key must not keep the other messages from being settled."""
     taken = DuplicateKey("taken", keys=["k"])
 
     def answer(command: Update) -> Change:
@@ -175,8 +175,8 @@ def test_refused_batch_is_halved_down_to_one_settlement() -> None:
     assert runner.answers == []
 
 
-def test_of_a_batch_each_is_told_what_came_of_it() -> None:
-    """One of three is refused by the server, one is in other hands, one is settled."""
+def test_each_call_of_a_batch_gets_its_result() -> None:
+    """The server refuses one of three, another holder has one, and one is settled."""
     taken = DuplicateKey("taken")
 
     def stored(command: Find) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def test_of_a_batch_each_is_told_what_came_of_it() -> None:
     assert outcomes == list(zip(held, (taken, "lost", "done"), strict=True))
 
 
-def test_an_unknown_outcome_names_the_ids() -> None:
+def test_unknown_outcome_names_the_ids() -> None:
     held = [reservation("m1"), reservation("m2")]
     runner = Runner(Unavailable("gone"))
     with pytest.raises(Unavailable) as caught:
@@ -218,7 +218,7 @@ def test_rollback_uses_the_tries_of_the_reservation() -> None:
     assert ("a", after(5 + 28)) in runner.signals
 
 
-def test_the_last_try_is_one_update_into_the_dead_letter_queue() -> None:
+def test_last_try_is_one_update_into_the_dead_queue() -> None:
     runner = Runner(Change(1, None))
     runner.run(standard(max_tries=3).rollback((reservation("m1", tries=3, key="k"),), error="why"))
     (command,) = runner.commands
@@ -232,9 +232,7 @@ def test_the_last_try_is_one_update_into_the_dead_letter_queue() -> None:
 
 
 def test_a_move_is_one_update_of_each() -> None:
-    """Payloads of their own go as one update each, in one command; the same for all as one update
-    of many.
-    """
+    """Different payloads take one update each in one command; equal ones take one update."""
     held = (reservation("m1"), reservation("m2", "t2"))
     runner = Runner((2, []))
     runner.run(standard().move([(each, each.id) for each in held], to=standard("b")))
@@ -252,14 +250,14 @@ def test_a_move_is_one_update_of_each() -> None:
     assert runner.entered == ["b"]
 
 
-def test_a_clash_is_told_to_the_call_that_caused_it_only() -> None:
+def test_key_clash_reaches_only_the_call_that_caused_it() -> None:
     held = [reservation("m1"), reservation("m2")]
     backend = standard()
     clash = WriteFailure(0, "key", DuplicateKey("taken"))
     runner = Runner((1, [clash]))
 
     def acts() -> Plan[list[Any]]:
-        """As two calls that were joined."""
+        """Settle as two calls that were coalesced."""
         given = []
         for each, key in zip(held, ("k1", "k2"), strict=True):
             plan = backend.move([(each, UNCHANGED)], to=standard("b"), key=key)
@@ -275,7 +273,7 @@ def test_a_clash_is_told_to_the_call_that_caused_it_only() -> None:
     assert second == "done"
 
 
-def test_nothing_is_asked_for_when_the_arguments_are_bad() -> None:
+def test_bad_arguments_send_no_command() -> None:
     for plan in (
         standard().commit(("m1",)),
         standard().rollback((reservation("m1"),), delay=-1),
@@ -319,7 +317,7 @@ def test_extend_keeps_until_if_the_outcome_is_unknown() -> None:
     assert held.until == before
 
 
-def test_extend_moves_until_only_of_what_is_held() -> None:
+def test_extend_moves_until_only_of_held_messages() -> None:
     held, gone = reservation("m1"), reservation("m2", until=NOW)
 
     def answer(command: Update) -> Change:

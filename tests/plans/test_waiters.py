@@ -1,6 +1,6 @@
-"""The line of waiting consumers: one leads, and no wake-up is lost with one that is gone.
+"""Waiters: one consumer leads, the rest follow, and no wake-up is lost.
 
-No database, no bus.
+There is no database and no bus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.plans.runner import NOW, after
 
 
 class Caller:
-    """What a driver hands in: called when it is its turn."""
+    """The callback that a driver registers; it counts its calls."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -26,98 +26,98 @@ class Caller:
         self.called += 1
 
 
-def test_one_leads_and_the_others_follow() -> None:
-    line, one, two = Waiters("t"), Caller(), Caller()
-    assert line.enter(one, after(15))
-    assert not line.enter(two, after(5))
-    assert not line.guard(after(15))  # the leader will look by then
-    assert line.guard(after(14))
-    assert not line.guard(after(14))  # one is enough
-    line.leave(two, False, guards=True)
-    assert line.guard(after(14))
-    line.leave(one, True)
-    assert line.enter(Caller(), after(15))
+def test_first_waiter_leads_and_the_rest_follow() -> None:
+    waiters, one, two = Waiters("t"), Caller(), Caller()
+    assert waiters.enter(one, after(15))
+    assert not waiters.enter(two, after(5))
+    assert not waiters.guard(after(15))  # the leader scans by then
+    assert waiters.guard(after(14))
+    assert not waiters.guard(after(14))  # one is enough
+    waiters.leave(two, False, guards=True)
+    assert waiters.guard(after(14))
+    waiters.leave(one, True)
+    assert waiters.enter(Caller(), after(15))
 
 
-def test_a_follower_is_called_when_the_leader_goes_on() -> None:
-    line, leader, first, second = Waiters("t"), Caller(), Caller(), Caller()
-    line.enter(leader, after(15))
-    line.enter(first, after(15))
-    line.enter(second, after(15))
-    line.wake_next(False)
-    assert (first.called, second.called) == (0, 0)  # somebody leads
-    line.leave(leader, True)
-    line.wake_next(False)
+def test_follower_is_called_when_the_leader_leaves() -> None:
+    waiters, leader, first, second = Waiters("t"), Caller(), Caller(), Caller()
+    waiters.enter(leader, after(15))
+    waiters.enter(first, after(15))
+    waiters.enter(second, after(15))
+    waiters.wake_next(False)
+    assert (first.called, second.called) == (0, 0)  # one consumer leads
+    waiters.leave(leader, True)
+    waiters.wake_next(False)
     assert (first.called, second.called) == (1, 0)  # in order
-    line.leave(first, False)
-    line.wake_next(False)
+    waiters.leave(first, False)
+    waiters.wake_next(False)
     assert second.called == 1
 
 
-def test_after_finds_more_are_called() -> None:
-    line, leader = Waiters("t"), Caller()
-    line.enter(leader, after(15))
+def test_found_messages_wake_more_followers() -> None:
+    waiters, leader = Waiters("t"), Caller()
+    waiters.enter(leader, after(15))
     followers = [Caller() for _ in range(20)]
     for each in followers:
-        line.enter(each, after(15))
-    line.leave(leader, True)
+        waiters.enter(each, after(15))
+    waiters.leave(leader, True)
     awake = []
     for _ in range(4):
-        line.wake_next(True)
+        waiters.wake_next(True)
         awake.append(sum(each.called for each in followers))
     assert awake == [1, 3, 7, 15]
-    line.wake_next(False)
-    line.wake_next(True)
+    waiters.wake_next(False)
+    waiters.wake_next(True)
     assert sum(each.called for each in followers) == 17
 
 
-def test_one_who_left_is_not_called() -> None:
-    line, leader, gone, stays = Waiters("t"), Caller(), Caller(), Caller()
-    line.enter(leader, after(15))
-    line.enter(gone, after(15))
-    line.enter(stays, after(15))
-    line.leave(gone, False)
-    line.leave(leader, True)
-    line.wake_next(True)
+def test_waiter_that_left_is_not_called() -> None:
+    waiters, leader, gone, stays = Waiters("t"), Caller(), Caller(), Caller()
+    waiters.enter(leader, after(15))
+    waiters.enter(gone, after(15))
+    waiters.enter(stays, after(15))
+    waiters.leave(gone, False)
+    waiters.leave(leader, True)
+    waiters.wake_next(True)
     assert (gone.called, stays.called) == (0, 1)
 
 
-def test_what_is_heard() -> None:
-    line = Waiters("t")
-    head: Any = line.scan
-    head.flag_read = NOW
-    assert line.on_signal(None, NOW)
-    assert head.flag_read is None  # the record changed: read it again
-    assert line.on_signal(NOW, NOW)
-    assert line.on_signal(after(-5), NOW)
-    assert not line.on_signal(after(5), NOW)
-    assert head.due == after(5)
-    assert not line.on_signal(after(9), NOW)
-    assert head.due == after(5)
+def test_signal_updates_the_scan_state() -> None:
+    waiters = Waiters("t")
+    scan: Any = waiters.scan
+    scan.flag_read = NOW
+    assert waiters.on_signal(None, NOW)
+    assert scan.flag_read is None  # the record changed: read it again
+    assert waiters.on_signal(NOW, NOW)
+    assert waiters.on_signal(after(-5), NOW)
+    assert not waiters.on_signal(after(5), NOW)
+    assert scan.due == after(5)
+    assert not waiters.on_signal(after(9), NOW)
+    assert scan.due == after(5)
 
 
-def test_closing_calls_everyone() -> None:
-    line, leader, followers = Waiters("t"), Caller(), [Caller() for _ in range(3)]
-    line.enter(leader, after(15))
+def test_close_calls_every_waiter() -> None:
+    waiters, leader, followers = Waiters("t"), Caller(), [Caller() for _ in range(3)]
+    waiters.enter(leader, after(15))
     for each in followers:
-        line.enter(each, after(15))
-    line.close()
+        waiters.enter(each, after(15))
+    waiters.close()
     assert [each.called for each in followers] == [1, 1, 1]
 
 
-class LineMachine(RuleBasedStateMachine):
-    """Consumers come, wait, are woken, find something or not, and are cancelled, in any order.
+class WaitersMachine(RuleBasedStateMachine):
+    """Consumers come, wait, are woken, find a message or not, and are cancelled, in any order.
 
     A consumer follows the rules of the drivers: it leaves at the end of a wait, and it wakes the
-    next one at the end of a receive. What must hold: at most one leads; and while a consumer waits,
-    one leads or has been called and has yet to act on it.
+    next one at the end of a receive. At most one consumer leads. While a consumer waits, one leads,
+    or one has been called and has not acted yet.
     """
 
     waiting: Bundle[Any] = Bundle("waiting")
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Waiters("t")
+        self.waiters = Waiters("t")
         self.leaders: list[Callable[[], object]] = []
         self.followers: list[Caller] = []
 
@@ -129,7 +129,7 @@ class LineMachine(RuleBasedStateMachine):
 
     def _wait(self, caller: Caller) -> None:
         caller.called = 0
-        if self.line.enter(caller, after(15)):
+        if self.waiters.enter(caller, after(15)):
             self.leaders.append(caller)
         else:
             self.followers.append(caller)
@@ -137,33 +137,29 @@ class LineMachine(RuleBasedStateMachine):
     def _leave(self, caller: Caller) -> None:
         led = caller in self.leaders
         (self.leaders if led else self.followers).remove(caller)
-        self.line.leave(caller, led)
+        self.waiters.leave(caller, led)
 
     @rule(caller=waiting)
-    def look_again(self, caller: Caller) -> None:
-        """It heard something, was called, or its time came: it looks, finds nothing, and waits
-        again.
-        """
+    def scan_again(self, caller: Caller) -> None:
+        """Scan without a result after a signal, a call or a timeout, and wait again."""
         self._leave(caller)
         self._wait(caller)
 
     @rule(caller=consumes(waiting), found=st.booleans())
     def go(self, caller: Caller, found: bool) -> None:
-        """It found something; or it was cancelled, or timed out, perhaps with a call that it never
-        saw.
-        """
+        """Leave for good: with a message, by a cancellation or by a timeout; a call may be lost."""
         self._leave(caller)
-        self.line.wake_next(found)
+        self.waiters.wake_next(found)
 
     @invariant()
     def at_most_one_leads(self) -> None:
         assert len(self.leaders) <= 1
 
     @invariant()
-    def nobody_waits_alone(self) -> None:
+    def no_consumer_waits_alone(self) -> None:
         if self.followers:
             assert self.leaders or any(each.called for each in self.followers)
 
 
-LineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestLineMachine = LineMachine.TestCase
+WaitersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWaitersMachine = WaitersMachine.TestCase

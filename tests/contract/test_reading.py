@@ -1,5 +1,5 @@
-"""What can be seen and put in order from outside: get, peek, counts, next_when, remove, purge,
-history, replay, queues, stats.
+"""Reads and administration: get, peek, counts, next_when, remove, purge, history, replay, queues,
+stats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_get_in_every_state(world: World, queue: AnyQueue, other: AnyQueue) -> N
     assert other.get(ready) is None
 
 
-def test_no_id_gets_a_record(queue: AnyQueue) -> None:
+def test_get_never_returns_a_record(queue: AnyQueue) -> None:
     queue.push(1)
     assert [each.payload for each in queue.peek(100)] == [1]
     with pytest.raises(ValueError, match="id"):
@@ -127,7 +127,7 @@ class TestHistory:
     def queue(self, client: AnyClient, name: str) -> AnyQueue:
         return client.queue(name, history=timedelta(days=30))
 
-    def test_every_outcome(self, world: World, queue: AnyQueue) -> None:
+    def test_history_has_every_outcome(self, world: World, queue: AnyQueue) -> None:
         popped = queue.push("p")
         assert queue.pop(0) is not None
         batch = queue.push_many(["p1", "p2"])
@@ -152,11 +152,11 @@ class TestHistory:
         assert queue.purge() == 0
         assert queue.counts().history == 5
 
-    def test_newest_first_with_limit_and_since(self, queue: AnyQueue) -> None:
+    def test_history_is_newest_first_with_limit_and_since(self, queue: AnyQueue) -> None:
         for n in range(6):
             queue.push(n)
             assert queue.pop(0) is not None
-            time.sleep(0.002)  # each in a millisecond of its own
+            time.sleep(0.002)  # each finishes in a separate millisecond
         history = queue.history()
         assert [each.payload for each in history] == [5, 4, 3, 2, 1, 0]
         assert [each.payload for each in queue.history(2)] == [5, 4]
@@ -164,14 +164,14 @@ class TestHistory:
         assert queue.history(since=datetime.now(UTC) + timedelta(hours=1)) == []
         assert len(queue.history(since=datetime(1999, 1, 1, tzinfo=UTC))) == 6
 
-    def test_newest_are_those_that_were_finished_last(self, queue: AnyQueue) -> None:
+    def test_history_sorts_by_time_of_finish(self, queue: AnyQueue) -> None:
         ids = [queue.push(n, id=f"{queue.name}/{n}") for n in range(3)]
         for n in (1, 2, 0):
             assert queue.remove(ids[n])
-            time.sleep(0.002)  # each in a millisecond of its own
+            time.sleep(0.002)  # each finishes in a separate millisecond
         assert [each.payload for each in queue.history()] == [0, 2, 1]
 
-    def test_the_history_is_out_of_the_way(self, queue: AnyQueue) -> None:
+    def test_finished_messages_are_not_counted_as_live(self, queue: AnyQueue) -> None:
         queue.push_many(range(20))
         assert len(queue.pop_many(20, timeout=0)) == 20
         queue.push("live")
@@ -201,7 +201,7 @@ class TestHistory:
         assert queue.replay() == 0
         assert queue.push("again", key="k") is None
 
-    def test_a_replay_is_the_last_of_twenty_stays(self, world: World, queue: AnyQueue) -> None:
+    def test_replay_extends_a_trail_of_twenty_queues(self, world: World, queue: AnyQueue) -> None:
         id = queue.push("x")
         held = queue.reserve(0)
         assert held is not None
@@ -226,14 +226,14 @@ class TestHistory:
         assert message.key is None
         assert queue.counts().ready == 2
 
-    def test_what_was_moved_or_buried_is_not_in_the_history(
+    def test_history_lacks_moved_and_buried_messages(
         self, queue: AnyQueue, other: AnyQueue
     ) -> None:
         queue.move(hold(queue, 1), to=other)
         queue.bury(hold(queue, 2))
         assert queue.history() == []
 
-    def test_a_finished_message_keeps_no_key_of_an_earlier_queue(
+    def test_finished_message_has_no_key_of_an_earlier_queue(
         self, queue: AnyQueue, other: AnyQueue
     ) -> None:
         held = hold(other, 1, key="theirs")
@@ -241,8 +241,10 @@ class TestHistory:
         assert queue.pop(0) is not None
         assert queue.history()[0].key is None
 
-    def test_history_and_no_history_on_one_queue(self, client: AnyClient, queue: AnyQueue) -> None:
-        """The option belongs to the Queue object that acts."""
+    def test_history_option_belongs_to_the_queue_object(
+        self, client: AnyClient, queue: AnyQueue
+    ) -> None:
+        """The option belongs to the Queue object that finishes the message."""
         plain = client.queue(queue.name)
         queue.push_many([1, 2])
         assert plain.pop(0) is not None
@@ -272,7 +274,7 @@ def test_queues(world: World, name: str) -> None:
     world.raw(f"ns_{name}").drop()
 
 
-def test_queues_without_a_record_are_listed_too(world: World, name: str) -> None:
+def test_queues_without_a_record_are_listed(world: World, name: str) -> None:
     client = world.connect(namespace=f"ns_{name}")
     client.queue("a").push(1)
     world.raw(f"ns_{name}").delete_one({"_id": "~queue:a"})
@@ -291,7 +293,7 @@ def test_namespaces_do_not_see_each_other(world: World, queue: AnyQueue) -> None
     world.raw(f"ns_{queue.name}").drop()
 
 
-def test_stats(world: World, name: str) -> None:
+def test_stats_count_commands_and_signals(world: World, name: str) -> None:
     client = world.connect()
     assert dict(client.stats).get("commands", 0) == 0
     queue = client.queue(name)
@@ -304,21 +306,20 @@ def test_stats(world: World, name: str) -> None:
     assert world.client.stats is not client.stats
 
 
-def test_the_names(world: World, name: str) -> None:
+def test_queue_names_that_are_allowed(world: World, name: str) -> None:
     for each in ("a", "A-z_0.9:b>c", "x" * 110, "x" * 110 + ".dead", f"{name}.dead"):
         assert world.client.queue(each).name == each
 
 
-def test_dropping_the_collection_makes_everything_again(world: World, name: str) -> None:
+def test_dropped_collection_is_created_again(world: World, name: str) -> None:
     client = world.connect(namespace=f"ns_{name}")
     queue = client.queue("a")
     queue.push(1, key="k")
-    if world.place.server:  # mongomock notices no missing index
+    if world.place.server:  # mongomock does not notice a missing index
         world.raw(f"ns_{name}").drop()
         queue.push(2, key="k")
-        assert [each.payload for each in queue.pop_many(5, timeout=0)] == [
-            2
-        ]  # the first look notices
+        # The first scan notices the missing index.
+        assert [each.payload for each in queue.pop_many(5, timeout=0)] == [2]
         assert {"hot", "key", "expires"} <= set(world.raw(f"ns_{name}").index_information())
         queue.push(3, key="k")
         assert queue.push(4, key="k") is None
