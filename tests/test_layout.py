@@ -264,7 +264,7 @@ BACKENDS: dict[str, set[str]] = {
     "namespace": {"kind", "options", "transitions"},
     "standard": {"kind", "namespace", "transitions"},
     "invalid": {"kind", "namespace", "transitions"},
-    "reading": {"invalid", "kind", "namespace"},
+    "reading": {"invalid", "kind", "namespace", "scan"},
     "inserting": set(),
     "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
     "claiming": {"invalid", "kind", "namespace", "scan", "transitions"},
@@ -280,7 +280,7 @@ BACKENDS: dict[str, set[str]] = {
         *("kind", "managing", "moving", "namespace", "options", "pushing"),
         *("reading", "receiving", "settling"),
     },
-    "slices": {"kind"},
+    "slices": {"kind", "namespace", "scan"},
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
     "named_claims": {
         *("claiming", "invalid", "namespace", "queue_plans", "receiving", "transitions"),

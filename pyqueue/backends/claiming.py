@@ -82,7 +82,7 @@ def claim(
         The claimed documents, and whether the queue had no more.
     """
     kind = terms.kind
-    start = scan.start(now) if kind.scans_forward else None
+    start = scan.start(now)  # None for a kind that does not scan forward
     match = kind.claimable(terms.queue, now, start)
     update = None if delete else terms.update(now)
     last: ScanStart | None = None

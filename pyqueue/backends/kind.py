@@ -48,7 +48,7 @@ class Kind(Protocol):
 
     @property
     def held_fields(self) -> tuple[str, ...]:
-        """The fields that a claim writes. Whatever ends the claim removes them."""
+        """The fields that the end of a claim removes."""
 
     @property
     def stay_fields(self) -> tuple[str, ...]:
@@ -62,7 +62,11 @@ class Kind(Protocol):
         """Return the fields of a message that enters a queue, by a push or from another queue."""
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed, from ``start`` on."""
+        """Return the filter of the messages that may be claimed, from ``start`` on.
+
+        A claim of several messages reads candidates by this filter. The update that claims them checks
+        only that they are still in the queue and that ``when`` has not changed to a later instant.
+        """
 
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool

@@ -9,6 +9,7 @@ from pyqueue import arguments
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT, record_id
+from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.clock import BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
@@ -53,8 +54,7 @@ def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | Non
     """Return the earliest ``when`` of the live messages, ends of leases included."""
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
     match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
-    order = (("when", 1), ("_id", 1))
-    found = yield from Find(match, {"_id": 1, "when": 1}, sort=order, limit=1, hint=HOT)
+    found = yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT)
     when = found[0]["when"] if found else None
     return when if isinstance(when, datetime) else None  # a foreign document may hold an array
 

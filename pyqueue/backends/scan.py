@@ -21,7 +21,10 @@ from bson import ObjectId
 from pyqueue.backends.kind import ScanStart
 from pyqueue.requests import Document
 
-__all__ = ["FIRST", "ScanStart", "ScanState", "due_of", "scan_position"]
+__all__ = ["FIRST", "SCAN_ORDER", "ScanStart", "ScanState", "due_of", "scan_position"]
+
+#: The order of positions, whatever the order in which a kind claims.
+SCAN_ORDER: Final = (("when", 1), ("_id", 1))
 
 #: Earlier than every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,7 +89,10 @@ class ScanState:
     sentinel: datetime | None = None
 
     def start(self, now: datetime) -> ScanStart | None:
-        """Return where to begin a scan now; None: at the very start, which is a rescan."""
+        """Begin a scan: forget a due time that has passed, and return where to begin.
+
+        None means at the very start, which is a rescan.
+        """
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
             self.due, self.due_known = None, False

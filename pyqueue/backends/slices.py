@@ -9,6 +9,8 @@ from datetime import datetime
 from bson import ObjectId
 
 from pyqueue.backends.kind import Kind, ScanStart
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
 from pyqueue.requests import Count, Document, Find, Plan, ServerTime
 
@@ -28,17 +30,17 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     """Divide what is ready now into at most ``parts`` disjoint slices."""
     now = yield from ServerTime()
     ready = kind.claimable(queue, now, None)
-    total = yield from Count(ready, kind.index)
+    total = yield from Count(ready, HOT)
     pieces = min(parts, total)
     bounds: list[tuple[datetime, Id] | None] = [None]
     for piece in range(1, pieces):
         found = yield from Find(
             ready,
             {"_id": 1, "when": 1},
-            sort=kind.order,
+            sort=SCAN_ORDER,
             skip=total * piece // pieces - 1,
             limit=1,
-            hint=kind.index,
+            hint=HOT,
         )
         if found:  # a consumer may have taken messages in the meantime
             bounds.append((found[0]["when"], found[0]["_id"]))
@@ -60,4 +62,4 @@ def page(queue: str, kind: Kind, part: Slice, limit: int) -> Plan[list[Document]
         if isinstance(id, ObjectId):  # $lte compares within one type, and every str precedes
             below.append({"when": when, "_id": {"$type": "string"}})
         match = {"$and": [match, {"$or": below}]}
-    return (yield from Find(match, sort=kind.order, limit=limit, hint=kind.index))
+    return (yield from Find(match, sort=SCAN_ORDER, limit=limit, hint=HOT))

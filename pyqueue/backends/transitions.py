@@ -18,7 +18,7 @@ queue. Redrive moves it back. Replay takes a message out of the history.
 * A message that leaves a queue loses its key there. A finished one leaves the range of ``when`` in
   which claims look.
 
-The functions are pure. A kind decides how a message enters and which fields a claim writes.
+The functions are pure. A kind decides how a message enters, and which fields belong to a claim.
 """
 
 from __future__ import annotations

@@ -152,16 +152,16 @@ class Verdicts:
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
         """Return the verdict to send a message to the dead-letter queue.
 
-        A message that was buried before is tried again instead.
+        A message that is already in a dead-letter queue is not buried again; it is retried.
         """
+        if message.dead is not None:
+            return self.retry(message, error)
         log.warning(
             "message %s of queue %r: to the dead-letter queue: %s",
             message.id,
             self._stage.name,
             error,
         )
-        if message.dead is not None:
-            return self.retry(message, error)
         return Verdict("dead", partial(self._queue.bury, message, error=error))
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
