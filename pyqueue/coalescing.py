@@ -59,7 +59,7 @@ class Coalescer:
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
         self._pending: dict[Hashable, PendingCalls] = {}
-        #: The running batches, also those whose callers were cancelled.
+        #: The running batches, and the plans that give results back. They outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
 

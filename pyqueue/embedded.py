@@ -332,7 +332,7 @@ class EmbeddedServer:
 
     def _log_end(self) -> str:
         lines = (self.path / "mongod.log").read_text(errors="replace").splitlines()
-        # Informational lines ("I") tell little, and a backtrace consists of them.
+        # Leave out informational lines ("I"): a backtrace alone would fill what is shown.
         warnings = [line for line in lines if '"s":"I"' not in line]
         return "\n".join(line[:500] for line in (warnings or lines)[-5:])
 

@@ -316,7 +316,7 @@ class ServerTime(Request[datetime]):
 class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
-    A driver remembers the answer and looks once.
+    A driver remembers the answer until it next takes the time.
     """
 
     queue: str

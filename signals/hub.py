@@ -86,7 +86,7 @@ class Subscription:
             self.ready.set()
 
     def take(self) -> bool:
-        """Return whether an event was heard, and forget it."""
+        """Return whether an event was heard, and clear that flag. ``when`` keeps its instant."""
         with self._lock:
             if self.closed:
                 return False

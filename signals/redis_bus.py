@@ -58,7 +58,7 @@ class RedisTransport:
         self._own = f"{self._prefix}~{uuid.uuid4().hex}"  # a channel that only this bus hears
         self._pubsub: Any = None
         self._pinged = False
-        self._last = 0.0  # when the last message came
+        self._last = 0.0  # when the last message came, or when listening began
 
     def _connect(self) -> Any:
         try:

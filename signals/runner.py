@@ -395,7 +395,7 @@ class BlockingFacade(Facade):
         run(self._runner.check())
 
     def close(self) -> None:
-        """Send the events that are held back, within a second, and wake this bus's listeners.
+        """Send the events that are held back, for a second at most, and wake the listeners.
 
         A client that was passed in stays open.
         """

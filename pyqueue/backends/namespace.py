@@ -90,8 +90,7 @@ def make_indexes(namespace: str) -> Plan[None]:
 
     Raises:
         ConfigurationError: an index is missing and the database user may not create it. The text
-        has the
-            commands for an administrator.
+            has the commands for an administrator.
     """
     try:
         for name, (keys, options) in INDEXES.items():

@@ -36,8 +36,7 @@ class QueuePlans:
         kind: the name of the kind of queue.
         owner: the label that claims carry.
         command_timeout: the time limit of one command, in seconds. A pop that has to check its
-        messages
-            first claims them for that long.
+            messages first claims them for that long.
 
     Raises:
         ConfigurationError: the kind is unknown, or does not offer a history and one is asked for.

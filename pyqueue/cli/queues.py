@@ -321,7 +321,7 @@ def move(
     with connect(url, namespace, signals) as client:
         from_queue = queue_with_stored_options(client, source)
         to_queue = queue_with_stored_options(client, to)
-        # The number at the start is the limit, so that this ends even if producers keep pushing.
+        # Move at most as many as are ready now. So this ends even if producers keep pushing.
         ready = from_queue.counts().ready
         wanted = ready if limit is None else min(limit, ready)
         moved = 0

@@ -33,7 +33,7 @@ def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Counts]) -> 
 
 
 def _status(counts: Mapping[str, Counts], queue: str) -> str:
-    """Return the counts of a queue in words. Counts of 0 are left out."""
+    """Return the counts of a queue in words, without those of 0; "empty" if all are 0."""
     if queue not in counts:
         return ""
     states = ("ready", "reserved", "scheduled")
