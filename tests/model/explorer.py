@@ -1,14 +1,14 @@
-"""Every interleaving of a few consumers, at the level of database commands: real plans against
-documents in memory.
+"""Explore every interleaving of a few consumers, one database command at a time.
 
-A state is what is stored, the time, and of each consumer what it holds, what it is doing, and all
-answers it got for that. A plan cannot be copied, so it is run again from its answers whenever a
-consumer goes on. In each state every consumer may have its next command carried out, crash before
-or after it, or lose its answer; and time may pass, by a lease. States that differ by the names of
-tokens or the dates of what has passed are one, so there is an end to them.
+Real plans run against documents in memory. A state holds the documents, the time, and for each
+consumer its reservations, its present act and all answers of that act. A plan cannot be copied, so
+it runs again from its answers whenever a consumer continues. In each state, every consumer may have
+its next command carried out, crash before or after it, or lose its answer; and the time may advance
+by a lease. States that differ only in the names of tokens or in past dates count as one, so the
+number of states is finite.
 
-A step that breaks a promise raises ``Broken``, whose text is the way there: ``Explorer.replay``
-goes it again.
+A step that breaks a promise raises ``PromiseBroken``. Its text is the path to that step, for
+``Explorer.replay``.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.store import Process, World
 
-__all__ = ["Broken", "Explorer"]
+__all__ = ["Explorer", "PromiseBroken"]
 
-#: The queues, and where each moves to.
+#: The queues, each with the target of its moves.
 LOOP: Final = {"a": "b", "b": "c", "c": "a"}
 PLACES: Final = {queue: place for place, queue in enumerate(LOOP)}
-#: All leases are as long as a step of the time: so every instant is a whole number of them.
+#: Every lease is as long as one step of the time, so every date is a whole number of leases.
 LEASE: Final = timedelta(seconds=10)
-#: More than one act makes.
+#: More tokens than one act makes.
 TOKENS: Final = 100
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """A promise was not kept."""
 
 
 class Chosen(Exception):
-    """The plan needs one more random number, below this."""
+    """The plan needs one more random number, below this bound."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
 
 
 class Act(NamedTuple):
-    """What a consumer does: receive from a queue, or settle some of what it holds, or held."""
+    """An act of a consumer: receive from a queue, or settle present or former reservations."""
 
     name: str
     queue: str
@@ -72,24 +72,24 @@ class Act(NamedTuple):
 class Consumer(NamedTuple):
     """One consumer, between two commands."""
 
-    #: What it received, former reservations included; only so many of the last.
+    #: What it received last, former reservations included.
     held: tuple[Reservation[Any], ...] = ()
     act: Act | None = None
-    #: All answers so far, the instants it was told and the errors included; and its random numbers.
+    #: All answers so far, with the dates that it received, errors, and its random numbers.
     answers: tuple[Any, ...] = ()
     numbers: tuple[int, ...] = ()
-    #: When it went on after the last of them, and what it asks for now.
+    #: When it last continued, and its next request.
     since: datetime = NOW
     instants: tuple[Any, ...] = ()
     asks: Any = None
-    #: What its act did so far: the claims that it settled.
+    #: The claims that its act has settled so far.
     done: tuple[tuple[Any, str], ...] = ()
-    #: How many tokens it has made, before this act.
+    #: How many tokens it made before this act.
     tokens: int = 0
 
 
 class State(NamedTuple):
-    """All there is at a moment."""
+    """All of a moment: documents, time and consumers."""
 
     documents: dict[Any, dict[str, Any]]
     now: datetime
@@ -101,10 +101,10 @@ class Explorer:
     """All states that can be reached.
 
     Args:
-        acts: what consumers do: take, pop, move, commit, rollback, release.
-        limits: how many they receive at most, each as an act of its own.
-        memory: how many reservations a consumer remembers.
-        faults: whether answers are lost; consumers crash anyway.
+        acts: What consumers do: take, pop, move, commit, rollback, release.
+        limits: The limits of receives; each limit is a separate act.
+        memory: How many reservations a consumer remembers.
+        failures: Whether answers are lost. Consumers crash in any case.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class Explorer:
         consumers: int = 2,
         messages: int = 2,
         crashes: bool = True,
-        faults: bool = False,
+        failures: bool = False,
     ) -> None:
-        self._acts, self._limits, self._memory, self._crashes, self._faults = (
+        self._acts, self._limits, self._memory, self._crashes, self._failures = (
             acts,
             limits,
             memory,
             crashes,
-            faults,
+            failures,
         )
         options = Options(lease=LEASE.total_seconds(), max_tries=None)
         self._backends = {
@@ -149,9 +149,7 @@ class Explorer:
     # ---- exploring
 
     def explore(self, depth: int | None = None, *opening: str) -> None:
-        """Visit every state; ``depth``: at most so many steps from the beginning, or from where
-        these steps led.
-        """
+        """Visit every state within ``depth`` steps of the opening; None: without a limit."""
         start = self.replay(*opening)[-1]
         with self._determined():
             way: dict[Any, tuple[Any, str] | None] = {self._mark(start): None}
@@ -163,22 +161,21 @@ class Explorer:
                         for label, after in self._after(state):
                             self.steps += 1
                             self._check(after, label)
-                            reached = (
-                                self._mark(after) if left or depth is None else None
-                            )  # at the end it matters not
+                            # At the last step the key is not needed.
+                            reached = self._mark(after) if left or depth is None else None
                             if reached is not None and reached not in way:
                                 way[reached] = (mark, label)
                                 further.append((reached, after))
-                    except Broken as broken:
-                        told = self._told(opening, way, mark, broken.args[1])
-                        raise Broken(f"{broken.args[0]}\n{told}") from None
+                    except PromiseBroken as broken:
+                        path = self._path(opening, way, mark, broken.args[1])
+                        raise PromiseBroken(f"{broken.args[0]}\n{path}") from None
                 self.states = len(way)
                 front = further
                 if not front:
                     return
 
     @staticmethod
-    def _told(opening: Sequence[str], way: dict[Any, Any], mark: Any, last: str) -> str:
+    def _path(opening: Sequence[str], way: dict[Any, Any], mark: Any, last: str) -> str:
         labels = [last]
         while (step := way[mark]) is not None:
             mark, label = step
@@ -186,7 +183,7 @@ class Explorer:
         return "replay(" + ",\n  ".join(repr(each) for each in (*opening, *reversed(labels))) + ")"
 
     def replay(self, *labels: str) -> list[State]:
-        """Go a way again; answers the states on it."""
+        """Repeat a path and return the states on it."""
         states = [self._begin]
         with self._determined():
             for label in labels:
@@ -197,7 +194,7 @@ class Explorer:
 
     @contextmanager
     def _determined(self) -> Iterator[None]:
-        """Tokens and random numbers are told by the state."""
+        """Take tokens and random numbers from the state."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pyqueue.backends.transitions.new_token", lambda: next(self._made))
             patch.setattr("pyqueue.backends.claiming.random.randrange", self._number)
@@ -211,7 +208,7 @@ class Explorer:
     # ---- steps
 
     def _after(self, state: State) -> Iterator[tuple[str, State]]:
-        """Every step from a state, with a label."""
+        """Generate every step from a state, with a label."""
         for which, consumer in enumerate(state.consumers):
             if consumer.act is None:
                 for act in self._choices(consumer):
@@ -234,7 +231,7 @@ class Explorer:
                             yield Act(name, some[0].queue, held=some)
 
     def _tick(self, state: State) -> Iterator[tuple[str, State]]:
-        """Time passes; who is between an answer and the next command may see it or not."""
+        """Advance the time; a consumer between two commands may notice the new time or not."""
         later = state._replace(now=state.now + LEASE)
         between = [which for which, each in enumerate(state.consumers) if each.act is not None]
         for seen in itertools.product((False, True), repeat=len(between)):
@@ -256,13 +253,13 @@ class Explorer:
         label = f"{which}: {type(consumer.asks).__name__}"
         after, answer, done = self._carry_out(state, which, consumer, label)
         answered = consumer._replace(done=consumer.done + done, since=state.now)
-        told = consumer.answers + consumer.instants
-        yield from self._on(label, after, which, answered._replace(answers=(*told, answer)))
+        answers = consumer.answers + consumer.instants
+        yield from self._on(label, after, which, answered._replace(answers=(*answers, answer)))
         crashed = Consumer(tokens=consumer.tokens + TOKENS)
         if self._crashes:  # before a command is after the one before it
             yield f"{label}, and crashes", self._with(after, which, crashed)
-        if self._faults:
-            lost = (*told, Unavailable("cut off"))
+        if self._failures:
+            lost = (*answers, Unavailable("cut off"))
             cut = consumer._replace(since=state.now, answers=lost)
             yield from self._on(f"{label} never arrives", state, which, cut)
             yield from self._on(
@@ -278,7 +275,7 @@ class Explorer:
     def _carry_out(
         self, state: State, which: int, consumer: Consumer, label: str
     ) -> tuple[State, Any, tuple[tuple[Any, str], ...]]:
-        """Carry out what a consumer asks for, and watch what it does."""
+        """Carry out the request of a consumer, and check what it changes."""
         act = consumer.act
         assert act is not None
         done: list[tuple[Any, str]] = []
@@ -291,24 +288,24 @@ class Explorer:
             id, token = before["_id"], before.get("token")
             if act.name in ("take", "pop") and after is not None:
                 if before["when"] > state.now:
-                    raise Broken(f"{id} is claimed under the live lease of {token}", label)
+                    raise PromiseBroken(f"{id} is claimed under the live lease of {token}", label)
                 if after.get("token") not in made or {before["q"], after["q"]} != {act.queue}:
-                    raise Broken(
+                    raise PromiseBroken(
                         f"{id} is claimed from another queue, or not claimed but changed", label
                     )
                 return
             if act.name == "pop":
                 if token not in made and (act.limit > 1 or before["when"] > state.now):
-                    raise Broken(f"{id} is held by {token}, and popped by another", label)
+                    raise PromiseBroken(f"{id} is held by {token}, and popped by another", label)
             elif (id, token) not in held:
-                raise Broken(f"{id} is held by {token}, and settled by another", label)
+                raise PromiseBroken(f"{id} is held by {token}, and settled by another", label)
             done.append((id, str(token)))
             if act.name in ("commit", "pop"):
                 if after is not None:
-                    raise Broken(f"{id} is not finished", label)
+                    raise PromiseBroken(f"{id} is not finished", label)
                 finished.add(id)
             elif after is None or "token" in after or after["q"] != to:
-                raise Broken(f"{id} is not where it should be: {after}", label)
+                raise PromiseBroken(f"{id} is not where it should be: {after}", label)
 
         self._store.documents, self._store.on_change = dict(state.documents), watch
         answer = self._store.answer(self._asker, consumer.asks)
@@ -320,13 +317,14 @@ class Explorer:
     def _on(
         self, label: str, state: State, which: int, consumer: Consumer
     ) -> Iterator[tuple[str, State]]:
-        """Let a consumer go on to its next command, or the end of its act; for each random number
-        if it needs one.
+        """Continue a consumer to its next command, or to the end of its act.
+
+        If the plan needs a random number, continue once for each number.
         """
         try:
             yield label, self._with(state, which, self._run(which, consumer, label))
         except Chosen as chosen:
-            for number in range(min(chosen.bound, len(self._ids) + 1)):  # further on is as far
+            for number in range(min(chosen.bound, len(self._ids) + 1)):  # higher numbers act alike
                 more = consumer._replace(numbers=(*consumer.numbers, number))
                 yield from self._on(f"{label}, {number}", state, which, more)
 
@@ -335,7 +333,7 @@ class Explorer:
         self._made = (f"{which}.{n}" for n in itertools.count(consumer.tokens))
         self._drawn = iter(consumer.numbers)
         plan = self._plan(consumer.act)
-        told = iter(consumer.answers)
+        answers = iter(consumer.answers)
         instants: list[datetime] = []
         stack = [plan]
         answer: Any = None
@@ -350,7 +348,7 @@ class Explorer:
                 stack.pop()
                 if not stack:
                     return self._ended(which, consumer, label, stop.value)
-                answer = stop.value[0]  # of a batch of one
+                answer = stop.value[0]  # of a batch with one item
                 continue
             except (LeaseLost, Unavailable) as error:
                 stack.pop()
@@ -368,7 +366,7 @@ class Explorer:
                     answer = None
                 case _:
                     try:
-                        answer = next(told)
+                        answer = next(answers)
                     except StopIteration:
                         if isinstance(asks, ServerTime):
                             answer = consumer.since
@@ -380,9 +378,9 @@ class Explorer:
     def _plan(self, act: Act) -> Any:
         backend = self._backends[act.queue]
         if act.name in ("take", "pop"):
-            line = Waiters("t")
-            line.scan.flag_read = NOW + timedelta(days=1000)  # nobody pauses here
-            return backend.receive(line, act.limit, timeout=0, pop=act.name == "pop")
+            waiters = Waiters("t")
+            waiters.scan.flag_read = NOW + timedelta(days=1000)  # no queue is paused here
+            return backend.receive(waiters, act.limit, timeout=0, pop=act.name == "pop")
         if act.name == "move":
             return backend.move(
                 [(each, UNCHANGED) for each in act.held], to=self._backends[LOOP[act.queue]]
@@ -395,7 +393,7 @@ class Explorer:
         return plans[act.name]()
 
     def _ended(self, which: int, consumer: Consumer, label: str, result: Any) -> Consumer:
-        """An act is over: what it told must be what it did."""
+        """End an act, and check that its result agrees with what it did."""
         act, done = consumer.act, set(consumer.done)
         assert act is not None
         idle = Consumer(held=consumer.held, tokens=consumer.tokens + TOKENS)
@@ -406,7 +404,7 @@ class Explorer:
         if act.name == "pop":
             popped = [each.id for each in result]
             if len(popped) != len(set(popped)) or not set(popped) <= {id for id, _ in done}:
-                raise Broken(f"{popped} is handed out, but {done} was finished", label)
+                raise PromiseBroken(f"{popped} is handed out, but {done} was finished", label)
             return idle
         settled = {(each.id, each.token) for each in act.held}
         if isinstance(result, LeaseLost):
@@ -414,27 +412,27 @@ class Explorer:
                 {(each.id, each.token) for each in some} for some in (result.lost, result.unknown)
             )
             if lost & done:
-                raise Broken(f"{lost} is told to be lost, but {done} was settled", label)
+                raise PromiseBroken(f"{lost} is reported as lost, but {done} was settled", label)
             if unknown and (unknown <= done or not unknown & done):
-                raise Broken(
-                    f"{unknown} is told to be unknown, and {done} was settled: that can be known",
+                raise PromiseBroken(
+                    f"{unknown} is reported as unknown, but {done} was settled: this can be known",
                     label,
                 )
             settled -= lost | unknown
         if not settled <= done:
-            raise Broken(f"{settled} is told to be settled, but {done} was", label)
+            raise PromiseBroken(f"{settled} is reported as settled, but {done} was", label)
         return idle
 
-    # ---- what holds in every state, and which states are one
+    # ---- checks of every state, and equal states
 
     def _check(self, state: State, label: str) -> None:
         if set(state.documents) | state.finished != self._ids:
-            raise Broken("a message is lost", label)
+            raise PromiseBroken("a message is lost", label)
         if set(state.documents) & state.finished:
-            raise Broken("a message is there again after it was finished", label)
+            raise PromiseBroken("a message is there again after it was finished", label)
         for each in state.documents.values():
             if each["q"] not in LOOP or each["when"] > state.now + LEASE or "processed" in each:
-                raise Broken(f"{each['_id']} will never be received again: {each}", label)
+                raise PromiseBroken(f"{each['_id']} will never be received again: {each}", label)
         now = {(each["_id"], each.get("token")) for each in state.documents.values()}
         held = [
             each
@@ -443,11 +441,13 @@ class Explorer:
             if (each.id, each.token) in now
         ]
         if len(held) != len({each.id for each in held}):
-            raise Broken(f"one message is held twice: {held}", label)
+            raise PromiseBroken(f"one message is held twice: {held}", label)
 
     def _mark(self, state: State) -> Any:
-        """What tells a state from others: neither the names of tokens, nor which of the consumers
-        is which, nor which queue of the loop is the first, nor how long ago is what has passed.
+        """Return a key that is equal for equivalent states.
+
+        The key ignores the names of tokens, the order of consumers, the queue of the loop that
+        comes first, and how long ago a past date was.
         """
         now = state.now
         documents = [state.documents[id] for id in sorted(state.documents)]

@@ -1,9 +1,8 @@
-"""The machine: whatever the API allows, in any order, on several clients, beside the reference
-model.
+"""A state machine that calls the API in any order and compares it with a model.
 
-Each rule does one thing to the package and the same to the model, and compares the answers, errors
-included. After each, all that is stored is compared with the model. Every reservation is kept, so
-that former holders go on trying to settle.
+It uses several clients of one database. Each rule runs one operation on the package and the same
+one on the model, and compares the results, errors included. After each rule, everything that is
+stored is compared with the model. Every reservation is kept, so former holders also try to settle.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tests.plans.runner import NOW
 
 __all__ = ["Machine"]
 
-#: The queues, their options, and where they bury.
+#: The queues, their options, and their dead-letter queues.
 RULES = {
     "a": Rules("a.dead", lease=10_000, max_tries=2),
     "b": Rules("a.dead", lease=10_000, max_tries=3, history=True),
@@ -45,27 +44,27 @@ RULES = {
 clients = st.integers(0, 2)
 queues = st.sampled_from(["a", "b", "a", "b", "a.dead", "c"])
 keys = st.sampled_from([None, "k1", "k2"])
-#: Among what there is, of which the first is likely to be of use.
+#: Positions in a list; the first entries are the most useful ones.
 places = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5, 8])
 many = st.lists(places, min_size=1, max_size=4)
 leases = st.sampled_from([None, None, 1, 30, 0.25])
 delays = st.sampled_from([None, 0, 0.001, 5, 12])
 labels = st.sampled_from([None, {"h": 1}, {"i": "x"}])
-#: In seconds; the lease of most is 10.
+#: In seconds. Most leases take 10 s.
 steps = st.sampled_from([0.001, 0.25, 1, 4.5, 5, 10, 10, 12, 31, 100])
 duplicates = st.sampled_from(["ignore", "replace", "replace", "error"])
 
 
 @dataclass
 class Handle:
-    """A reservation, and who it is for the model."""
+    """A reservation, and the same reservation in the model."""
 
     reservation: Reservation[Any]
     held: Held
 
 
 def millis(value: Any) -> Any:
-    """A value with its instants as virtual milliseconds."""
+    """Return a value with its dates as virtual milliseconds."""
     if isinstance(value, datetime):
         return (value - NOW) // timedelta(milliseconds=1)
     if isinstance(value, dict):
@@ -73,7 +72,7 @@ def millis(value: Any) -> Any:
     return [millis(each) for each in value] if isinstance(value, list) else value
 
 
-#: What a message and an item both have.
+#: Fields that a message and an item share.
 FIELDS = (
     "id",
     "queue",
@@ -89,8 +88,8 @@ FIELDS = (
 )
 
 
-def told(message: Message[Any]) -> dict[str, Any]:
-    """All that a message says."""
+def shown_fields(message: Message[Any]) -> dict[str, Any]:
+    """Return the fields of a message."""
     fields = {name: millis(getattr(message, name)) for name in FIELDS}
     fields |= {"key": message.key, "due": millis(message.when)}
     if isinstance(message, Finished):
@@ -99,7 +98,7 @@ def told(message: Message[Any]) -> dict[str, Any]:
 
 
 def expected(item: Item) -> dict[str, Any]:
-    """What it should say."""
+    """Return the expected fields of a message."""
     fields = {name: getattr(item, name) for name in FIELDS} | {"key": item.shown, "due": item.due}
     if item.processed is not None:
         fields |= {"outcome": item.outcome, "processed": item.processed}
@@ -107,7 +106,7 @@ def expected(item: Item) -> dict[str, Any]:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call answers, or the error that it raises."""
+    """Return the result of a call, or the error that it raises."""
     try:
         return call()
     except (QueueError, Lost, Clash) as error:
@@ -117,7 +116,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 class Machine(RuleBasedStateMachine):
     """Clients of one database, and the model of what they should see."""
 
-    #: Makes the database empty, with clients of it.
+    #: Creates an empty database with clients of it.
     make: Callable[[], Cluster]
 
     def __init__(self) -> None:
@@ -132,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         self.cluster.close()
 
     def queue(self, client: int, name: str) -> Any:
-        """A queue of a client, with the options of the model."""
+        """Return a queue of a client, with the options of the model."""
         rules = RULES[name]
         return self.cluster.clients[client].queue(
             name,
@@ -144,15 +143,16 @@ class Machine(RuleBasedStateMachine):
         )
 
     def payload(self) -> dict[str, Any]:
-        """One that no other message has."""
+        """Return a payload that no other message has."""
         self.count += 1
         return {"n": self.count}
 
     def some(
         self, client: int, which: list[int], elsewhere: bool
     ) -> tuple[list[Handle], list[Held], list[Reservation[Any]], Any]:
-        """Some reservations of one queue, good ones and former ones; perhaps as another process has
-        them. And that queue.
+        """Return some reservations of one queue, and that queue.
+
+        Some are former ones. ``elsewhere``: they are pickled, as if another process had them.
         """
         if which[0] == 0 and not any(self.model.holds(each.held) for each in self.handles):
             ready = [queue for queue in RULES if self.model.ready(queue)]
@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
         )
 
     def id(self, queue: str, place: int) -> Any:
-        """The id of a message of this queue, or some other."""
+        """Return the id of a message of this queue, or another id."""
         likely = [*(each.id for each in self.model.live(queue)), *reversed(self.ids)]
         return likely[place % len(likely)]
 
@@ -182,15 +182,16 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=steps, client=clients, wall=st.sampled_from([0, 0, 0, 0.5, 40, -3_000]))
     def advance(self, seconds: float, client: int, wall: float) -> None:
-        """Time passes; and perhaps somebody sets the wall clock of a client's machine."""
+        """Advance the time, and perhaps set the wall clock of a client's machine."""
         self.cluster.advance(round(seconds * 1000))
         self.cluster.set_wall(client, wall)
         self.model.now = self.cluster.now
 
     @initialize(queue=st.sampled_from(["a", "b"]), ends=st.booleans())
     def begin(self, queue: str, ends: bool) -> None:
-        """With some messages, of which some are held; perhaps some were buried, and one is
-        finished.
+        """Store some messages and hold some of them.
+
+        ``ends``: bury some of them, and commit one.
         """
         keys = ("k1", None, "k2", None, None, None)
         self.push_many(0, queue, [(key, None) for key in keys], {"h": 0}, "ignore")
@@ -292,7 +293,7 @@ class Machine(RuleBasedStateMachine):
         answers = made = outcome(push)
         if isinstance(answers, DuplicateKey):
             # The payload identifies an id that pyqueue made, or the key if the payload was
-            # replaced. None: the model must not store it either.
+            # replaced. None: the model must not store the message either.
             stored = [message for message, _ in self.cluster.stored().values()]
             ids = {each.payload["n"]: each.id for each in stored}
             if options["on_duplicate"] == "replace":
@@ -343,12 +344,12 @@ class Machine(RuleBasedStateMachine):
         assert [each.id for each in given] == [each.id for each in items], (
             "not these, or not in this order"
         )
-        assert [told(each) for each in given] == [expected(each) for each in items]
+        assert [shown_fields(each) for each in given] == [expected(each) for each in items]
         return items
 
     @rule(client=clients, queue=queues, ends=st.sampled_from(["commit", "raise", "release"]))
     def reserved(self, client: int, queue: str, ends: str) -> None:
-        """A block. It is renewed in true time, for which no lease is long enough to matter here."""
+        """Use a block. It is renewed in real time, which is too short to matter for any lease."""
         source = self.queue(client, queue)
         items = self.model.reserve(queue, 1, 3_600_000)
         held = [Held(each.id, each.claim) for each in items]
@@ -366,7 +367,7 @@ class Machine(RuleBasedStateMachine):
         else:
             (self.model.release if ends == "release" else self.model.commit)(*held)
 
-    # ---- settled by who holds it, or once did
+    # ---- settled by present and former holders
 
     def _settle(
         self, given: list[Handle], package: Callable[[], object], model: Callable[[], object]
@@ -557,10 +558,10 @@ class Machine(RuleBasedStateMachine):
             lambda: self.model.move(pairs, to=to, headers=headers, delay=wait, key=key),
         )
 
-    # ---- by anyone
+    # ---- operations of any client
 
     def _where(self, queue: str, has: Callable[[str], object]) -> str:
-        """That queue, or one that has what is wanted."""
+        """Return the queue, or another one that has a wanted message."""
         return next((each for each in (queue, *RULES) if has(each)), queue)
 
     @rule(client=clients, queue=queues, limit=st.sampled_from([None, None, 1]))
@@ -573,7 +574,7 @@ class Machine(RuleBasedStateMachine):
         queue = self._where(queue, self.model.history)
         done = self.model.history(queue)
         some = [done[place % len(done)] for place in which if done]
-        # Of several with one key any may get it; so one of each.
+        # Of several messages with one key any may get it, so replay one for each key.
         ids = list({each.shown or each.id: each.id for each in some}.values())
         assert self.queue(client, queue).replay(*ids, *ids, "never pushed") == self.model.replay(
             queue, *ids
@@ -599,15 +600,15 @@ class Machine(RuleBasedStateMachine):
             source.resume()
             model.paused.discard(queue)
 
-    # ---- looks
+    # ---- reads
 
     @rule(client=clients, queue=queues, place=places, limit=st.integers(1, 5))
-    def look(self, client: int, queue: str, place: int, limit: int) -> None:
+    def read(self, client: int, queue: str, place: int, limit: int) -> None:
         source, model = self.queue(client, queue), self.model
-        assert [told(each) for each in source.peek(limit)] == [
+        assert [shown_fields(each) for each in source.peek(limit)] == [
             expected(each) for each in model.ready(queue)[:limit]
         ]
-        assert [told(each) for each in source.history(limit)] == [
+        assert [shown_fields(each) for each in source.history(limit)] == [
             expected(each) for each in model.history(queue)[:limit]
         ]
         since = model.now - 5_000
@@ -622,7 +623,7 @@ class Machine(RuleBasedStateMachine):
         if item is None or item.queue != queue:
             assert found is None
         else:
-            assert (told(found), found.state) == (expected(item), model.state(item))
+            assert (shown_fields(found), found.state) == (expected(item), model.state(item))
         listed = {each.name: each for each in self.cluster.clients[client].queues()}
         assert {each.queue for each in model.items.values()} <= set(listed) <= set(RULES)
         for name, each in listed.items():
@@ -638,26 +639,26 @@ class Machine(RuleBasedStateMachine):
         ) == self.model.counts(queue)
         assert counts.total == len(self.model.live(queue))
 
-    # ---- what holds after every step
+    # ---- checks after every step
 
     @invariant()
     def check(self) -> None:
-        """What is stored is what the model says."""
+        """Compare everything that is stored with the model."""
         stored = self.cluster.stored()
-        assert set(stored) == set(self.model.items), "lost, or there again"
+        assert set(stored) == set(self.model.items), "a message is lost, or stored again"
         holders = {each.held: each.reservation.token for each in self.handles}
         for id, (message, token) in stored.items():
             item = self.model.items[id]
-            assert told(message) == expected(item)
+            assert shown_fields(message) == expected(item)
             assert message.state == self.model.state(item)
             if item.claim:
                 assert item.processed is not None or token == holders.get(
                     Held(id, item.claim), token
                 )
             else:
-                assert token is None or item.processed is not None, "somebody holds it"
+                assert token is None or item.processed is not None, "a free message has a token"
 
-        # Nothing is held twice, and a key has one live message in its queue.
+        # No message is held twice, and a key has one live message in its queue.
         keyed = [
             (each.queue, each.key) for each in self.model.items.values() if each.key is not None
         ]

@@ -1,10 +1,8 @@
-"""Where the machine runs: real clients, on three kinds of database, in a time that only the test
-moves.
+"""The databases on which the machine runs: real clients in a time that only the test advances.
 
-The clients are pyqueue's own, drivers and clocks included. What stands in for the world is put
-beside them: the ``time`` module that their clocks read is one of the machine they run on, which may
-show any time it likes; the primary's ``hello`` tells the virtual time; and the bus is ideal, so
-that every client knows at once what any of them says.
+The clients are pyqueue's own, with their drivers and clocks. Three parts are simulated. The clocks
+read a ``time`` module of their machine, which may show any time. The primary's ``hello`` returns
+the virtual time. The bus delivers every signal to every client at once.
 """
 
 from __future__ import annotations
@@ -36,31 +34,31 @@ __all__ = ["Cluster", "Place", "memory_place", "plans_place", "server_place", "v
 
 @dataclass
 class Computer:
-    """A machine: what its clocks show, in seconds beside the true time."""
+    """The clocks of a machine, as seconds relative to the true time."""
 
     wall: float
     up: float
 
 
 class Time:
-    """Stands for the ``time`` module of pyqueue's clocks: that of the machine which is at work."""
+    """A ``time`` module for pyqueue's clocks; it shows the time of the machine that is running."""
 
     def __init__(self) -> None:
         self.true = 0.0
         self.at = Computer(0, 0)
 
     def monotonic(self) -> float:
-        """Seconds since it was switched on."""
+        """Return the seconds since the machine was switched on."""
         return self.true + self.at.up
 
     def time(self) -> float:
-        """Its wall clock."""
+        """Return the wall clock."""
         return NOW.timestamp() + self.true + self.at.wall
 
 
 @contextmanager
 def virtual_time() -> Iterator[Time]:
-    """Have the clocks of pyqueue read a virtual time."""
+    """Make the clocks of pyqueue read a virtual time."""
     time = Time()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyqueue.clock.time", time)
@@ -69,12 +67,12 @@ def virtual_time() -> Iterator[Time]:
 
 
 class Cluster:
-    """One database, some clients of it, and the time."""
+    """One database, some of its clients, and the time."""
 
     def __init__(self, place: Place, time: Time, clients: int = 3) -> None:
         self._time = time
         self._read = place.read
-        #: The virtual time is this world's, in milliseconds.
+        #: The virtual time of this world, in milliseconds.
         self.world = World(0)
         self.asker = Process(self.world, "any")
         place.clear()
@@ -89,25 +87,25 @@ class Cluster:
 
     @property
     def now(self) -> int:
-        """The instant at the primary, in milliseconds."""
+        """Return the primary's time in milliseconds."""
         return int(self.world.time)
 
     def _advance(self, milliseconds: int) -> None:
         self.world.time += milliseconds
-        # Half a millisecond more, far from where rounding would show.
+        # Half a millisecond more, so that rounding does not show.
         self._time.true = (self.world.time + 0.5) / 1000
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._advance(milliseconds)
 
     def set_wall(self, client: int, seconds: float) -> None:
-        """Somebody sets the wall clock of a client's machine."""
+        """Set the wall clock of a client's machine."""
         self.clients[client].computer.wall += seconds
 
     @contextmanager
     def at(self, computer: Computer) -> Iterator[None]:
-        """On that machine."""
+        """Run a block on this machine."""
         before, self._time.at = self._time.at, computer
         try:
             yield
@@ -115,13 +113,13 @@ class Cluster:
             self._time.at = before
 
     def hello(self) -> dict[str, Any]:
-        """What the primary says of its time."""
+        """Return the primary's answer to ``hello``, which shows its time."""
         return {"localTime": NOW + timedelta(seconds=self._time.true)}
 
     # ---- the bus
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Tell every client."""
+        """Signal every client."""
         for each in self.clients:
             each.hear(topic.rpartition("/")[2], when)
 
@@ -130,7 +128,7 @@ class Cluster:
         for each in self.clients:
             each.close()
 
-    # ---- what is stored
+    # ---- stored messages
 
     def stored(self) -> dict[Any, tuple[Message[Any], str | None]]:
         """Return every stored message with its token."""
@@ -143,7 +141,7 @@ class Cluster:
 
 
 class VirtualDriver(Driver):
-    """A driver whose primary tells the virtual time."""
+    """A driver whose primary returns the virtual time."""
 
     cluster: Cluster
 
@@ -183,7 +181,7 @@ class VirtualConnection(Connection):
             driver.cluster = cluster
 
     def run(self, plan: Any) -> Any:
-        """Carry a plan out on this machine."""
+        """Run a plan on this machine."""
         with self._cluster.at(self._computer):
             return super().run(plan)
 
@@ -197,7 +195,7 @@ class VirtualClient(Client):
         self._cluster, self.computer = cluster, computer
 
     def hear(self, queue: str, when: datetime | None) -> None:
-        """Take in what the bus says, as a consumer that waits does."""
+        """Receive a signal, as a waiting consumer does."""
         with self._cluster.at(self.computer):
             driver = runner_of(self).open()
             driver.waiters(queue).on_signal(when, driver.clock.now())
@@ -208,18 +206,19 @@ class Place:
     """A kind of database."""
 
     driver: type[VirtualDriver]
-    #: The target that clients are given.
+    #: The target that clients get.
     target: Callable[[], Any]
-    #: Empty the database.
+    #: Empties the database.
     clear: Callable[[], object]
-    #: Read all documents.
+    #: Reads all documents.
     read: Callable[[Cluster], Any]
-    #: Whether clients can ask for the primary's time, whatever their machines show.
+    #: Whether clients can ask for the primary's time, so that the clocks of their machines do not
+    #: matter.
     corrects: bool = True
 
 
 def plans_place() -> Place:
-    """Real plans over documents in memory: no database, many examples."""
+    """Return a place that runs real plans over documents in memory, for many examples."""
     return Place(
         StoreDriver,
         target=lambda: mongomock.MongoClient()["unused"],
@@ -229,7 +228,7 @@ def plans_place() -> Place:
 
 
 def memory_place() -> Place:
-    """mongomock."""
+    """Return a place on mongomock."""
     database: Any = mongomock.MongoClient()["pyqueue"]
 
     def read(_: Cluster) -> Iterator[Any]:
@@ -246,7 +245,7 @@ def memory_place() -> Place:
 
 
 def server_place(database: pymongo.database.Database[dict[str, Any]]) -> Place:
-    """A real mongod."""
+    """Return a place on a real mongod."""
     collection = database.get_collection("pyqueue", codec_options=OPTIONS)
     return Place(
         VirtualDriver,

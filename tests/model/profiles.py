@@ -1,7 +1,7 @@
-"""How long hypothesis looks, here and at length.
+"""How long hypothesis searches: a short and a long profile.
 
-The short form is the same every time; the long form is another each time, and prints a blob for
-``@reproduce_failure``. Nothing is kept between runs, and a busy machine is no failure.
+The short profile is the same every time. The long profile is different each time and prints a blob
+for ``@reproduce_failure``. Nothing is kept between runs, and a slow machine must not fail a test.
 """
 
 from __future__ import annotations

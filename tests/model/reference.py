@@ -1,10 +1,9 @@
-"""The reference model: what messages, leases, keys and queues are. No database, no plans, no clock
-of its own.
+"""The reference model of messages, leases, keys and queues. It has no database, plans or clock.
 
-It is written from the reference page and the design, to be read beside them. It is one list of
-items; an operation changes the place and the holder of an item at once. ``now`` is the time in
-milliseconds, and the owner of the model moves it. An operation returns, or it raises ``Lost`` or
-``Clash`` after it has done all that the API does before it raises LeaseLost or DuplicateKey.
+It is written from the reference page and the design, and meant to be read beside them. It is one
+list of items; an operation changes the place and the holder of an item at once. ``now`` is the time
+in milliseconds, and the owner of the model advances it. An operation returns, or raises ``Lost`` or
+``Clash`` after it has done everything that the API does before LeaseLost or DuplicateKey.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ Millis = int
 
 
 class Held(NamedTuple):
-    """A reservation: of whom, and by which claim."""
+    """A reservation: the id of the message and the number of the claim."""
 
     id: Id
     claim: int
 
 
 class Lost(Exception):
-    """These were no longer held; all the others were settled."""
+    """These were no longer held; all other reservations were settled."""
 
     def __init__(self, held: list[Held]) -> None:
         super().__init__(held)
@@ -38,8 +37,9 @@ class Lost(Exception):
 
 
 class Clash(Exception):
-    """These keys are taken, these ids are of messages that never were in the queue; all the others
-    were written.
+    """These keys are taken, or these ids belong to messages of other queues.
+
+    All other messages were written.
     """
 
     def __init__(self, keys: list[str], ids: list[Id]) -> None:
@@ -65,16 +65,17 @@ class Item:
     queue: str
     payload: Any
     pushed: Millis
-    #: Eligible from; while it is held, the end of the lease.
+    #: Eligible at this time; while the message is held, the end of the lease.
     when: Millis
-    #: Eligible since, as pushed, rolled back or moved.
+    #: Eligible at this time as pushed, rolled back or moved.
     due: Millis
     headers: dict[str, Any] = field(default_factory=dict)
     tries: int = 0
-    #: Its key in this queue, while it lives there; and the one it had, once it is finished or dead.
+    #: The key in this queue while the message is live, and the last key once it is finished or
+    #: dead.
     key: str | None = None
     had: str | None = None
-    #: The number of the claim that holds it, 0 for none. It holds until another claim or change,
+    #: The number of the claim that holds the message, or 0. It holds until another claim or change,
     #: not only until ``when``.
     claim: int = 0
     error: Any = None
@@ -87,12 +88,12 @@ class Item:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The order of receiving: by time, then by id, strs before ObjectIds."""
+        """Return the position in receive order: by time, then by id, strings before ObjectIds."""
         return self.when, isinstance(self.id, ObjectId), self.id
 
     @property
     def shown(self) -> str | None:
-        """The key that Message.key shows."""
+        """Return the key that ``Message.key`` shows."""
         return (
             self.had if self.key is None and (self.dead or self.processed is not None) else self.key
         )
@@ -108,25 +109,25 @@ class Model:
         self._rules = rules
         self._claims = itertools.count(1)
 
-    # ---- looks
+    # ---- reads
 
     def live(self, queue: str) -> list[Item]:
-        """What is not finished, in order."""
+        """Return the live messages, in order."""
         live = (
             each for each in self.items.values() if each.queue == queue and each.processed is None
         )
         return sorted(live, key=lambda each: each.order)
 
     def ready(self, queue: str) -> list[Item]:
-        """What can be received, in order; a lease that ran out makes ready again."""
+        """Return the messages that can be received, in order; expired leases included."""
         return [each for each in self.live(queue) if each.when <= self.now]
 
     def free(self, queue: str) -> list[Item]:
-        """What nobody holds under a live lease."""
+        """Return the messages without a live lease."""
         return [each for each in self.live(queue) if not each.claim or each.when <= self.now]
 
     def history(self, queue: str) -> list[Item]:
-        """What is finished, newest first."""
+        """Return the finished messages, newest first."""
         found = [
             each
             for each in self.items.values()
@@ -135,22 +136,22 @@ class Model:
         return sorted(found, key=lambda each: (each.processed, each.order[1:]), reverse=True)
 
     def state(self, item: Item) -> str:
-        """scheduled, ready, reserved or finished."""
+        """Return scheduled, ready, reserved or finished."""
         if item.processed is not None:
             return "finished"
         return "ready" if item.when <= self.now else "reserved" if item.claim else "scheduled"
 
     def counts(self, queue: str) -> tuple[int, ...]:
-        """ready, scheduled, reserved, history."""
+        """Return the counts of ready, scheduled, reserved and finished messages."""
         states = [self.state(each) for each in self.items.values() if each.queue == queue]
         return tuple(states.count(each) for each in ("ready", "scheduled", "reserved", "finished"))
 
     def next_when(self, queue: str) -> Millis | None:
-        """The earliest time of a live message, ends of leases included."""
+        """Return the earliest time of a live message, ends of leases included."""
         return min((each.when for each in self.live(queue)), default=None)
 
     def with_key(self, queue: str, key: str | None) -> Item | None:
-        """The one live message of a queue with a key."""
+        """Return the one live message of a queue with a key."""
         return next(
             (each for each in self.live(queue) if key is not None and each.key == key), None
         )
@@ -166,7 +167,7 @@ class Model:
         headers: dict[str, Any] | None = None,
         on_duplicate: str = "ignore",
     ) -> list[Id | None]:
-        """Push (payload, key, id); answers the ids, None for what a key kept out."""
+        """Push (payload, key, id) and return the ids; None for a message that its key kept out."""
         when = self.now + delay
         answers: list[Id | None] = []
         keys, strangers = list[str](), list[Id]()
@@ -201,7 +202,7 @@ class Model:
     # ---- out
 
     def reserve(self, queue: str, limit: int, lease: Millis | None = None) -> list[Item]:
-        """Claim the first ones; who was claimed too often is buried instead."""
+        """Claim the first messages; a message that was claimed too often is buried instead."""
         rules, taken = self._rules[queue], list[Item]()
         for item in self.ready(queue) if queue not in self.paused else []:
             if len(taken) == limit:
@@ -215,7 +216,7 @@ class Model:
         return taken
 
     def pop(self, queue: str, limit: int) -> list[Item]:
-        """Finish the first ones; answers them as they were."""
+        """Finish the first messages and return them as they were."""
         taken = self.ready(queue)[:limit] if queue not in self.paused else []
         before = [replace(each) for each in taken]
         for item in taken:
@@ -225,8 +226,9 @@ class Model:
     # ---- settled by the holder
 
     def holds(self, held: Held) -> bool:
-        """Whether a reservation still counts: nobody claimed, replaced, moved or finished the
-        message since.
+        """Return whether a reservation still counts.
+
+        It ends when the message is claimed, replaced, moved or finished.
         """
         item = self.items.get(held.id)
         return item is not None and item.processed is None and item.claim == held.claim
@@ -241,7 +243,7 @@ class Model:
             raise Lost(lost)
 
     def commit(self, *given: Held, payload: Any = ...) -> None:
-        """Finish them."""
+        """Finish the messages."""
 
         def act(item: Item) -> None:
             item.payload = item.payload if payload is ... else payload
@@ -250,7 +252,10 @@ class Model:
         self._settle(given, act)
 
     def rollback(self, *given: Held, delay: Millis | None = None, error: Any = None) -> None:
-        """For another try after a delay, by default 1, 2, 4, ... seconds; the last try buries."""
+        """Return them for another try; the last try buries.
+
+        The default delay is 1, 2, 4, ... seconds.
+        """
 
         def act(item: Item) -> None:
             most = self._rules[item.queue].max_tries
@@ -264,7 +269,7 @@ class Model:
         self._settle(given, act)
 
     def release(self, *given: Held) -> None:
-        """As if it had not been claimed: its old place, and no try."""
+        """Undo the claim: restore the old place, and count no try."""
 
         def act(item: Item) -> None:
             item.when, item.claim, item.tries = item.due, 0, item.tries - 1
@@ -272,7 +277,7 @@ class Model:
         self._settle(given, act)
 
     def extend(self, *given: Held, lease: Millis) -> None:
-        """Hold them for so long from now."""
+        """Hold them for this long from now."""
 
         def act(item: Item) -> None:
             item.when = self.now + lease
@@ -284,7 +289,7 @@ class Model:
         self._settle([given], lambda item: setattr(item, name, value))
 
     def bury(self, *given: Held, error: Any = None) -> None:
-        """To the dead-letter queue."""
+        """Move them to the dead-letter queue."""
         self._settle(given, lambda item: self._bury(item, "buried", error))
 
     def move(
@@ -296,9 +301,9 @@ class Model:
         delay: Millis = 0,
         key: str | None = None,
     ) -> None:
-        """To another queue, with a new payload (...
+        """Move them to another queue, with a new payload, or with the old one for ``...``.
 
-        for the old one). A key that is taken there raises, and nothing has happened.
+        A key that is taken there raises, and nothing has happened.
         """
         payloads = dict(given)
         twin = self.with_key(to, key)
@@ -313,10 +318,10 @@ class Model:
 
         self._settle(payloads, act)
 
-    # ---- by anyone
+    # ---- operations of any client
 
     def redrive(self, queue: str, limit: int | None = None) -> int:
-        """What is dead goes back to where it came from, with its key if that is free."""
+        """Return dead messages to their first queue, with their keys if those are free."""
         found = [each for each in self.free(queue) if each.dead][:limit]
         for item in found:
             home, key = item.dead["from"], item.shown
@@ -325,7 +330,7 @@ class Model:
         return len(found)
 
     def remove(self, queue: str, id: Id) -> bool:
-        """Finish one that nobody holds."""
+        """Finish a message without a live lease."""
         for item in self.free(queue):
             if item.id == id:
                 self._finish(item, "removed")
@@ -333,14 +338,14 @@ class Model:
         return False
 
     def purge(self, queue: str) -> int:
-        """Delete what nobody holds."""
+        """Delete all messages without a live lease."""
         found = self.free(queue)
         for item in found:
             del self.items[item.id]
         return len(found)
 
     def replay(self, queue: str, *ids: Id) -> int:
-        """What is finished is ready again, with its key if that is free."""
+        """Make finished messages ready again, with their keys if those are free."""
         found = [each for each in self.history(queue) if each.id in ids]
         for item in found:
             key, dead = item.shown, item.dead
@@ -349,7 +354,7 @@ class Model:
             item.key = None if self.with_key(queue, key) else key
         return len(found)
 
-    # ---- how a message leaves
+    # ---- helpers
 
     def _finish(self, item: Item, outcome: str) -> None:
         if not self._rules[item.queue].history:
@@ -372,8 +377,9 @@ class Model:
         item.dead, item.error, item.had = dead, error, key
 
     def _leave(self, item: Item, queue: str, when: Millis, *kept: str) -> None:
-        """For a queue, perhaps the same: what belongs to the stay in this one is gone, the key
-        above all.
+        """Update an item that leaves for a queue, which may be the same.
+
+        The fields of its stay are removed, above all the key.
         """
         item.trail = [*item.trail, {"q": item.queue, "at": self.now}][-20:]
         item.queue, item.when, item.due, item.tries, item.key = queue, when, when, 0, None

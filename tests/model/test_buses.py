@@ -34,7 +34,7 @@ from tests.plans.store import Process, Task, World, instant
 
 # Everything here is in milliseconds of virtual time.
 POLL = 15_000.0
-#: How much the commands and the work of the other consumers add to a limit.
+#: How much the commands and the work of other consumers add to a limit.
 TOLERANCE = 1_500.0
 STEP = 250.0
 #: The largest error of a client's clock.

@@ -1,8 +1,7 @@
-"""Whatever the API allows, in any order, beside the reference model: over documents in memory, on
-mongomock, and on a real mongod.
+"""The machine on three databases: documents in memory, mongomock, and a real mongod.
 
-A failure prints its steps, which can be run as they stand on a ``Machine`` of that place, and a
-blob for ``@reproduce_failure``.
+A failure prints its steps, which run unchanged on a ``Machine`` of that place, and a blob for
+``@reproduce_failure``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.model.profiles import LONG, SHORT
 
 
 def play(place: Place, options: settings) -> None:
-    """Run the machine there."""
+    """Run the machine on a place."""
     with virtual_time() as time:
 
         class Here(Machine):
@@ -34,7 +33,7 @@ def play(place: Place, options: settings) -> None:
 
 @pytest.fixture
 def server(url: str) -> Any:
-    """A database of a real mongod."""
+    """Return a database of a real mongod."""
     with pymongo.MongoClient[dict[str, Any]](url) as mongo:
         yield server_place(mongo.get_default_database())
 
@@ -51,7 +50,7 @@ def test_mongod(server: Place) -> None:
     play(server, SHORT(max_examples=20, stateful_step_count=25))
 
 
-# ---- what breaks a rule is seen
+# ---- a broken rule is detected
 
 
 def tokenless(members: Sequence[Reservation[Any]]) -> dict[str, Any]:
@@ -63,7 +62,7 @@ LEAVING = transitions.leaving
 
 
 def keeping(kept: str) -> Callable[..., Any]:
-    """Leave this field as it was in messages that move on."""
+    """Return a mutant that keeps this field in messages that move on."""
 
     def leaving(*args: Any, **options: Any) -> dict[str, Any]:
         update = LEAVING(*args, **options)
@@ -85,7 +84,7 @@ def keeping(kept: str) -> Callable[..., Any]:
     ],
     ids=["tokenless", "keeps tries", "keeps token", "keeps key"],
 )
-def test_what_breaks_a_rule_is_seen(
+def test_broken_rule_is_detected(
     monkeypatch: pytest.MonkeyPatch, rule: str, mutant: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(transitions, rule, mutant)
@@ -96,19 +95,19 @@ def test_what_breaks_a_rule_is_seen(
         )
 
 
-# ---- at length
+# ---- long runs
 
 
 @pytest.mark.slow
-def test_plans_at_length() -> None:
+def test_plans_in_the_long_run() -> None:
     play(plans_place(), LONG(max_examples=6_000, stateful_step_count=60))
 
 
 @pytest.mark.slow
-def test_mongomock_at_length() -> None:
+def test_mongomock_in_the_long_run() -> None:
     play(memory_place(), LONG(max_examples=500, stateful_step_count=60))
 
 
 @pytest.mark.slow
-def test_mongod_at_length(server: Place) -> None:
+def test_mongod_in_the_long_run(server: Place) -> None:
     play(server, LONG(max_examples=500, stateful_step_count=60))

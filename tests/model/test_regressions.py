@@ -1,6 +1,6 @@
-"""What the machine and the small model found, each as small as it can be.
+"""Regression tests for the failures that the machine and the small model found.
 
-All are against promises of the API page or the design.
+Each is as small as possible, and tests a promise of the API page or the design.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_replacing_batch_writes_all_but_taken_ids(
     assert sorted(each.payload for each in queue.peek()) == [2, 3]
 
 
-def test_a_clash_names_the_keys_and_the_ids(client: Client) -> None:
+def test_key_clash_names_the_keys_and_the_ids(client: Client) -> None:
     client.queue("other").push(0, id="taken")
     queue = client.queue("a")
     queue.push(1, key="k")
@@ -49,7 +49,7 @@ def test_a_clash_names_the_keys_and_the_ids(client: Client) -> None:
     assert (caught.value.keys, caught.value.ids) == (["k"], ["taken"])
 
 
-def test_of_a_batch_the_rest_is_signalled_if_an_id_is_taken(client: Client) -> None:
+def test_batch_with_a_taken_id_signals_the_rest(client: Client) -> None:
     client.queue("other").push(0, id="taken")
     before = client.stats["signals"]
     with pytest.raises(DuplicateKey):
@@ -58,15 +58,13 @@ def test_of_a_batch_the_rest_is_signalled_if_an_id_is_taken(client: Client) -> N
 
 
 @pytest.mark.parametrize("history", [None, 60])
-def test_many_are_popped_in_order_with_keys_and_without(
-    client: Client, history: float | None
-) -> None:
+def test_pop_many_keeps_order_with_and_without_keys(client: Client, history: float | None) -> None:
     queue = client.queue("a", history=history)
     queue.push_many([1, 2, 3], keys=["k1", None, "k2"])
     assert [each.payload for each in queue.pop_many(3, timeout=0)] == [1, 2, 3]
 
 
-def test_who_released_it_before_is_told_so_in_a_batch_too(client: Client) -> None:
+def test_batch_reports_a_former_release_as_lost(client: Client) -> None:
     queue = client.queue("a")
     queue.push_many([1, 2])
     first, second = queue.reserve_many(2, timeout=0)
@@ -87,7 +85,7 @@ def test_batch_with_two_reservations_of_a_message_loses_one(client: Client) -> N
     assert caught.value.lost == [former]
 
 
-def test_a_dead_message_that_was_popped_shows_its_key(client: Client) -> None:
+def test_popped_dead_message_shows_its_key(client: Client) -> None:
     queue, grave = client.queue("a"), client.queue("a.dead", history=60)
     queue.push(1, key="k")
     queue.bury(hold(queue))
@@ -96,7 +94,7 @@ def test_a_dead_message_that_was_popped_shows_its_key(client: Client) -> None:
     assert finished.key == "k"
 
 
-def test_a_removed_message_has_no_key_of_an_earlier_queue(client: Client) -> None:
+def test_removed_message_has_no_key_of_an_earlier_queue(client: Client) -> None:
     queue, other = client.queue("a"), client.queue("b", history=60)
     id = queue.push(1, key="k")
     assert id is not None
