@@ -180,7 +180,7 @@ def test_append(client: Client, queue: Queue[Any]) -> None:
     assert runner_of(client).run(append(backend_of(queue).target, [])) == 0
 
 
-def test_an_append_is_part_of_a_transaction(url: str) -> None:
+def test_append_is_part_of_a_transaction(url: str) -> None:
     with Client(url) as client:
         queue = client.queue("q")
 
@@ -200,7 +200,7 @@ def test_an_append_is_part_of_a_transaction(url: str) -> None:
         assert payloads(queue) == []
 
 
-def test_an_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
+def test_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
     runner_of(client).run(append(backend_of(queue).target, []))
     assert client.queues() == []
 
@@ -298,7 +298,7 @@ def test_staged_messages_expire_after_a_week(client: Client, staging: Staging) -
     )
 
 
-def test_a_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
+def test_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
     data = pickle.dumps(staging)
     assert len(data) < 2000
     runner_of(client).run(pickle.loads(data).write("a", [NewMessage("a", 1)]))

@@ -67,7 +67,7 @@ def abandoned(client: AnyClient) -> Iterator[Callable[..., Any]]:
 # ---- the content of a claim
 
 
-def test_a_claim_holds_what_is_ready(world: World, queue: AnyQueue) -> None:
+def test_claim_holds_the_ready_messages(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many(range(5))
     queue.push(5, delay=600)
     with queue.claim("g", limit=100, lease=90) as claim:
@@ -268,7 +268,7 @@ def test_claim_commit_writes_history(world: World, client: AnyClient, name: str)
 
 
 @pytest.mark.needs("keys")
-def test_a_commit_frees_the_keys(queue: AnyQueue) -> None:
+def test_commit_frees_the_keys(queue: AnyQueue) -> None:
     queue.push(1, key="k")
     with queue.claim("g", limit=5) as claim:
         assert queue.push(2, key="k") is None
@@ -370,7 +370,7 @@ def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) ->
 
 def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many([1, 2])
-    with queue.claim("g", limit=5, lease=0.6) as claim:
+    with queue.claim("g", limit=5, lease=1.5) as claim:
         first = [world.document(id)["when"] for id in ids]
         eventually(
             lambda: all(
@@ -396,7 +396,7 @@ def test_failed_renewal_is_logged_by_group_and_retried(
 
     monkeypatch.setattr(NamedClaims, "renew", failing_first)
     (id,) = queue.push_many([1])
-    with queue.claim("g", limit=5, lease=0.6) as claim:
+    with queue.claim("g", limit=5, lease=1.5) as claim:
         first = world.document(id)["when"]
         eventually(lambda: world.document(id)["when"] > first, "it is tried again")
         claim.commit()
@@ -451,7 +451,7 @@ def test_takeover_by_another_client(
 
 
 @pytest.mark.parametrize("way", ["commit", "rollback"])
-def test_the_former_runner_is_fenced(
+def test_former_runner_is_fenced(
     world: World, queue: AnyQueue, abandoned: Callable[..., Any], way: str
 ) -> None:
     queue.push_many(range(3))
@@ -484,7 +484,7 @@ def test_block_exception_is_raised_instead_of_fenced(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_a_fenced_claim_renews_nothing(
+def test_fenced_claim_renews_nothing(
     world: World, queue: AnyQueue, abandoned: Callable[..., Any]
 ) -> None:
     """The abandoned claim does not renew the lease of the new holder."""

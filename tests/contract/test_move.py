@@ -153,7 +153,7 @@ def test_move_with_an_update(
     assert [each["q"] for each in message.trail] == [queue.name]
 
 
-def test_an_update_that_does_not_fit_the_payload(
+def test_update_that_does_not_fit_the_payload(
     world: World, queue: AnyQueue, other: AnyQueue
 ) -> None:
     held = hold(queue, {"n": "text"})
@@ -218,9 +218,7 @@ def test_move_without_a_key_never_clashes(queue: AnyQueue, other: AnyQueue) -> N
     assert other.counts().ready == 2
 
 
-def test_a_move_to_a_typed_queue(
-    client: AnyClient, world: World, queue: AnyQueue, name: str
-) -> None:
+def test_move_to_a_typed_queue(client: AnyClient, world: World, queue: AnyQueue, name: str) -> None:
     typed = client.queue(f"{name}-typed", Order)
     held = hold(queue, "raw")
     queue.move(held, to=typed, payload=Order(n=1))
@@ -235,7 +233,7 @@ def test_a_move_to_a_typed_queue(
     assert "n" in str(caught.value)
 
 
-def test_the_trail_has_the_last_twenty_queues(client: AnyClient, name: str) -> None:
+def test_trail_has_the_last_twenty_queues(client: AnyClient, name: str) -> None:
     queues = [client.queue(f"{name}-{index}") for index in range(23)]
     id = queues[0].push(1)
     for source, target in pairwise(queues):

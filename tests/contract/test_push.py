@@ -82,7 +82,7 @@ def test_push_with_at(queue: AnyQueue) -> None:
     assert message.state == "scheduled"
 
 
-def test_an_at_in_the_past_is_stored_as_now(queue: AnyQueue) -> None:
+def test_at_in_the_past_is_stored_as_now(queue: AnyQueue) -> None:
     first = queue.push("first")
     second = queue.push("second", at=datetime(1999, 1, 1, tzinfo=UTC))
     messages = queue.get(first), queue.get(second)
@@ -192,11 +192,11 @@ class TestKeys:
         assert queue.push(3, key="k", id="first", on_duplicate="replace") == "first"
         assert [each.payload for each in queue.peek()] == [3]
 
-    def test_a_key_belongs_to_its_queue(self, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_key_belongs_to_its_queue(self, queue: AnyQueue, other: AnyQueue) -> None:
         assert queue.push(1, key="k") is not None
         assert other.push(1, key="k", on_duplicate="error") is not None
 
-    def test_a_reserved_message_keeps_its_key(self, queue: AnyQueue) -> None:
+    def test_reserved_message_keeps_its_key(self, queue: AnyQueue) -> None:
         queue.push(1, key="k")
         held = queue.reserve(0)
         assert held is not None
@@ -333,7 +333,7 @@ def test_id_is_new_after_its_document_is_gone(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("keys")
 @pytest.mark.parametrize("rule", ["ignore", "replace", "error"])
-def test_a_repeated_push_with_id_and_key_is_one_message(queue: AnyQueue, rule: Any) -> None:
+def test_repeated_push_with_id_and_key_is_one_message(queue: AnyQueue, rule: Any) -> None:
     mine = f"{queue.name}/1"
     assert queue.push(1, id=mine, key="k", on_duplicate=rule) == mine
     assert queue.push(1, id=mine, key="k", on_duplicate=rule) == mine

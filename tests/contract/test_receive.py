@@ -13,7 +13,7 @@ import pytest
 
 from pyqueue import LeaseLost, Reservation
 from tests.contract.world import AnyClient, AnyQueue, World, near
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, waiters
 
 #: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
 #: right time.
@@ -163,9 +163,10 @@ class TestOrder:
         received += queue.reserve_many(105, timeout=0)
         assert [each.payload for each in received if each is not None] == list(range(110))
 
-    def test_order_is_by_when_and_not_by_push(self, queue: AnyQueue) -> None:
-        queue.push("late", delay=0.4)
-        queue.push("early")
+    def test_order_is_by_when_and_not_by_push(self, world: World, queue: AnyQueue) -> None:
+        late, early = queue.push("late", delay=60), queue.push("early")
+        when = world.document(early)["when"] + timedelta(milliseconds=1)
+        world.raw().update_one({"_id": late}, {"$set": {"when": when}})
         eventually(lambda: queue.counts().ready == 2, "both are ready")
         queue.push("last")
         assert [each.payload for each in queue.pop_many(3, timeout=0)] == ["early", "late", "last"]
@@ -223,6 +224,11 @@ def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> 
 # ---- waiting
 
 
+def await_waiters(client: AnyClient, queue: AnyQueue, count: int = 1) -> None:
+    """Wait until so many consumers of a queue wait."""
+    eventually(lambda: waiters(client, queue.name) == count, f"{count} consumers wait")
+
+
 def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(work()), daemon=True)
@@ -231,28 +237,27 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
-def test_a_push_wakes_a_waiting_consumer(queue: AnyQueue, verb: str) -> None:
+def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb: str) -> None:
     queue.push(0)
     # Create the record first.
     queue.pop(0)
     thread, answers = in_thread(lambda: getattr(queue, verb)(60))
-    thread.join(0.1)
-    assert thread.is_alive()
+    await_waiters(client, queue)
     queue.push("here")
     thread.join(SOON)
     assert answers[0].payload == "here"
 
 
-def test_many_consumers_get_one_message_each(queue: AnyQueue) -> None:
+def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue) -> None:
     waiting = [in_thread(lambda: queue.pop(60)) for _ in range(4)]
-    waiting[0][0].join(0.1)
+    await_waiters(client, queue, 4)
     queue.push_many(range(4))
     for thread, _ in waiting:
         thread.join(SOON)
     assert sorted(answers[0].payload for _, answers in waiting) == [0, 1, 2, 3]
 
 
-def test_a_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) -> None:
+def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) -> None:
     start = time.monotonic()
     queue.push("later", delay=0.2)
     message = queue.pop(60)
@@ -267,10 +272,9 @@ def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
     assert [each.payload for each in queue.pop_many(5, timeout=60)] == ["now"]
 
 
-def test_batch_waits_for_a_message(queue: AnyQueue) -> None:
+def test_batch_waits_for_a_message(client: AnyClient, queue: AnyQueue) -> None:
     thread, answers = in_thread(lambda: queue.reserve_many(5, timeout=60))
-    thread.join(0.1)
-    assert thread.is_alive()
+    await_waiters(client, queue)
     queue.push("here")
     thread.join(SOON)
     assert [each.payload for each in answers[0]] == ["here"]
@@ -278,14 +282,13 @@ def test_batch_waits_for_a_message(queue: AnyQueue) -> None:
 
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
 def test_returned_message_wakes_a_waiting_consumer(
-    queue: AnyQueue, other: AnyQueue, way: str
+    client: AnyClient, queue: AnyQueue, other: AnyQueue, way: str
 ) -> None:
     queue.push(1)
     held = queue.reserve(0)
     target = other if way == "move" else queue
     thread, answers = in_thread(lambda: target.reserve(60))
-    thread.join(0.1)
-    assert thread.is_alive()
+    await_waiters(client, target)
     options = {"rollback": {"delay": 0}, "move": {"to": other}}.get(way, {})
     getattr(queue, way)(held, **options)
     thread.join(SOON)
@@ -295,8 +298,7 @@ def test_returned_message_wakes_a_waiting_consumer(
 def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
     id = queue.push(1, delay=60)
     thread, answers = in_thread(lambda: queue.pop(60))
-    thread.join(0.2)
-    assert thread.is_alive()
+    await_waiters(world.client, queue)
     # This stands for a write by the user's own code.
     world.ready(id)
     queue.notify()
@@ -318,7 +320,7 @@ def test_record_has_a_date(
     assert near(world.document(f"~queue:{queue.name}")["when"], 0)
 
 
-def test_a_paused_queue_looks_empty(queue: AnyQueue) -> None:
+def test_paused_queue_looks_empty(queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3])
     assert not queue.paused()
     queue.pause()
@@ -339,7 +341,7 @@ def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
     queue.push(0)
     assert queue.pop(0) is not None  # it has read the flag
     thread, answers = in_thread(lambda: queue.pop(60))
-    thread.join(0.1)
+    await_waiters(world.client, queue)
     elsewhere.pause()
     assert queue.paused()
     elsewhere.push(1)
@@ -361,7 +363,7 @@ def test_pause_does_not_affect_reserved_messages(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_a_queue_can_be_paused_before_its_first_push(queue: AnyQueue) -> None:
+def test_queue_can_be_paused_before_its_first_push(queue: AnyQueue) -> None:
     queue.pause()
     assert queue.paused()
     queue.push(1)
@@ -371,7 +373,7 @@ def test_a_queue_can_be_paused_before_its_first_push(queue: AnyQueue) -> None:
 # ---- other processes
 
 
-def test_a_reservation_pickles_and_is_settled_by_another_client(
+def test_reservation_pickles_and_is_settled_by_another_client(
     world: World, queue: AnyQueue
 ) -> None:
     queue.push_many([{"n": 1}, {"n": 2}])

@@ -25,6 +25,7 @@ from pyqueue import (
 )
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyQueue, World
+from tests.support.eventually import eventually, waiters
 
 NAIVE = datetime(2030, 1, 1)  # the refused payload
 FAR = datetime(8000, 1, 1, tzinfo=UTC)
@@ -357,7 +358,7 @@ def test_bad_settles(world: World, queue: AnyQueue, settle: Settle, words: str) 
     queue.commit(held)
 
 
-def test_a_reservation_of_another_queue(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_reservation_of_another_queue(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     held = hold(queue)
     before = world.bytes(held.id)
     for settle in (other.commit, other.rollback, other.extend, other.release, other.bury):
@@ -367,7 +368,7 @@ def test_a_reservation_of_another_queue(world: World, queue: AnyQueue, other: An
 
 
 @pytest.mark.needs("move")
-def test_a_queue_of_another_namespace(world: World, queue: AnyQueue) -> None:
+def test_queue_of_another_namespace(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect(namespace="elsewhere").queue(queue.name)
     held = hold(queue)
     before = world.bytes(held.id)
@@ -389,7 +390,7 @@ def test_key_for_several_messages(world: World, queue: AnyQueue, other: AnyQueue
 
 
 @pytest.mark.needs("move")
-def test_a_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+def test_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     typed = world.client.queue(other.name, Order)
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)
@@ -438,7 +439,7 @@ def test_bad_targets(target: Any) -> None:
     refused(lambda: AsyncClient(target), ConfigurationError, "target")
 
 
-def test_a_closed_client(world: World, name: str) -> None:
+def test_closed_client(world: World, name: str) -> None:
     client = world.connect()
     queue = client.queue(name)
     held = hold(queue)
@@ -477,7 +478,7 @@ def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
     threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    threads[0].join(0.2)
+    eventually(lambda: waiters(client, name) == 3, "3 consumers wait")
     client.close()
     for thread in threads:
         thread.join(10)

@@ -13,6 +13,7 @@ import pytest
 from pyqueue import ConfigurationError, DuplicateKey
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World
+from tests.support.eventually import eventually, waiters
 
 sessions = pytest.mark.needs("sessions", "keys", "move", "dead_letter")
 
@@ -172,7 +173,7 @@ class TestTransactions:
         assert queue.counts().total == 0
         assert other.counts().ready == 2
 
-    def test_a_short_lease_is_refused(self, world: World, queue: AnyQueue, other: AnyQueue) -> None:
+    def test_short_lease_is_refused(self, world: World, queue: AnyQueue, other: AnyQueue) -> None:
         queue.push_many(["a", "b"])
         held = queue.reserve(0, lease=60)
         short = queue.reserve(0, lease=30)
@@ -243,7 +244,7 @@ class TestTransactions:
         answers: list[Any] = []
         thread = threading.Thread(target=lambda: answers.append(queue.pop(60)), daemon=True)
         thread.start()
-        thread.join(0.1)
+        eventually(lambda: waiters(client, queue.name) == 1, "a consumer waits")
 
         def work(session: Any) -> None:
             sent = client.stats["signals"]

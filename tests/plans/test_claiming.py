@@ -94,7 +94,7 @@ def test_claim_that_lost_every_message_scans_again() -> None:
         [{"_id": "m2", "when": NOW}],
         Change(1, None),
         lambda command: [document("m2", token=command.filter["token"], when=after(60))],
-        [],  # the end of the queue, in case the last scan did not start at its head
+        [],  # the end of the queue, in case the last scan did not start at the first message
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
@@ -164,7 +164,7 @@ def test_claim_that_surely_failed_raises(limit: int) -> None:
     assert "token" in runner.commands[-1].filter  # and no message stays claimed
 
 
-def test_a_plain_pop_is_one_command() -> None:
+def test_plain_pop_is_one_command() -> None:
     runner = Runner(NOT_PAUSED, document("m1"))
     (message,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0, pop=True))
     assert message.id == "m1"
@@ -473,7 +473,7 @@ def test_undo_of_many_pops_takes_two_commands_at_most() -> None:
     assert again["last_key"] == "k2"
 
 
-def test_a_backend_is_small_and_pickles() -> None:
+def test_backend_is_small_and_pickles() -> None:
     import pickle
 
     backend = standard(history=60)

@@ -109,7 +109,7 @@ def test_not_primary_errors_are_unknown_and_refresh_the_clock() -> None:
         error = errors.BulkWriteError(
             {"writeErrors": [{"index": 1, "code": 11602, "errmsg": "interrupted"}]}
         )
-        (fault,) = driver._failed(Insert([]), error)
-        assert (fault.place, fault.field) == (1, None)
-        assert isinstance(fault.error, Unavailable)
+        (failure,) = driver._failed(Insert([]), error)
+        assert (failure.place, failure.field) == (1, None)
+        assert isinstance(failure.error, Unavailable)
         assert driver.clock._taken < before

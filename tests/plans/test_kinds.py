@@ -16,7 +16,7 @@ NOT_PAUSED: list[Any] = []
 
 
 def test_empty_claim_forgets_a_due_time_that_has_passed() -> None:
-    """Otherwise a waiting consumer looks again every millisecond."""
+    """Otherwise a waiting consumer scans again every millisecond."""
     waiters = Waiters("t")
     waiters.scan.due = after(-1)
     plans = QueuePlans("a", Options(dead_letter="a.dead"), kind="newest")

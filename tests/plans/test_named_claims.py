@@ -319,7 +319,7 @@ def test_takeover_holds_abandoned_messages_at_once() -> None:
 
 
 @pytest.mark.parametrize("plan", ["claim", "acknowledge", "renew", "read", "rollback", "standing"])
-def test_the_former_runner_is_fenced(plan: str) -> None:
+def test_former_runner_is_fenced(plan: str) -> None:
     bench = Bench(4)
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
@@ -433,7 +433,7 @@ def test_groups_with_similar_names_are_separate() -> None:
 # ---- settling
 
 
-def test_an_acknowledgement_is_one_delete_by_the_token() -> None:
+def test_acknowledgement_is_one_delete_by_the_token() -> None:
     bench = Bench(3)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))

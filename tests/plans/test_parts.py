@@ -332,7 +332,7 @@ def test_reservations_are_of_this_queue_and_each_once() -> None:
 # ---- messages
 
 
-def test_the_state_follows_from_the_document_and_the_time() -> None:
+def test_state_follows_from_the_document_and_the_time() -> None:
     assert state_of({"when": NOW}, NOW) == "ready"
     assert state_of({"when": after(1)}, NOW) == "scheduled"
     assert state_of({"when": after(1), "token": "t"}, NOW) == "reserved"
@@ -382,7 +382,7 @@ class TestSchedule:
         assert schedule.due() == []
         assert schedule.pause() == pytest.approx(20)
 
-    def test_a_failure_is_repeated_a_tenth_of_the_lease_later(self, hands: Hands) -> None:
+    def test_failure_is_repeated_a_tenth_of_the_lease_later(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)

@@ -67,7 +67,7 @@ def test_replacement_in_a_transaction_is_tried_once() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("session", [None, object()])
-def test_a_push_signals_once_if_anything_came_in(count: int, session: Any) -> None:
+def test_push_signals_once_if_it_stored_a_message(count: int, session: Any) -> None:
     runner = Runner([])
     runner.run(standard().push(range(count), delay=5, session=session))
     assert runner.signals == [("a", after(5))]

@@ -40,7 +40,7 @@ def pairs(filter: Any) -> set[tuple[str, str]]:
     return found
 
 
-def test_a_commit_is_one_delete_by_pairs() -> None:
+def test_commit_is_one_delete_by_pairs() -> None:
     runner = Runner(3)
     held = [reservation("m1", "t1"), reservation("m2", "t2"), reservation("m3", "t1")]
     runner.run(standard().commit(tuple(held)))
@@ -231,7 +231,7 @@ def test_last_try_is_one_update_into_the_dead_queue() -> None:
     assert ("a.dead", NOW) in runner.signals
 
 
-def test_a_move_is_one_update_of_each() -> None:
+def test_move_is_one_update_for_each_message() -> None:
     """Different payloads take one update each in one command; equal ones take one update."""
     held = (reservation("m1"), reservation("m2", "t2"))
     runner = Runner((2, []))
@@ -289,7 +289,7 @@ def test_bad_arguments_send_no_command() -> None:
         assert runner.entered == []
 
 
-def test_a_settle_in_a_transaction_refuses_a_short_lease() -> None:
+def test_settle_in_a_transaction_refuses_a_short_lease() -> None:
     session = object()
     for lease, left, taken in (
         (60, 20, True),
