@@ -121,7 +121,7 @@ class Cluster:
     def emit(self, topic: str, when: datetime | None) -> None:
         """Signal every client."""
         for each in self.clients:
-            each.hear(topic.rpartition("/")[2], when)
+            each.receive_signal(topic.rpartition("/")[2], when)
 
     def close(self) -> None:
         """Close the clients."""
@@ -194,7 +194,7 @@ class VirtualClient(Client):
         super(Client, self).__init__(connection)
         self._cluster, self.computer = cluster, computer
 
-    def hear(self, queue: str, when: datetime | None) -> None:
+    def receive_signal(self, queue: str, when: datetime | None) -> None:
         """Receive a signal, as a waiting consumer does."""
         with self._cluster.at(self.computer):
             driver = runner_of(self).open()

@@ -370,7 +370,7 @@ class World:
                 self.spawn(self._deliver(each, when), self.time + delay)
 
     def _deliver(self, process: Process, when: datetime | None) -> Task:
-        process.hear(when)
+        process.receive_signal(when)
         yield from ()
 
 
@@ -398,7 +398,7 @@ class Process:
         """Return the primary's time in whole milliseconds, as this process estimates it."""
         return instant(int(self.world.time + self.skew))
 
-    def hear(self, when: datetime | None) -> None:
+    def receive_signal(self, when: datetime | None) -> None:
         """Receive a signal."""
         if self._listening:
             self._received.append(when)

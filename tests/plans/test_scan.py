@@ -639,7 +639,7 @@ def test_scheduled_message_is_on_time_despite_merged_signals() -> None:
     model = Model(Consumer(), pushes=pushes, processes=2, fault_rates=(1, 0, 0))
     model.run(5.02)
     assert not model.delivered
-    model.processes[0].hear(instant(5_000))
+    model.processes[0].receive_signal(instant(5_000))
     model.run(1)
     assert len(model.delivered) == 1
     model.run(5.2)
@@ -655,6 +655,6 @@ def test_late_message_is_found_despite_merged_signals() -> None:
         Consumer(), pushes=[Push(12_000, process=1, slow=8_500)], processes=2, fault_rates=(1, 0, 0)
     )
     model.run(20.55)
-    model.processes[0].hear(None)
+    model.processes[0].receive_signal(None)
     model.run(1.3)
     assert len(model.delivered) == 1
