@@ -34,7 +34,7 @@ LONG_MODULES: dict[str, int] = {}
 LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
     "tests/chaos/runner.py::run": 64,
-    "tests/model/explorer.py::_mark": 81,
+    "tests/model/explorer.py::_mark": 75,
 }
 #: How many lines of all files together are over the limit; the check goes when it is 0.
 LONG_LINES = 3

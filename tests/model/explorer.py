@@ -452,17 +452,9 @@ class Explorer:
         now = state.now
         documents = [state.documents[id] for id in sorted(state.documents)]
         first = PLACES[documents[0]["q"]] if documents else 0
-        past = {each["when"] for each in documents}
-        for one in state.consumers:
-            for answer in (*one.answers, *one.instants):
-                if type(answer) is datetime:
-                    past.add(answer)
-                elif type(answer) is list:
-                    past.update(each["when"] for each in answer)
-                elif type(answer) is dict:
-                    past.add(answer["when"])
-        ranks = {each: place for place, each in enumerate(sorted(past))}
-        passed = sum(each < now for each in past)
+        dates = _dates(state)
+        ranks = {each: place for place, each in enumerate(sorted(dates))}
+        passed = sum(each < now for each in dates)
         names: dict[str | None, int] = {None: -1}
 
         def time(value: datetime) -> int:
@@ -526,3 +518,17 @@ class Explorer:
             ((rough(each), each) for each in state.consumers), key=lambda pair: pair[0]
         )
         return messages, tuple((about, exact(each)) for about, each in consumers), state.finished
+
+
+def _dates(state: State) -> set[datetime]:
+    """Return the dates in the documents of a state and in the answers of its consumers."""
+    dates = {each["when"] for each in state.documents.values()}
+    for consumer in state.consumers:
+        for answer in (*consumer.answers, *consumer.instants):
+            if type(answer) is datetime:
+                dates.add(answer)
+            elif type(answer) is list:
+                dates.update(each["when"] for each in answer)
+            elif type(answer) is dict:
+                dates.add(answer["when"])
+    return dates
