@@ -120,7 +120,7 @@ def instant(name: str, value: Any) -> datetime:
 
 
 def starting(now: datetime, delay: Any, at: Any) -> datetime:
-    """Return when a message becomes eligible: ``delay`` from now, or at ``at``; never before now."""
+    """Return when a message becomes eligible: after ``delay``, or at ``at``; never before now."""
     if delay is not None and at is not None:
         raise ConfigurationError("delay, at: give one of the two, not both")
     if at is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,6 @@ API_MODULES = {"queues", "async_queues", "client", "async_client"}
 MAX_MEMBERS = 30
 API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
 MAX_FUNCTION = 60
-MAX_LINE = 100
-#: A comment for a tool, which does not count as part of its line.
-PRAGMA = re.compile(r"  # (noqa|type: ignore)\b.*")
 
 # ---- what breaks a limit today: lower or remove an entry as soon as you can
 
@@ -36,8 +32,6 @@ LONG_FUNCTIONS: dict[str, int] = {
     "tests/chaos/runner.py::run": 64,
     "tests/model/explorer.py::_mark": 75,
 }
-#: How many lines of all files together are over the limit; the check goes when it is 0.
-LONG_LINES = 3
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.
@@ -123,17 +117,6 @@ def long_functions() -> dict[str, int]:
     return found
 
 
-def long_lines() -> dict[str, int]:
-    """For each file the number of lines over the limit."""
-    found = {}
-    for path in all_files():
-        lines = [PRAGMA.sub("", line) for line in text_of(path).splitlines()]
-        count = sum(len(line) > MAX_LINE for line in lines)
-        if count:
-            found[name_of(path)] = count
-    return found
-
-
 def imported(tree: ast.Module) -> Iterator[str]:
     """Every module of ours that a file imports: in functions and under TYPE_CHECKING too."""
     for node in ast.walk(tree):
@@ -205,11 +188,6 @@ def test_limits_are_kept_but_for_the_tables(check: str) -> None:
     assert too_much == {}, f"{check}: split or rewrite"
     not_needed = set(allowed) - set(found)
     assert not_needed == set(), f"{check}: remove these entries of the table"
-
-
-def test_lines_are_no_longer_than_the_limit() -> None:
-    found = long_lines()
-    assert sum(found.values()) <= LONG_LINES, found
 
 
 # ---- the measures themselves

@@ -108,7 +108,8 @@ class Runner:
 
         A run that is stopped fetches no more messages and lets its handlers end. Handlers that have
         not ended after ``grace`` seconds, or at a second signal, are cancelled: their messages are
-        rolled back and can be received at once. Messages whose handler had not started are released.
+        rolled back and can be received at once. Messages whose handler had not started are
+        released.
 
         Args:
             until_empty: end when no stage has a message left, be it ready, reserved or scheduled.
@@ -198,8 +199,8 @@ class Pipeline(Runner):
     return ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``. After any
     other exception the message is tried again later.
 
-    Without a handler each method is a decorator. With one it returns the pipeline, so that calls can
-    be chained.
+    Without a handler each method is a decorator. With one it returns the pipeline, so that calls
+    can be chained.
 
     All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
     ``model``; ``concurrency``, how many messages of the stage may be in flight at once; and

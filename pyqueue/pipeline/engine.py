@@ -1,8 +1,8 @@
 """One run of a pipeline or a worker: fetch messages, have them handled, stop and drain.
 
 Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each
-message in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over all
-stages, and each stage has a limit for its messages between reserving and settling.
+message in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over
+all stages, and each stage has a limit for its messages between reserving and settling.
 
 ``verdicts`` decides what a handler's answer means for its message.
 """

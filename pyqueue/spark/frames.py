@@ -150,7 +150,7 @@ def payload_type(model: object) -> DataType | None:
         The type; None means JSON in a string.
 
     Raises:
-        ConfigurationError: The model is not a pydantic model, or a field has a type that Spark lacks.
+        ConfigurationError: The model is not a pydantic model, or Spark lacks the type of a field.
     """
     if model is None:
         return None
