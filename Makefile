@@ -31,8 +31,10 @@ $(VENV)/.spark: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run real flights through a pipeline of queues, and check every figure
 	@$(BIN)/pyqueue demo $(ARGS)
 
-# One worker for each core. The tests that share a Spark session stay together in one worker.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup
+# Two workers for each core: half of the time a test waits for a server. The tests that share a Spark
+# session stay together in one worker.
+WORKERS = $$($(BIN)/python -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no more than one short Spark stream
 	@$(PYTEST) -m 'not slow and not spark_long' $(ARGS)

@@ -6,6 +6,7 @@ Without a server, tests are skipped at home and fail under ``CI=true``: there, n
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -25,6 +26,10 @@ from tests.support.shared import Mongod, Run
 __all__ = ["database", "log", "password", "signed_in", "spark"]
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
+
+# A run in the background may ignore Ctrl-C, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Not UTC, so that a naive datetime is noticed. Processes that the tests start inherit it.
 os.environ["TZ"] = "EST5EDT"
