@@ -63,15 +63,17 @@ class Place:
     def runs(self, file: str) -> bool:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
         if self.kind.name != "standard":
-            return self.driver in ("memory", "pymongo")
+            return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
         return self.driver != "motor" or file in MOTOR_FILES
 
 
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
 #: read results, errors and sessions of the driver. In the other files Motor runs the same plans
-#: and the same code as PyMongo's async driver. A kind changes plans and not drivers, so ``make
-#: test`` runs the second kind in memory and on one driver.
+#: and the same code as PyMongo's async driver.
 MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
+#: The test files that ``make test`` runs on a server for the second kind. A kind changes plans and
+#: not drivers, so the other files run in memory.
+KIND_FILES: Final = {"test_kinds", "test_receive", "test_settle", "test_move", "test_transactions"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),

@@ -39,7 +39,7 @@ def server(url: str) -> Any:
 
 
 def test_plans() -> None:
-    play(plans_place(), SHORT(max_examples=200, stateful_step_count=25))
+    play(plans_place(), SHORT(max_examples=100, stateful_step_count=25))
 
 
 def test_mongomock() -> None:

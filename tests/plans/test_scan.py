@@ -493,7 +493,7 @@ def test_burst_with_one_when_and_two_id_types(monkeypatch: pytest.MonkeyPatch) -
 
 def test_late_message_in_a_backlog_is_found_in_five_seconds() -> None:
     """Several processes take messages from each other, so each scans further ahead."""
-    pushes = [Push(0, count=25) for _ in range(80)] + [
+    pushes = [Push(0, count=25) for _ in range(50)] + [
         Push(2_000.0 + at, slow=2_000) for at in range(0, 3_000, 500)
     ]
     consumers = [Consumer(process=which, limit=10) for which in range(3)]
