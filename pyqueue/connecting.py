@@ -26,7 +26,8 @@ from pymongo.read_concern import ReadConcern
 import signals as buses
 from pyqueue import arguments
 from pyqueue.backends import namespace as namespaces
-from pyqueue.drivers import AsyncDriver, BaseDriver, Driver
+from pyqueue.base_driver import BaseDriver
+from pyqueue.drivers import AsyncDriver, Driver
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.memory import memory_database

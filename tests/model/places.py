@@ -62,7 +62,7 @@ def virtual_time() -> Iterator[Time]:
     time = Time()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyqueue.clock.time", time)
-        patch.setattr("pyqueue.drivers.time", time)
+        patch.setattr("pyqueue.base_driver.time", time)
         yield time
 
 
