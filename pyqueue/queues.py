@@ -538,6 +538,10 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Returns:
             How many messages went back; 0 for a queue without buried messages.
+
+        Raises:
+            Unavailable: The server did not answer. The text says how many went back; call it again
+                for the rest.
         """
         return self._run(self._backend.redrive(limit))
 
@@ -618,10 +622,15 @@ class Queue(QueueBase[T, PlanRunner]):
     def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        Held messages and the history stay, and nothing is added to the history.
+        Held messages and the history stay, and nothing is added to the history. It works in pages
+        of 1000 and passes over messages that an open transaction holds.
 
         Returns:
             How many were deleted.
+
+        Raises:
+            Unavailable: The server did not answer, or a transaction still holds messages. The text
+                says how many were deleted; call it again for the rest.
         """
         return self._run(self._backend.purge())
 

@@ -239,11 +239,12 @@ class Delete(Command[int]):
 
     filter: Filter
     many: bool = False
+    hint: str | None = None
 
     def send(self, collection: Any) -> Any:
         """Send a delete."""
         delete = collection.delete_many if self.many else collection.delete_one
-        return delete(self.filter, session=self.session)
+        return delete(self.filter, hint=self.hint, session=self.session)
 
     def read(self, raw: Any) -> int:
         """Return how many were deleted."""

@@ -276,7 +276,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "moving": {"applying", "kind", "namespace", "options", "transitions"},
     "settling": {"applying", "invalid", "kind", "moving", "namespace", "options", "transitions"},
-    "managing": {"applying", "kind", "namespace", "transitions"},
+    "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
         *("kind", "managing", "moving", "namespace", "options", "pushing"),
         *("reading", "receiving", "settling"),

@@ -6,41 +6,70 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from bson import ObjectId
+
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
-from pyqueue.backends.kind import Kind, require
-from pyqueue.documents import invalid_fields
-from pyqueue.errors import InvalidName
+from pyqueue.backends.kind import Kind, ScanStart, require
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.documents import hashable_id, invalid_fields
+from pyqueue.errors import InvalidName, Unavailable
 from pyqueue.messages import Id
-from pyqueue.requests import Delete, Document, Find, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Signal, Update
 
 __all__ = ["notify", "pause", "purge", "redrive", "remove", "replay"]
 
-_REDRIVE_FIELDS: Final = {"dead": 1, "key": 1, "last_key": 1, "token": 1, "trail": 1}
+_REDRIVE_FIELDS: Final = {"when": 1, "dead": 1, "key": 1, "last_key": 1, "token": 1, "trail": 1}
+#: The time limit of one delete of a purge. A transaction that holds a message delays a purge for
+#: so long.
+_PURGE_TIMEOUT_S: Final = 1.0
+
+
+def _end_of(page: Sequence[Document]) -> ScanStart | None:
+    """Return the last position of a page; None if all of it is foreign documents."""
+    for document in reversed(page):
+        when, id = document["when"], document["_id"]
+        if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
+            return when, id
+    return None
 
 
 def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
-    """Send dead messages back to the queues that they came from. Return how many."""
+    """Send dead messages back to the queues that they came from. Return how many.
+
+    It works in pages, in scan order. What has no way home is passed over.
+
+    Raises:
+        Unavailable: the server did not answer. The text has the number of moved messages.
+    """
     if limit is not None:
         arguments.count("limit", limit)
     require(kind, queue, "dead_letter")
     yield from namespace.check_kind(queue, kind)
     moved = 0
     now = yield from ServerTime()
-    while limit is None or moved < limit:
-        wanted = MAX_BATCH if limit is None else min(MAX_BATCH, limit - moved)
-        match = transitions.not_held_filter(queue, now) | {"dead": {"$exists": True}}
-        found = yield from Find(
-            match, _REDRIVE_FIELDS, sort=kind.order, limit=wanted, hint=kind.index
-        )
-        batch = 0
-        for document in found:
-            batch += yield from _redrive_one(queue, kind, document, now)
-        moved += batch
-        if len(found) < wanted or not batch:
-            break
-    return moved
+    start: ScanStart | None = None
+    try:
+        while True:
+            match = {**transitions.live(queue, start), "dead": {"$exists": True}}
+            page = yield from Find(
+                match, _REDRIVE_FIELDS, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT
+            )
+            for document in page:
+                if moved == limit:
+                    return moved
+                if not transitions.is_held(document, now):
+                    moved += yield from _redrive_one(queue, kind, document, now)
+            end = _end_of(page)
+            if len(page) < MAX_BATCH or end is None:
+                return moved
+            start = end
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {moved} messages were sent back before that: call redrive() again"
+        ) from error
 
 
 def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Plan[bool]:
@@ -82,10 +111,86 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
 
 
 def purge(queue: str, kind: Kind) -> Plan[int]:
-    """Delete the messages that are ready or scheduled. Return how many."""
+    """Delete the messages that are ready or scheduled. Return how many.
+
+    It works in pages. It passes over messages that an open transaction holds, and tries them once
+    more at the end.
+
+    Raises:
+        Unavailable: the server did not answer, or messages are still held by a transaction. The
+            text has the number of deleted messages.
+    """
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
-    return (yield from Delete(transitions.not_held_filter(queue, now), many=True))
+    purged = 0
+    start: ScanStart | None = None
+    locked: list[object] = []
+    try:
+        while True:
+            page = yield from Find(
+                transitions.live(queue, start),
+                {"_id": 1, "when": 1},
+                sort=SCAN_ORDER,
+                limit=MAX_BATCH,
+                hint=HOT,
+            )
+            ids = [document["_id"] for document in page]
+            deleted, passed = yield from _delete_each(queue, ids, now)
+            purged += deleted
+            locked += passed
+            end = _end_of(page)
+            if len(page) < MAX_BATCH or end is None:
+                break
+            start = end
+        if locked:
+            purged += yield from Delete(_purged(queue, locked, now), many=True, hint="_id_")
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {purged} messages were deleted before that: call purge() again"
+        ) from error
+    return purged
+
+
+def _purged(queue: str, ids: Sequence[object], now: datetime) -> Filter:
+    return transitions.not_held_filter(queue, now) | {"_id": {"$in": ids}}
+
+
+def _delete_each(
+    queue: str, ids: Sequence[object], now: datetime
+) -> Plan[tuple[int, Sequence[object]]]:
+    """Delete those of ``ids`` that are not held under a lease.
+
+    The server deletes in order and waits at a message that a transaction holds. A read does not
+    wait, and shows how far the delete came. If it did not come on, pass over the first message,
+    then over twice as many each time.
+
+    Returns:
+        How many were deleted, and the ids that were passed over.
+    """
+    rest = sorted(ids, key=lambda id: (isinstance(id, ObjectId), str(id)))
+    passed: list[object] = []
+    deleted, skip = 0, 1
+    while True:
+        # A delete of nothing waits until all earlier ones are durable.
+        limit_s = _PURGE_TIMEOUT_S if rest else None
+        try:
+            match = _purged(queue, rest, now)
+            deleted += yield from Delete(match, many=True, hint="_id_", max_time_s=limit_s)
+            return deleted, passed
+        except Unavailable:
+            if not rest:
+                raise
+            fields = {"token": 1, "when": 1}
+            stored = yield from Find({"_id": {"$in": rest}, "q": queue}, fields)
+        gone = len(rest) - len(stored)
+        deleted += gone
+        left = {hashable_id(each["_id"]) for each in stored if not transitions.is_held(each, now)}
+        rest = [id for id in rest if hashable_id(id) in left]
+        if gone:
+            skip = 1
+        else:
+            passed += rest[:skip]
+            rest, skip = rest[skip:], 2 * skip
 
 
 def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:

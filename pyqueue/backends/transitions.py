@@ -65,16 +65,26 @@ def entering(queue: str, when: datetime) -> dict[str, Any]:
 
 def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
     """Return the filter of the messages that may be claimed at ``now``, from ``start`` on."""
+    return scan_range(queue, {"$lte": now}, start)
+
+
+def live(queue: str, start: ScanStart | None) -> Filter:
+    """Return the filter of the live messages in scan order, from ``start`` on."""
+    return scan_range(queue, {"$lt": BAND}, start)
+
+
+def scan_range(queue: str, upto: Mapping[str, datetime], start: ScanStart | None) -> Filter:
+    """Return the filter of the messages from ``start`` on whose ``when`` matches ``upto``."""
     messages = {"_id": {"$ne": record_id(queue)}}
     if start is None:
-        return {"q": queue, "when": {"$lte": now}, **messages}
+        return {"q": queue, "when": upto, **messages}
     when, id = start
     if id is None:
-        return {"q": queue, "when": {"$gte": when, "$lte": now}, **messages}
+        return {"q": queue, "when": {"$gte": when, **upto}, **messages}
     after: list[Filter] = [{"q": queue, "when": when, "_id": {"$gt": id}}]
     if isinstance(id, str):  # $gt compares within one type, and every ObjectId follows every str
         after.append({"q": queue, "when": when, "_id": {"$type": "objectId"}})
-    return {"$or": [*after, {"q": queue, "when": {"$gt": when, "$lte": now}}], **messages}
+    return {"$or": [*after, {"q": queue, "when": {"$gt": when, **upto}}], **messages}
 
 
 def still_claimable(queue: str, ids: Sequence[object], now: datetime) -> Filter:
@@ -122,6 +132,12 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
         "_id": {"$ne": record_id(queue)},
         "$or": [{"token": {"$exists": False}}, {"when": {"$lte": now}}],
     }
+
+
+def is_held(document: Mapping[str, Any], now: datetime) -> bool:
+    """Return whether a live message is held under a live lease."""
+    when = document["when"]
+    return "token" in document and not (isinstance(when, datetime) and when <= now)
 
 
 def rolling_back(

@@ -495,3 +495,26 @@ def test_driver_errors_of_the_commit_pass_unwrapped(client: Client) -> None:
     with pytest.raises(PyMongoError):
         transact()
     assert queue.counts().total == 0
+
+
+# ---- locks
+
+
+def test_purge_gets_past_a_message_that_a_transaction_holds(client: Client) -> None:
+    """A stranger's open transaction delays a purge, but does not stop it half done."""
+    queue = client.queue("jobs")
+    queue.push_many(range(20))
+    held = hold(queue)
+    queue.release(held)
+    stored = client.database["pyqueue"]
+    with client.database.client.start_session() as session, ThreadPoolExecutor(1) as pool:
+        session.start_transaction()
+        stored.update_one({"_id": held.id}, {"$set": {"x": 1}}, session=session)
+        purge = pool.submit(queue.purge)
+        try:
+            eventually(lambda: queue.counts().total == 1, "the other messages are deleted")
+            assert not purge.done()
+        finally:
+            session.abort_transaction()
+        assert purge.result(LONG) == 20
+    assert queue.counts().total == 0
