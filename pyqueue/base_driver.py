@@ -111,6 +111,8 @@ class BaseDriver(Generic[L]):
         self._prepared = False
         self._failures = 0
         self._waiters: dict[str, Waiters] = {}
+        #: The waiting consumers of this driver, and of those that run on it.
+        self._all_waiters = [self._waiters]
         #: By topic.
         self._listeners: dict[str, L] = {}
         self._kinds: dict[str, str] = {}
@@ -210,13 +212,24 @@ class BaseDriver(Generic[L]):
             failures = write_failures(error)
             if failures is not None:
                 if any(isinstance(each.error, Unavailable) for each in failures):
-                    self.clock.expire()
+                    self._expect_changes()
                 return failures if isinstance(request, Insert) else (matched_count(error), failures)
         meant = translated(error)
         if isinstance(meant, Unavailable):
-            self.clock.expire()
+            self._expect_changes()
         self.stats["errors"] += 1
         raise meant from error
+
+    def _expect_changes(self) -> None:
+        """Ask for the time again, and rescan every queue.
+
+        Another member may be primary now. Claims may be undone, and pushes that were delayed
+        arrive where scans have been.
+        """
+        self.clock.expire()
+        for table in self._all_waiters:
+            for waiters in list(table.values()):
+                waiters.scan.forget()
 
     def _left(self, until: datetime | None) -> float | None:
         return None if until is None else max(0.0, (until - self.clock.now()).total_seconds())
@@ -254,6 +267,7 @@ class BaseDriver(Generic[L]):
     def close_waiters(self) -> None:
         """Wake every consumer that waits. Each then finds the client closed."""
         self.closed = True
+        self._all_waiters[:] = [each for each in self._all_waiters if each is not self._waiters]
         for waiters in self._waiters.values():
             waiters.close()
         for listener in self._listeners.values():

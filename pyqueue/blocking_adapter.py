@@ -37,6 +37,7 @@ class BlockingAdapter(AsyncDriver):
         self._driver = driver
         self._threads = threads
         self._waiters = {}
+        self._all_waiters.append(self._waiters)
         self._listeners = {}
         self._loop = None
         self._lock = asyncio.Lock()

@@ -138,6 +138,7 @@ def receive(
 
 
 def _is_paused(queue: str, scan: ScanState, now: datetime) -> Plan[bool]:
+    scan.observe(now)
     read = scan.flag_read
     if read is None or (now - read).total_seconds() >= PAUSE_READ_INTERVAL_S:
         scan.flag_read = now

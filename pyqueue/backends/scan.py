@@ -38,6 +38,10 @@ BUSY_RESCAN_S: Final = 5.0
 IDLE_RESCAN_S: Final = 1.0
 #: A rescan is not repeated before this many times its own duration has passed.
 RESCAN_REST_FACTOR: Final = 50
+#: The longest such rest. A message without a signal may wait for the rescan after it.
+MAX_RESCAN_REST_S: Final = 60.0
+#: Instants that go back further than this mean that the clock was set.
+CLOCK_STEP: Final = timedelta(seconds=1)
 #: An empty scan that takes longer is walking over deleted entries that lie ahead of now.
 SLOW_SCAN: Final = timedelta(milliseconds=2)
 #: How long the server keeps deleted index entries.
@@ -82,11 +86,21 @@ class ScanState:
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
     _idle_rescan_s: float = IDLE_RESCAN_S
+    #: How long the last rescan took.
+    _rescan_took_s: float = 0.0
+    #: The last instant that this state was used with.
+    _observed: datetime = FIRST
     #: The earliest ``when`` that was announced since the last scan began.
     _announced: datetime | None = None
     #: Until when the sentinel is useful, and until when it stands.
     sentinel_until: datetime | None = None
     sentinel: datetime | None = None
+
+    def observe(self, now: datetime) -> None:
+        """Forget what was learnt by a clock that has been set back since."""
+        if now < self._observed - CLOCK_STEP:
+            self.forget()
+        self._observed = now
 
     def start(self, now: datetime) -> ScanStart | None:
         """Begin a scan: forget a due time that has passed, and return where to begin.
@@ -119,6 +133,9 @@ class ScanState:
             poll_s: the longest time between rescans of an idle queue, in seconds.
             ended: whether it saw the end of what is ready.
         """
+        if after < now - CLOCK_STEP:
+            self.forget()  # the clock was set back meanwhile: new messages lie below this scan
+            return
         # Racing producers may still insert above this margin.
         margin: ScanStart = (now - SLACK, None)
         if last is not None or ended:
@@ -130,8 +147,12 @@ class ScanState:
         # Of several concurrent rescans, the first sets the time of the next.
         if start is None and (self.rescan_at is None or self.rescan_at <= now):
             took_s = (after - now).total_seconds()
+            # A stall makes one rescan slow, a long way makes all of them slow.
+            cost_s = min(took_s, self._rescan_took_s)
+            self._rescan_took_s = took_s
             rest_s = BUSY_RESCAN_S if last is not None and not ended else self._idle_rescan_s
-            self.rescan_at = after + _seconds(max(rest_s, RESCAN_REST_FACTOR * took_s))
+            rest_s = max(rest_s, min(RESCAN_REST_FACTOR * cost_s, MAX_RESCAN_REST_S))
+            self.rescan_at = after + _seconds(rest_s)
             if last is None:
                 self._idle_rescan_s = min(self._idle_rescan_s * 2, max(poll_s, IDLE_RESCAN_S))
         elif start is not None and last is None and self.rescan_at is not None:
@@ -155,6 +176,11 @@ class ScanState:
         """Expect messages anywhere: the bus may have lost events."""
         self.on_signal(FIRST)
         self.flag_read = None
+
+    def forget(self) -> None:
+        """Know nothing of the messages, as in a new process: messages may be anywhere."""
+        self.on_missed_signals()
+        self.due = self.due_read = self.rescan_at = None
 
     def wake_at(self, when: datetime) -> None:
         """Remember that a message becomes eligible at ``when``."""

@@ -340,6 +340,16 @@ def test_receive_waits_until_the_next_when() -> None:
     assert runner.now == after(0.7)
 
 
+def test_pause_is_noticed_after_the_clock_was_set_back() -> None:
+    waiters = Waiters("t")
+    runner = Runner(NOT_PAUSED, None)
+    assert runner.run(standard().receive(waiters, 1, timeout=0)) == []
+    runner.now = after(-60)
+    runner.answers = [[{"paused": True}]]
+    assert runner.run(standard().receive(waiters, 1, timeout=0)) == []
+    assert waiters.scan.paused
+
+
 def test_next_when_is_read_once_a_second_at_most() -> None:
     waiters = Waiters("t")
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)

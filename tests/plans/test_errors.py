@@ -15,10 +15,13 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
+from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import runner_of
 from pyqueue.errors import MissingIndex, NotPermitted
-from pyqueue.requests import Insert
+from pyqueue.requests import Find, Insert
 from pyqueue.server_errors import translated, write_failures
+from pyqueue.thread_pool import DaemonThreadPool
+from tests.plans.runner import NOW
 
 
 def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
@@ -113,3 +116,34 @@ def test_not_primary_errors_are_unknown_and_refresh_the_clock() -> None:
         assert (failure.place, failure.field) == (1, None)
         assert isinstance(failure.error, Unavailable)
         assert driver.clock._taken < before
+
+
+def test_unavailable_server_makes_every_queue_rescan() -> None:
+    """Claims may be undone, and delayed pushes arrive where scans have been."""
+    with Client("memory:") as client:
+        driver = runner_of(client).open()
+        threads = DaemonThreadPool()
+        adapted = BlockingAdapter(driver, threads)
+        scans = [each.waiters(name).scan for each in (driver, adapted) for name in ("a", "b")]
+        assert len({id(scan) for scan in scans}) == 4
+
+        def rescans() -> list[bool]:
+            return [scan.rescan_at is None for scan in scans]
+
+        def scanned() -> None:
+            for scan in scans:
+                scan.scanned(None, NOW, NOW, None, 15, ended=True)
+            assert not any(rescans())
+
+        scanned()
+        with pytest.raises(InvalidMessage):
+            driver._failed(Find({}), InvalidDocument("no"))
+        assert not any(rescans())
+        with pytest.raises(Unavailable):
+            driver._failed(Find({}), errors.AutoReconnect("gone"))
+        assert all(rescans())
+        adapted.close_waiters()
+        scanned()
+        with pytest.raises(Unavailable):
+            driver._failed(Find({}), errors.AutoReconnect("gone"))
+        assert rescans() == [True, True, False, False]

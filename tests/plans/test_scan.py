@@ -523,7 +523,7 @@ def test_client_that_was_away_rescans() -> None:
         (True, None, 0, False, True, 1),
         (True, 0, 0, False, True, 1),
         (True, None, 0.1, True, False, 5.1),
-        (True, None, 0.2, True, False, 10.2),  # a slow rescan is not repeated soon
+        (True, None, 1, True, False, 6),  # one slow rescan may be a stall
         (True, 4, 0, False, True, 4),  # another scan was a rescan meanwhile
         (False, 9, 0, False, True, 1),  # the queue becomes quiet
         (False, 0.5, 0, False, True, 0.5),
@@ -568,6 +568,75 @@ def test_rescans_back_off_until_a_message_arrives() -> None:
         assert short.rescan_at is not None
         assert (short.rescan_at - after(at)).total_seconds() == 1
         short.rescan_at = None
+
+
+@pytest.mark.parametrize(
+    ("durations", "rest"),
+    [
+        ((0.2, 0.2), 10),  # a slow rescan is not repeated soon
+        ((1, 0.2), 10),
+        ((0.2, 1), 10),
+        ((0.01, 1), 2),  # a stall says nothing about the scan
+        ((0.01, 3600, 0.01), 4),
+        ((2, 2), 60),  # messages without a signal wait for this rescan
+        ((60, 60, 60), 60),
+    ],
+)
+def test_rest_after_rescans_is_measured_and_bounded(
+    durations: tuple[float, ...], rest: float
+) -> None:
+    scan, at = ScanState(), 0.0
+    for took in durations:
+        scan.rescan_at = None
+        scan.scanned(None, after(at), after(at + took), None, 15, ended=True)
+        at += took
+    assert scan.rescan_at == after(at + rest)
+
+
+# ---- what is forgotten
+
+
+def learnt() -> ScanState:
+    """Return what a process knows that has just looked at an empty queue."""
+    scan = ScanState()
+    scan.observe(NOW)
+    scan.flag_read = NOW
+    scan.start(NOW)
+    scan.scanned(None, NOW, after(0.01), None, 15, ended=True)
+    scan.wake_at(after(600))
+    scan.due_known, scan.due_read = True, after(0.01)
+    return scan
+
+
+def test_forgotten_bounds_lead_to_a_rescan() -> None:
+    scan = learnt()
+    assert scan.start(after(0.5)) is not None
+    scan.forget()
+    assert scan.start(after(0.5)) in (None, (rules.FIRST, None))
+    assert (scan.due, scan.due_known, scan.due_read, scan.flag_read) == (None, False, None, None)
+
+
+def test_scan_state_is_forgotten_when_the_clock_is_set_back() -> None:
+    scan = learnt()
+    scan.observe(after(-0.9))  # small differences between threads are no step
+    scan.observe(after(0.1))
+    read = scan.flag_read
+    assert read == NOW
+    assert scan.start(after(0.5)) is not None
+    scan.observe(after(-3600))
+    assert scan.flag_read is None
+    assert scan.start(after(-3600)) in (None, (rules.FIRST, None))
+    assert scan.due is None
+
+
+def test_scan_during_a_step_back_sets_no_bound() -> None:
+    """Its instant is ahead of all messages that are pushed from now on."""
+    scan = learnt()
+    start = scan.start(after(0.5))
+    scan.observe(after(-3600))
+    scan.start(after(-3600))  # another thread looks
+    scan.scanned(start, after(0.5), after(-3600), None, 15, ended=True)
+    assert scan.start(after(-3599)) in (None, (rules.FIRST, None))
 
 
 @pytest.mark.parametrize(
