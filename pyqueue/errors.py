@@ -40,8 +40,8 @@ class QueueError(Exception):
 class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
-    Nothing was changed for the members of ``lost``. The members of ``unknown`` are gone; either
-    this call or another holder settled them. Only a batch without history can leave any.
+    Nothing was changed for the members of ``lost``. The members of ``unknown`` are gone or moved
+    on; either this call or another holder settled them. Only a batch can leave any.
     """
 
     def __init__(

@@ -28,6 +28,10 @@ _TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 #: The server cannot apply the update to the document.
 _DOES_NOT_FIT: Final = {2, 9, 14, 15, 28, 40, 52, 54, 56, 57, 111}
 _DUPLICATE_KEY: Final = 11000
+#: Codes that stand for many causes: none, internal error, unknown error.
+_VAGUE: Final = {None, 1, 8}
+#: The end of the text with which a server refuses to use an index that does not exist.
+_NO_SUCH_HINT: Final = "hint provided does not correspond to an existing index"
 
 
 def translated(error: Exception) -> Exception:
@@ -100,9 +104,13 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
 
 
 def _refusal(error: errors.OperationFailure) -> QueueError:
-    """Return what the refusal of one operation means."""
+    """Return what the refusal of one operation means.
+
+    The code decides. The text may quote a payload, so it counts only for codes that say little.
+    """
     text, code = _brief(error), error.code
-    if code in (13, 8000) or "not authorized" in text:
+    vague = code in _VAGUE
+    if code in (13, 8000) or (vague and "not authorized" in text):
         return NotPermitted(f"the database user is not permitted to do this: {text}")
     if code == 18:
         return ConfigurationError("target: the server refused the user name or the password")
@@ -110,13 +118,13 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
         return ConfigurationError(
             f"the collection has an index of the same name with other options: drop it ({text})"
         )
-    if code == 20 or "Transaction numbers" in text:
+    if code == 20 or (code == 263 and "Transaction numbers" in text):
         return ConfigurationError(
             "session: transactions need a replica set; this server is a standalone"
         )
-    if "hint" in text:
+    if code == 2 and not isinstance(error, errors.WriteError) and _NO_SUCH_HINT in text:
         return MissingIndex(text)
-    if code in _TOO_LARGE or "too large" in text or "larger than" in text:
+    if code in _TOO_LARGE or (vague and ("too large" in text or "larger than" in text)):
         return InvalidMessage(
             f"payload: the message would be larger than the server allows: {text}"
         )

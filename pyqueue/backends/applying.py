@@ -9,7 +9,7 @@ writes something that no other update writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -60,7 +60,7 @@ class Settlement(NamedTuple):
     group: Hashable = None
 
 
-#: How a settlement went. "unknown": the message is gone, by this command or by another one.
+#: How a settlement went. "unknown": the message was settled, by this command or by another one.
 SettlementResult = Literal["done", "lost", "unknown"] | QueueError
 
 
@@ -229,39 +229,53 @@ def _update_each(part: _Part) -> Plan[int]:
 
 def _resolve_partial(part: _Part, missing: int) -> Plan[None]:
     """Find out which messages of a command were not settled: the server only says how many."""
-    documents: dict[object, Document] = {}
-    gone: SettlementResult = "lost"
-    if missing < len(part.places):
-        ids = [each.held.id for each in part.settlements]
-        found = yield from Find({"_id": {"$in": ids}}, session=part.session)
-        documents = {each["_id"]: each for each in found}
-        if part.updates[part.places[0]] is None:
-            # If all that is missing is still there, in other hands, then this command deleted the
-            # rest.
-            present = sum(id in documents for id in ids)
-            gone = "done" if present >= missing else "unknown"
+    open_places = [place for place in part.places if part.results[place] == "done"]
+    if missing == len(part.places):
+        _report(part, open_places, "lost")
+        return
+    ids = [each.held.id for each in part.settlements]
+    found = yield from Find({"_id": {"$in": ids}}, session=part.session)
+    documents: dict[object, Document] = {each["_id"]: each for each in found}
+    unclear: list[int] = []
     for each, place in zip(part.settlements, part.places, strict=True):
-        if part.results[place] != "done":
-            continue
-        document = documents.get(each.held.id)
-        if document is None:
-            part.results[place] = gone
-        elif not _was_applied(document, each.held, part.updates[place]):
-            part.results[place] = "lost"
+        if part.results[place] == "done":
+            applied = _was_applied(documents.get(each.held.id), each.held, part.updates[place])
+            if applied is None:
+                unclear.append(place)
+            elif not applied:
+                part.results[place] = "lost"
+                missing -= 1
+    if missing:  # else all that is unclear was settled by this command
+        _report(part, unclear, "lost" if missing == len(unclear) else "unknown")
+
+
+def _report(part: _Part, places: Iterable[int], result: SettlementResult) -> None:
+    for place in places:
+        part.results[place] = result
 
 
 def _was_applied(
-    document: Mapping[str, object], held: Reservation[Any], update: SettlementUpdate
-) -> bool:
-    """Return whether a stored document shows that this update was applied to it."""
+    document: Mapping[str, object] | None, held: Reservation[Any], update: SettlementUpdate
+) -> bool | None:
+    """Return whether this update was applied, as far as the stored document shows it.
+
+    None: the message is gone, or has left its queue again since, by this update or another one.
+    """
     if update is None:
-        return False
+        return None if document is None else False
     put = update["$set"]
     if "left" in put:
-        return bool(document.get("left") == put["left"])
+        if document is None:
+            return None
+        if document.get("left") == put["left"]:
+            return True
+        overwritten = "left" in document and document.get("token") != held.token
+        return None if overwritten else False
     shown = {"token": held.token} | put
     names = ("q", "when", "due", "processed", "token")
-    return all(document.get(name) == shown[name] for name in names if name in shown)
+    return document is not None and all(
+        document.get(name) == shown[name] for name in names if name in shown
+    )
 
 
 def _check_time_left(held: Reservation[Any], now: datetime) -> None:

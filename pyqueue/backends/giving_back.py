@@ -24,9 +24,7 @@ def insert_again(documents: list[Document]) -> Plan[None]:
         yield from Insert(clashing)
 
 
-def undo_reserve(
-    queue: str, kind: Kind, history_s: float | None, claimed: Sequence[Claimed]
-) -> Plan[None]:
+def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back what was reserved for a cancelled caller: the same place, the try not counted."""
     now = yield from ServerTime()
     yield from UpdateEach(

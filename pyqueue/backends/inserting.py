@@ -12,7 +12,6 @@ from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
 from pyqueue.messages import Id
-from pyqueue.payloads import encode
 from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, Signal, Update, WriteFailure
 
 __all__ = [
@@ -61,11 +60,15 @@ def write(
 
 
 def write_one(
-    queue: str, document: Document, given: Collection[Id], session: object
+    queue: str,
+    document: Document,
+    encoded: RawBSONDocument,
+    given: Collection[Id],
+    session: object,
 ) -> Plan[Written]:
     """Write one document without a key, and do not signal for a transaction."""
     if session is None:
-        return (yield from _insert(queue, [document], [encode(document)], given, None))
+        return (yield from _insert(queue, [document], [encoded], given, None))
     return (yield from _upsert_each(queue, [document], given, session))
 
 

@@ -157,7 +157,7 @@ def move_each(
     target: Target,
     pairs: Sequence[tuple[Reservation[Any], NewMessage]],
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
-    """Move messages, each with a payload, headers and key of its own, in one atomic update each.
+    """Move messages, each with its payload, headers and key, in one atomic update each.
 
     Headers are merged into those of the message. Without a key, a message leaves its key behind.
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict, TypeVar
 
 from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import inserting, namespace, transitions
@@ -80,7 +81,7 @@ def push(
     yield from namespace.ensure(queue, kind, options)
     given = frozenset(id for id in chosen if id is not None)
     if on_duplicate == "replace" and any(names):
-        written = yield from _replace_each(queue, kind, documents, given, session)
+        written = yield from _replace_each(queue, kind, documents, encoded, given, session)
     else:
         written = yield from inserting.write(queue, documents, encoded, given, session)
     clashing = [str(names[place]) for place in written.key_taken if on_duplicate == "error"]
@@ -133,16 +134,21 @@ def new_document(
 
 
 def _replace_each(
-    queue: str, kind: Kind, documents: Sequence[Document], given: Collection[Id], session: object
+    queue: str,
+    kind: Kind,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    session: object,
 ) -> Plan[Written]:
     written = Written([])
     try:
-        for document in documents:
+        for document, raw in zip(documents, encoded, strict=True):
             if "key" in document:
                 id = yield from _replace(queue, kind, document, given, written.foreign, session)
                 written.ids.append(id)
                 continue
-            alone = yield from inserting.write_one(queue, document, given, session)
+            alone = yield from inserting.write_one(queue, document, raw, given, session)
             written.ids += alone.ids
             written.foreign += alone.foreign
     except Unavailable as error:

@@ -101,6 +101,9 @@ def receive(
         queue, kind, options.dead_letter, owner, lease_s, not pop, command_timeout_s, options.poll
     )
     how = Reception(terms, codec, options.max_tries, options.history, pop)
+    undo = partial(undo_reserve, queue, kind)
+    if pop:
+        undo = partial(undo_pop, queue, kind, options.history)
     scan = waiting.scan
     yield from namespace.ensure(queue, kind, options)
     now = yield from ServerTime()
@@ -113,7 +116,7 @@ def receive(
                     how,
                     limit,
                     partial(_claim_for_callers, how, scan),
-                    undo=partial(undo_pop if pop else undo_reserve, queue, kind, options.history),
+                    undo=undo,
                     max_in_flight=1,  # concurrent claims of one process would compete
                 )
                 if claimed:

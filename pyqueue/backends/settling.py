@@ -99,32 +99,32 @@ def extend(
     """Hold messages for another lease, from now."""
     held = arguments.reservations(queue, tuple(given))
     given_s = None if lease is None else arguments.duration("lease", lease, positive=True)
-    ends: dict[float, datetime] = {}
-
-    def hold(lease_s: float, now: datetime) -> SettlementUpdate:
-        ends[lease_s] = now + timedelta(seconds=lease_s)
-        return {"$set": {"when": ends[lease_s]}}
-
     leases = [each.lease if given_s is None else given_s for each in held]
-    not_extended: list[Reservation[Any]] = []
+    now = yield from ServerTime()  # not later than the start of any lease that is stored
+    extended: Sequence[Reservation[Any]] = ()  # a cancelled call does not know
     try:
         yield from settle(
             queue,
             [
-                Settlement(each, partial(hold, lease_s), ("extend", lease_s))
+                Settlement(each, partial(_extension, lease_s), ("extend", lease_s))
                 for each, lease_s in zip(held, leases, strict=True)
             ],
         )
+        extended = held
     except LeaseLost as error:
-        not_extended = [*error.lost, *error.unknown]
+        extended = [each for each in held if each not in (*error.lost, *error.unknown)]
         raise
     except Unavailable as error:
-        not_extended = [each for each in held if each.id in error.ids]
+        extended = [each for each in held if each.id not in error.ids]
         raise
     finally:
         for each, lease_s in zip(held, leases, strict=True):
-            if each not in not_extended and lease_s in ends:
-                each.until, each.lease = ends[lease_s], lease_s
+            if each in extended:
+                each.until, each.lease = now + timedelta(seconds=lease_s), lease_s
+
+
+def _extension(lease_s: float, now: datetime) -> SettlementUpdate:
+    return {"$set": {"when": now + timedelta(seconds=lease_s)}}
 
 
 def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:

@@ -156,11 +156,11 @@ def test_move_with_an_update(
 def test_update_that_does_not_fit_the_payload(
     world: World, queue: AnyQueue, other: AnyQueue
 ) -> None:
-    held = hold(queue, {"n": "text"})
+    held = hold(queue, {"hint": "text"})  # a word that the server's errors use, too
     before = world.bytes(held.id)
     if world.place.server:
         with pytest.raises(InvalidMessage):
-            queue.move(held, to=other, update={"$inc": {"n": 1}})
+            queue.move(held, to=other, update={"$inc": {"hint": 1}})
         assert world.bytes(held.id) == before
     queue.commit(held)
 

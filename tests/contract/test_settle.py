@@ -321,12 +321,13 @@ def test_extend(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.extend(held, lease=600)
     assert near(held.until, 600)
-    assert queue.next_when() == held.until
+    assert near(queue.next_when(), 600)
+    assert held.until <= queue.next_when()  # the holder relies on no more than is stored
     queue.extend(held)
     assert near(held.until, 600)  # as long as the last lease
     queue.extend(held, lease=timedelta(seconds=5))
     assert near(held.until, 5)
-    assert queue.next_when() == held.until
+    assert held.until <= queue.next_when()
     queue.commit(held)
 
 

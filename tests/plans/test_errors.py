@@ -76,10 +76,22 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
             "transactions need a replica set",
         ),
         (
-            failure(2, "hint provided does not correspond to an existing index"),
+            failure(
+                2, "planner returned error: hint provided does not correspond to an existing index"
+            ),
             MissingIndex,
             "hint",
         ),
+        # The text may quote a payload: the code decides.
+        (
+            errors.WriteError("The field 'payload.hint' must be an array", 2),
+            InvalidMessage,
+            "the server refused it",
+        ),
+        (failure(14, "the field 'hint' of non-numeric type"), InvalidMessage, "refused it"),
+        (errors.WriteError("the field 'too large' of type", 14), InvalidMessage, "refused it"),
+        (errors.WriteError("the field 'not authorized' of", 14), InvalidMessage, "refused it"),
+        (errors.WriteError("'Transaction numbers' of type", 14), InvalidMessage, "refused it"),
         (failure(59, "something else"), QueueError, "^something else"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,

@@ -5,6 +5,7 @@ There is no database.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pyqueue.requests import (
     EnsureQueue,
     Find,
     Plan,
+    ServerTime,
     Update,
     UpdateEach,
     WriteFailure,
@@ -200,6 +202,26 @@ def test_each_call_of_a_batch_gets_its_result() -> None:
     assert outcomes == list(zip(held, (taken, "lost", "done"), strict=True))
 
 
+def test_later_move_of_a_settled_message_leaves_it_unknown() -> None:
+    """Another consumer moved both on since: which of the two this move settled is not stored."""
+    held = [reservation("m1"), reservation("m2")]
+    stored = [{"_id": each.id, "left": "another's"} for each in held]
+    runner = Runner(Change(1, None), stored)
+    with pytest.raises(LeaseLost) as caught:
+        runner.run(standard().move([(each, UNCHANGED) for each in held], to=standard("b")))
+    assert (caught.value.lost, caught.value.unknown) == ([], held)
+
+
+def test_count_tells_what_the_documents_do_not() -> None:
+    """If another consumer is seen to hold all that is missing, then the rest was settled."""
+    held = [reservation("m1"), reservation("m2")]
+    stored = [{"_id": "m1", "left": "another's"}, {"_id": "m2", "token": "another's"}]
+    runner = Runner(Change(1, None), stored)
+    with pytest.raises(LeaseLost) as caught:
+        runner.run(standard().move([(each, UNCHANGED) for each in held], to=standard("b")))
+    assert (caught.value.lost, caught.value.unknown) == ([held[1]], [])
+
+
 def test_unknown_outcome_names_the_ids() -> None:
     held = [reservation("m1"), reservation("m2")]
     runner = Runner(Unavailable("gone"))
@@ -315,6 +337,39 @@ def test_extend_keeps_until_if_the_outcome_is_unknown() -> None:
     with pytest.raises(Unavailable):
         Runner(Unavailable("gone")).run(standard().extend((held,), lease=100))
     assert held.until == before
+
+
+def test_cancelled_extend_keeps_until() -> None:
+    """The command may have been sent or not: the holder must not rely on it."""
+    held = reservation("m1")
+    before = (held.until, held.lease)
+    plan = standard().extend((held,), lease=100)
+    assert isinstance(next(plan), ServerTime)
+    request = plan.send(NOW)
+    assert isinstance(request, Coalesce)
+    batch = request.batch([request.item])
+    assert isinstance(next(batch), ServerTime)
+    assert isinstance(batch.send(NOW), Update)
+    with pytest.raises(asyncio.CancelledError):
+        plan.throw(asyncio.CancelledError())
+    assert (held.until, held.lease) == before
+
+
+def test_concurrent_extends_each_move_until() -> None:
+    """They share one command and one update."""
+    held = [reservation("m1"), reservation("m2")]
+    plans = [standard().extend((each,), lease=100) for each in held]
+    requests: list[Any] = []
+    for plan in plans:
+        assert isinstance(next(plan), ServerTime)
+        requests.append(plan.send(after(1)))
+    runner = Runner(Change(2, None), now=after(2))
+    results = runner.run(requests[0].batch([each.item for each in requests]))
+    for plan, result in zip(plans, results, strict=True):
+        with pytest.raises(StopIteration):
+            plan.send(result)
+    assert len(runner.commands) == 1
+    assert [each.until for each in held] == [after(101)] * 2
 
 
 def test_extend_moves_until_only_of_held_messages() -> None:
