@@ -32,7 +32,7 @@ from pyqueue.requests import (
     Signal,
     UpdateEach,
 )
-from pyqueue.server_errors import matched_count, translated, write_failures
+from pyqueue.server_errors import matched_count, shown_cause, translated, write_failures
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
@@ -218,7 +218,7 @@ class BaseDriver(Generic[L]):
         if isinstance(meant, Unavailable):
             self._expect_changes()
         self.stats["errors"] += 1
-        raise meant from error
+        raise meant from shown_cause(error, meant)
 
     def _expect_changes(self) -> None:
         """Ask for the time again, and rescan every queue.

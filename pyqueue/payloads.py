@@ -2,12 +2,16 @@
 
 A model dumps a value in Python mode. A type that BSON lacks takes its pydantic JSON form; a Decimal
 becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
+
+A payload may hold secrets, and the texts of errors are stored, logged and shown. So no text of this
+module contains a value of a payload, and no error has one with such a text as its cause.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+import traceback
 from collections.abc import Mapping
 from decimal import Context, Decimal
 from enum import Enum
@@ -18,14 +22,14 @@ import bson
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128, create_decimal128_context
-from bson.errors import BSONError
+from bson.errors import BSONError, InvalidDocument
 from bson.raw_bson import RawBSONDocument
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pyqueue.errors import ConfigurationError, InvalidMessage
 
-__all__ = ["LIMIT", "OPTIONS", "Codec", "encode"]
+__all__ = ["LIMIT", "OPTIONS", "Codec", "encode", "error_text", "traceback_text"]
 
 T = TypeVar("T")
 
@@ -54,18 +58,81 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
     Raises:
         InvalidMessage: A value has no form in BSON, or the document is larger than LIMIT.
     """
+    fault = None
     try:
         data = bson.encode(document, codec_options=OPTIONS)
     except (BSONError, OverflowError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidMessage(
-            f"payload: not storable as BSON: {str(error)[:500] or type(error).__name__}"
-        ) from error
+        fault = error_text(error)[:500] or type(error).__name__
+    if fault is not None:
+        raise InvalidMessage(f"payload: not storable as BSON: {fault}")
     if len(data) > LIMIT:
         raise InvalidMessage(
             f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed "
             "(store large data elsewhere and push a reference)"
         )
     return RawBSONDocument(data, _RAW)
+
+
+# ---- the texts of errors
+
+
+#: How many mistakes of a payload an error lists.
+_MAX_MISTAKES: Final = 20
+#: What BSON says of a value that it cannot store: the value itself, and its type.
+_UNSTORABLE: Final = re.compile(r"cannot encode object: .*, of type: <class '([^']*)'>", re.DOTALL)
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an error without the values that pydantic and BSON put into theirs."""
+    if isinstance(error, ValidationError):
+        mistakes = error.errors(include_url=False, include_input=False)
+        lines = [_mistake(each) for each in mistakes[:_MAX_MISTAKES]]
+        if len(mistakes) > _MAX_MISTAKES:
+            lines.append(f"and {len(mistakes) - _MAX_MISTAKES} more")
+        return "\n".join(lines)
+    text = str(error)
+    if isinstance(error, InvalidDocument):
+        return _UNSTORABLE.sub(r"cannot encode an object of type \1", text)
+    return text
+
+
+def _mistakes(error: ValidationError) -> str:
+    """Return the mistakes behind a colon: one in the same line, several in a line each."""
+    text = error_text(error)
+    return f"\n{text}" if "\n" in text else f" {text}"
+
+
+def _mistake(mistake: ErrorDetails) -> str:
+    """Return one line about one field: where it is, and what is wrong."""
+    place, text = list(mistake["loc"]), mistake["msg"]
+    if place[-1:] == ["[key]"]:
+        del place[-2:-1]  # the key itself is the invalid value
+    if mistake["type"] == "union_tag_invalid":
+        text = f"Input tag is none of {mistake['ctx']['expected_tags']}"
+    text = " ".join(text.split())
+    return f"{'.'.join(map(str, place))}: {text}" if place else text
+
+
+def traceback_text(error: BaseException) -> str | None:
+    """Return the traceback of an error without such values; None: it contains none anyway."""
+    chain: list[BaseException] = []
+    rest: list[BaseException | None] = [error]
+    while rest:
+        each = rest.pop()
+        if each is not None and each not in chain:
+            chain.append(each)
+            rest += (each.__cause__, each.__context__)
+            rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    secret = [each for each in chain if isinstance(each, (ValidationError, InvalidDocument))]
+    if not secret:
+        return None
+    lines = traceback.TracebackException.from_exception(error).format()
+    text = "".join(lines)
+    for each in secret:
+        # Inside a group of exceptions, the lines are indented.
+        found = re.compile(r"\n[ |]*".join(map(re.escape, str(each).split("\n"))))
+        text = found.sub(error_text(each).replace("\\", r"\\"), text)
+    return text
 
 
 _RAW: Final = OPTIONS.with_options(document_class=RawBSONDocument)
@@ -152,13 +219,16 @@ class Codec(Generic[T]):
         if adapter is None:
             return payload
         try:
-            return _storable(adapter.dump_python(adapter.validate_python(payload), mode="python"))
+            value = adapter.validate_python(payload)
+            # A warning of pydantic would show the value.
+            return _storable(adapter.dump_python(value, mode="python", warnings=False))
         except ValidationError as error:
-            raise InvalidMessage(f"payload: not a valid {self.name}: {error}") from error
+            mistakes = _mistakes(error)
         except Exception as error:  # the validators of a model may raise anything
             raise InvalidMessage(
-                f"payload: not a valid {self.name}: {type(error).__name__}: {error}"
+                f"payload: not a valid {self.name}: {type(error).__name__}: {error_text(error)}"
             ) from error
+        raise InvalidMessage(f"payload: not a valid {self.name}:{mistakes}")
 
     def load(self, value: Any) -> T:
         """Return the payload of a BSON value.
@@ -170,6 +240,7 @@ class Codec(Generic[T]):
             return value  # type: ignore[no-any-return]  # without a model T is Any
         try:
             loaded: T = self._adapter.validate_python(_loadable(value))
+            return loaded
         except ValidationError as error:
-            raise InvalidMessage(f"payload: does not fit {self.name}: {error}") from error
-        return loaded
+            mistakes = _mistakes(error)
+        raise InvalidMessage(f"payload: does not fit {self.name}:{mistakes}")

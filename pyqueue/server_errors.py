@@ -18,9 +18,10 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
+from pyqueue.payloads import error_text
 from pyqueue.requests import WriteFailure
 
-__all__ = ["matched_count", "translated", "write_failures"]
+__all__ = ["matched_count", "shown_cause", "translated", "write_failures"]
 
 #: Server error codes for "not primary" and shutdown. They also appear inside writeErrors.
 _NOT_PRIMARY: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
@@ -49,7 +50,7 @@ def translated(error: Exception) -> Exception:
     if isinstance(
         error, (errors.DocumentTooLarge, InvalidDocument, UnicodeEncodeError, OverflowError)
     ):
-        return InvalidMessage(f"payload: {error}")
+        return InvalidMessage(f"payload: {error_text(error)}")
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
     if isinstance(error, errors.PyMongoError) and (
@@ -66,6 +67,12 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, errors.PyMongoError):
         return QueueError(_brief(error))
     return error
+
+
+def shown_cause(error: Exception, meant: Exception) -> Exception | None:
+    """Return the cause to show with what an error means; None: its text may show a payload."""
+    secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
+    return None if secret else error
 
 
 def write_failures(error: Exception) -> list[WriteFailure] | None:

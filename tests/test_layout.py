@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "renewal": {"errors"},
     "memory": {"errors", "payloads"},
     "thread_pool": set(),
-    "server_errors": {"errors", "requests"},
+    "server_errors": {"errors", "payloads", "requests"},
     "base_driver": {
         "backends",
         "clock",

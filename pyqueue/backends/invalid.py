@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
 
 from pyqueue.backends import namespace, transitions
@@ -19,7 +20,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.documents import invalid_fields, message_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Message
-from pyqueue.payloads import Codec, encode
+from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 
 __all__ = [
@@ -49,7 +50,8 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
     if not isinstance(error, (BaseException, str)):
         raise ConfigurationError(f"error: give an exception or a str, not {type(error).__name__}")
     name = type(error).__name__ if isinstance(error, BaseException) else "error"
-    text = str(error).encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
+    text = error_text(error) if isinstance(error, BaseException) else error
+    text = text.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
     return {"type": name, "message": text, "at": now}
 
 
@@ -65,9 +67,17 @@ def invalid_claimed_fields(document: Document) -> list[str] | None:
 
 
 def invalid_document_error(document: Document, invalid: Sequence[str]) -> InvalidMessage:
-    """Return the error that describes the invalid fields of a stored document."""
-    values = "; ".join(f"{name} is {repr(document[name])[:100]}" for name in invalid)
+    """Return the error that describes the invalid fields of a stored document.
+
+    Texts and containers may hold secrets, so only their types are shown.
+    """
+    values = "; ".join(f"{name} is {_shown(document[name])}" for name in invalid)
     return InvalidMessage(f"the stored document is not as pyqueue writes it: {values}")
+
+
+def _shown(value: object) -> str:
+    plain = isinstance(value, (bool, int, float, datetime, DatetimeMS, type(None)))
+    return repr(value)[:100] if plain else f"of type {type(value).__name__}"
 
 
 def decode(

@@ -33,7 +33,7 @@ from pyqueue.messages import Backoff, Reservation
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.spark_stage import run_batches
-from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts
+from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts, log_failure
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
@@ -451,7 +451,7 @@ def _settled_by_handler(failure: BaseException | None) -> str:
     if isinstance(failure, LeaseLost):
         return "lost"
     if failure is not None:
-        log.warning("a handler failed after it had settled its message", exc_info=failure)
+        log_failure(failure, "a handler failed after it had settled its message")
     return "out"
 
 

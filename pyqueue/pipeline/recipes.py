@@ -137,11 +137,13 @@ def read(path: Path) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigurationError(f"recipe {path}: cannot be read: {error}") from error
+    mistakes = ""
     try:
         recipe = Recipe.model_validate(_parsed(path, text))
     except ValidationError as error:
         mistakes = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors())
-        raise ConfigurationError(f"recipe {path}: {mistakes}") from error
+    if mistakes:  # not in the handler above: the text of pydantic's error shows the values
+        raise ConfigurationError(f"recipe {path}: {mistakes}")
     if not recipe.name:
         recipe.name = path.stem
     return recipe

@@ -23,14 +23,14 @@ from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import Drop, Many, Reject, RetryLater, To
 from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
-from pyqueue.payloads import Codec
+from pyqueue.payloads import Codec, traceback_text
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
-from pyqueue.server_errors import translated
+from pyqueue.server_errors import shown_cause, translated
 
-__all__ = ["UNAVAILABLE", "Verdict", "Verdicts"]
+__all__ = ["UNAVAILABLE", "Verdict", "Verdicts", "log_failure"]
 
 log = logging.getLogger("pyqueue")
 
@@ -107,7 +107,7 @@ class Verdicts:
             return Verdict("out", partial(self._queue.move, message, to=to, payload=payload))
         if stage.kind == "choice":
             raise Reject(
-                f"{stage.label} returned {_short(answer)}; a choice returns To, Drop or Many"
+                f"{stage.label} returned {_shown(answer)}; a choice returns To, Drop or Many"
             )
         return Verdict("out", partial(self._queue.commit, message))
 
@@ -117,13 +117,8 @@ class Verdicts:
             return self.retry(message, failure.reason, failure.delay)
         if isinstance(failure, Reject):
             return self.bury(message, failure)
-        log.warning(
-            "message %s of queue %r failed, try %d",
-            message.id,
-            self._stage.name,
-            message.tries,
-            exc_info=failure,
-        )
+        text = "message %s of queue %r failed, try %d"
+        log_failure(failure, text, message.id, self._stage.name, message.tries)
         return self.retry(message, failure)
 
     def retry(
@@ -168,7 +163,7 @@ class Verdicts:
         """Return the queue that an answer names, and the payload in the form that it takes."""
         if answer.queue not in self._stage.to:
             raise Reject(
-                f"{self._stage.label} returned {_short(answer)}; "
+                f"{self._stage.label} returned {_shown(answer)}; "
                 f"its stage leads to {', '.join(self._stage.to) or 'no other queue'}"
             )
         following = self._queues.get(answer.queue)
@@ -212,9 +207,8 @@ class Verdicts:
                 await anyio.sleep(delay)
             except Exception as error:
                 if replaced:
-                    log.exception(
-                        "message %s of queue %r is left to its lease", message.id, self._stage.name
-                    )
+                    text = "message %s of queue %r is left to its lease"
+                    log_failure(error, text, message.id, self._stage.name)
                     return "lost"
                 replaced = True
                 invalid = isinstance(error, (InvalidMessage, TypeError))
@@ -257,7 +251,8 @@ class Verdicts:
         try:
             await self._runner.run_transaction(push)
         except PyMongoError as error:
-            raise translated(error) from error
+            meant = translated(error)
+            raise meant from shown_cause(error, meant)
 
 
 def _dumped(payload: Any) -> Any:
@@ -282,6 +277,17 @@ def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
     return ObjectId(digest + index.to_bytes(3, "big"))
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+def log_failure(failure: BaseException, text: str, *values: object) -> None:
+    """Log a text and a traceback. Errors of pydantic and BSON would show payloads in it."""
+    trace = traceback_text(failure)
+    if trace is None:
+        log.warning(text, *values, exc_info=failure)
+    else:
+        log.warning(f"{text}\n%s", *values, trace)
+
+
+def _shown(answer: object) -> str:
+    """Return what an error says of an answer. A payload may hold secrets, so it is left out."""
+    if isinstance(answer, To):
+        return f"To({answer.queue!r})"
+    return "None" if answer is None else f"a value of type {type(answer).__name__}"

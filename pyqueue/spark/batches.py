@@ -34,7 +34,7 @@ from pyqueue.errors import (
 )
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
-from pyqueue.server_errors import translated
+from pyqueue.server_errors import shown_cause, translated
 from pyqueue.spark.frames import Reader, frame, label, payload_type
 
 __all__ = ["Batches", "Report"]
@@ -292,7 +292,8 @@ class Batches:
         try:
             self._connection.run_transaction(work)
         except PyMongoError as error:
-            raise translated(error) from error
+            meant = translated(error)
+            raise meant from shown_cause(error, meant)
 
 
 def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:

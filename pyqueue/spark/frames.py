@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ from pyspark.sql.types import (
 from pyqueue.backends.options import NewMessage
 from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
-from pyqueue.payloads import OPTIONS
+from pyqueue.payloads import OPTIONS, error_text
 
 __all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
 
@@ -203,7 +204,7 @@ def _as_variant(value: Any) -> dict[str, bytes]:
 
 def _whole_number(value: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
-        raise InvalidMessage(f"{value!r} is not a whole number")
+        raise InvalidMessage("a number is not whole")
     return value
 
 
@@ -220,7 +221,13 @@ def _bytes(value: Any) -> Any:
 
 
 def _refuse(value: Any) -> NoReturn:
-    raise InvalidMessage(f"{value!r} is of type {type(value).__name__}")
+    raise InvalidMessage(f"a value is of type {type(value).__name__}")
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of a misfit without the value that Arrow puts into it."""
+    text = re.sub(r"convert .* with type", "convert a value of type", error_text(error))
+    return text[:500] or type(error).__name__
 
 
 def _text(value: Any) -> Any:
@@ -347,8 +354,8 @@ def _payloads(
             except _MISFITS as error:
                 raise InvalidMessage(
                     f"payload: message {each['_id']} does not fit "
-                    f"{payload.simpleString()[:500]}: {str(error)[:500]}"
-                ) from error
+                    f"{payload.simpleString()[:500]}: {_reason(error)}"
+                ) from None
         raise
 
 
@@ -371,10 +378,11 @@ def from_json(text: str) -> Any:
     try:
         return json_util.loads(text, json_options=JSON) if '"$' in text else json.loads(text)
     except Exception as error:  # the parsers of Extended JSON raise errors of many types
+        reason = error if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidMessage(
-            f"invalid JSON {text[:80]!r} ({error}): give a struct or a variant, or make JSON by "
+            f"invalid JSON ({reason}): give a struct or a variant, or make JSON by "
             "to_json(...) or to_variant_object(...)"
-        ) from error
+        ) from None
 
 
 def _to_bson(type: DataType, name: str) -> Convert | None:
@@ -476,7 +484,5 @@ class Reader:
                     values(column.slice(number, 1))
                 except _MISFITS as error:
                     where = f"row {number}" if id is None else f"the row with id {id}"
-                    raise InvalidMessage(
-                        f"payload: in {where}: {str(error)[:500] or type(error).__name__}"
-                    ) from error
+                    raise InvalidMessage(f"payload: in {where}: {_reason(error)}") from None
             raise  # not covered: what fails in all rows fails in one of them
