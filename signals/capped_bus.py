@@ -27,7 +27,7 @@ from pymongo.write_concern import WriteConcern
 
 from signals.api import BusError
 from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
-from signals.transport import READ_TIMEOUT_S, Procedure, TaskRuntime, ThreadRuntime
+from signals.transport import READ_TIMEOUT_S, Deliver, Procedure, TaskRuntime, ThreadRuntime
 
 COMMAND_TIMEOUT_S = 5.0
 """How long a command may take, including the search for the server."""
@@ -75,6 +75,9 @@ class CappedTransport:
             write_concern=WriteConcern(w=1),
             read_concern=ReadConcern("local"),
         )
+        # Clients are hashed by the addresses that they were given, whatever their type.
+        client = getattr(self._database.client, "delegate", self._database.client)
+        self.place = (hash(client), self._database.name, self._collection)
         self._checked: float | None = None  # when the collection was last seen to be capped
         self._cursor: Any = None
 
@@ -85,9 +88,9 @@ class CappedTransport:
         """Describe an error, shortened because PyMongo appends the state of every member."""
         return f"{type(error).__name__}: {str(error)[:300]}"
 
-    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
+    def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         """Insert these events."""
-        documents = [self._document(topic, when) for topic, when in events.items()]
+        documents = [self._document(*event) | {"origin": origin} for event in events.items()]
         with pymongo.timeout(COMMAND_TIMEOUT_S):
             if self._checked is None or monotonic() - self._checked > CHECK_INTERVAL_S:
                 yield from self._ensure()
@@ -189,15 +192,13 @@ class CappedTransport:
         """Do nothing: the cursor hears every topic."""
         yield from ()
 
-    def read(
-        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Procedure[None]:
+    def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
         """Wait up to READ_TIMEOUT_S for one event, and pass it on."""
         event = yield from self._next(self._cursor)
         if event is not None:
             topic, when = event.get("topic"), event.get("when")
             if isinstance(topic, str) and (when is None or isinstance(when, datetime)):
-                deliver(topic, when)
+                deliver(topic, when, event.get("origin", ""))
 
     def stop(self) -> Procedure[None]:
         """Close the cursor."""

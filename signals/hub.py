@@ -1,12 +1,16 @@
-"""Subscriptions and the hub, the table that delivers events to them.
+"""Subscriptions, the hub that delivers events to them, and the place where buses meet.
 
 Nothing here talks to a server. ``Subscription`` and ``Hub`` hold the rules of delivery once;
-``ThreadListener`` and ``TaskListener`` add only how a thread or a task waits.
+``ThreadListener`` and ``TaskListener`` add only how a thread or a task waits. A ``Place`` joins the
+hubs of one process, so that an event reaches them without a server.
 """
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable
+import uuid
+import weakref
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Self
@@ -68,8 +72,10 @@ class Subscription:
     def deliver(self, when: datetime | None) -> None:
         """Remember an event and wake the waiter."""
         with self._lock:
-            self._next = earliest(self._next, when) if self._heard else when
-            self._heard = True
+            if self._heard:
+                self._next = earliest(self._next, when)
+                return  # the flag is set already
+            self._next, self._heard = when, True
             assert self._flag is not None  # the hub holds entered listeners only
             self._flag.set()
 
@@ -191,10 +197,13 @@ class TaskListener(Subscription):
 class Hub:
     """The table from topics to subscriptions, and the topics that the server is known to send.
 
-    With ``local`` there is no server: every topic is heard at once.
+    Args:
+        stats: the counters of the bus; the hub counts what its listeners hear.
+        local: there is no server, so every topic is heard at once.
     """
 
-    def __init__(self, *, local: bool = False) -> None:
+    def __init__(self, stats: dict[str, int], *, local: bool = False) -> None:
+        self._stats = stats
         self._delay = 0.0 if local else UNSUBSCRIBE_DELAY_S
         self._lock = threading.RLock()
         self._subscriptions: dict[str, set[Subscription]] = {}
@@ -228,13 +237,13 @@ class Hub:
         """Return all subscriptions. This takes no lock: after a fork it may be held for ever."""
         return [each for found in list(self._subscriptions.values()) for each in list(found)]
 
-    def deliver(self, topic: str, when: datetime | None) -> bool:
-        """Deliver an event. Return whether the topic has a listener."""
+    def deliver(self, topic: str, when: datetime | None) -> None:
+        """Deliver an event to the listeners of its topic."""
         with self._lock:
             found = tuple(self._subscriptions.get(topic, ()))
+            self._stats["heard"] += bool(found)
             for subscription in found:
                 subscription.deliver(when)
-            return bool(found)
 
     def confirm(self, topic: str | None = None) -> None:
         """Note that the server sends ``topic`` from now on (None: every topic).
@@ -280,3 +289,39 @@ class Hub:
             self._new.clear()
             self._asked.update(add)
             return bool(self._subscriptions or self._left), add, drop
+
+
+class Place:
+    """Where the buses of this process that reach the same listeners meet.
+
+    A bus delivers its events to every hub of its place itself. The server sends them back to this
+    process, too: ``origin`` goes with every event, and an event of the same origin was delivered
+    already. Two buses at one server may count as two places, as when its address is written
+    differently; then they hear each other through the server.
+    """
+
+    def __init__(self) -> None:
+        self.origin = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._hubs: tuple[weakref.ref[Hub], ...] = ()  # weak: not every bus is closed
+
+    def join(self, hub: Hub) -> None:
+        """Deliver the events of this place to ``hub`` from now on."""
+        with self._lock:
+            kept = (reference for reference in self._hubs if reference() is not None)
+            self._hubs = (*kept, weakref.ref(hub))
+
+    def deliver(self, topic: str, when: datetime | None) -> None:
+        """Deliver an event to the listeners of every bus at this place."""
+        for reference in self._hubs:
+            hub = reference()
+            if hub is not None:
+                hub.deliver(topic, when)
+
+
+_places: dict[tuple[int, Hashable], Place] = {}
+
+
+def place_of(key: Hashable) -> Place:
+    """Return the place of buses with an equal ``key`` in this process; not shared by a fork."""
+    return _places.setdefault((os.getpid(), key), Place())

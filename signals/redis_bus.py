@@ -14,7 +14,7 @@ from typing import Any
 
 from signals.api import BusError
 from signals.runner import WAKE_SELF, AsyncFacade, BlockingFacade, Runner
-from signals.transport import READ_TIMEOUT_S, Procedure, TaskRuntime, ThreadRuntime
+from signals.transport import READ_TIMEOUT_S, Deliver, Procedure, TaskRuntime, ThreadRuntime
 
 SILENCE_S = 15.0
 """After this time without a message the server is pinged; after twice this time the connection
@@ -24,23 +24,24 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def encode(when: datetime | None) -> str:
-    """Return the payload of an event: milliseconds since 1970, or "-" for None.
+def encode(when: datetime | None, origin: str) -> str:
+    """Return the payload of an event: milliseconds since 1970 in 20 digits, then the origin.
 
-    The milliseconds are rounded down so that no consumer looks too late.
+    The milliseconds are rounded down so that no consumer looks too late. For None it is "-" alone:
+    releases that know no origin read these two forms.
     """
-    return "-" if when is None else str((when - _EPOCH) // _MILLISECOND)
+    return "-" if when is None else f"{(when - _EPOCH) // _MILLISECOND:020d}{origin}"
 
 
-def decode(data: object) -> datetime | None:
-    """Return the instant that ``encode`` wrote.
+def decode(data: object) -> tuple[datetime | None, str]:
+    """Return the instant and the origin that ``encode`` wrote; "" for no origin.
 
     Raises:
         ValueError: ``encode`` did not write the data.
         OverflowError: the number is no instant of the years 1 to 9999.
     """
     text = data.decode() if isinstance(data, bytes) else str(data)
-    return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND
+    return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND, text[20:]
 
 
 class RedisTransport:
@@ -55,6 +56,7 @@ class RedisTransport:
     def __init__(self, target: object, prefix: str, *, asynchronous: bool) -> None:
         self._target, self._prefix, self._asynchronous = target, prefix + ":", asynchronous
         self._client = self._connect()
+        self.place = (target if isinstance(target, str) else id(target), prefix)
         self._own = f"{self._prefix}~{uuid.uuid4().hex}"  # a channel that only this bus hears
         self._pubsub: Any = None
         self._pinged = False
@@ -106,11 +108,11 @@ class RedisTransport:
     def _channel(self, topic: str) -> str:
         return self._own if topic == WAKE_SELF else self._prefix + topic
 
-    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
+    def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         """Send these events, in one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for topic, when in events.items():
-            pipe.publish(self._channel(topic), encode(when))
+            pipe.publish(self._channel(topic), encode(when, origin))
         yield pipe.execute()
 
     def start(self) -> Procedure[bool]:
@@ -127,9 +129,7 @@ class RedisTransport:
         if drop:
             yield self._pubsub.unsubscribe(*map(self._channel, drop))
 
-    def read(
-        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Procedure[None]:
+    def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
         """Wait up to READ_TIMEOUT_S for one message, and pass it on."""
         message = yield self._pubsub.get_message(timeout=READ_TIMEOUT_S)
         now = monotonic()
@@ -151,10 +151,10 @@ class RedisTransport:
             confirm(topic)  # comes again if the client library reconnected by itself
         elif message["type"] == "message":
             try:
-                when = decode(message["data"])
+                when, origin = decode(message["data"])
             except (ValueError, OverflowError):
                 return
-            deliver(topic, when)
+            deliver(topic, when, origin)
 
     def stop(self) -> Procedure[None]:
         """Close the connection for listening."""
@@ -163,13 +163,14 @@ class RedisTransport:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
     def check(self) -> Procedure[None]:
-        """Publish and subscribe once, on the channel of this bus."""
-        yield self._client.publish(self._own, "-")
+        """Publish and hear one event, on the channel of this bus."""
         pubsub = self._client.pubsub()
         try:
             yield pubsub.subscribe(self._own)
-            if (yield pubsub.get_message(timeout=5.0)) is None:
-                raise BusError("Redis does not answer: check the server and its address")
+            yield self._client.publish(self._own, "-")
+            for _ in ("the confirmation", "the event"):
+                if (yield pubsub.get_message(timeout=5.0)) is None:
+                    raise BusError("Redis does not answer: check the server and its address")
         finally:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 

@@ -1,9 +1,10 @@
-"""The runner of a bus that has a server, and the blocking and asyncio facades of every bus.
+"""The runners, with and without a server, and the blocking and asyncio facades of every bus.
 
-A runner has two procedures. One publishes the events that the window lets out, and keeps the
-events that a broken server refused. The other subscribes, reads, and starts again after a break,
-which wakes every listener once because signals may have been lost. Both retry with growing delays,
-and neither raises an error into the code of a user.
+Every runner delivers an event to the listeners of its process at once, and unmerged. A runner with
+a server has two procedures, which reach further processes. One publishes the events that the window
+lets out, and keeps the events that a broken server refused. The other subscribes, reads, and starts
+again after a break, which wakes every listener once because signals may have been lost. Both retry
+with growing delays, and neither raises an error into the code of a user.
 """
 
 import atexit
@@ -13,15 +14,14 @@ import os
 import random
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 from signals.api import STATS, BusError, Stats
-from signals.hub import Hub, Subscription, TaskListener, ThreadListener, check_event
+from signals.hub import Hub, Subscription, TaskListener, ThreadListener, check_event, place_of
 from signals.transport import Procedure, Runtime, ThreadRuntime, Transport, run, run_async
 from signals.window import Window, earliest
 
@@ -53,30 +53,31 @@ class RetryDelays:
         self._next = 0.1
 
 
-class BaseRunner(ABC):
-    """What all runners share: the counters, the hub, the listeners of this bus, and closing once.
+class LocalRunner:
+    """Runs a bus within this process: the counters, the hub, its listeners, and closing once.
 
     Attributes:
         name: how the bus appears in log lines; it contains no password.
         stats: the counters, see ``signals.STATS``.
     """
 
-    def __init__(self, name: str, window: float) -> None:
+    #: Whether no server has to confirm a topic before it is heard.
+    local = True
+
+    def __init__(self, name: str, place: Hashable) -> None:
         self.name = name
         self.stats = dict.fromkeys(STATS, 0)
-        self._seconds = window
         self._closed = False
         self._entered: set[Subscription] = set()
+        self._key = place
         self._reset()
         _runners.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may emit or close
-        self._window = Window(self._seconds)
-        self.hub = self._make_hub()
-
-    def _make_hub(self) -> Hub:
-        return Hub()
+        self.hub = Hub(self.stats, local=self.local)
+        self._place = place_of(self._key)
+        self._place.join(self.hub)
 
     def after_fork(self) -> None:
         """Start again in the child of a fork: threads are gone, and a lock may be held for ever."""
@@ -85,9 +86,14 @@ class BaseRunner(ABC):
         self._entered = set()
         self._reset()
 
-    @abstractmethod
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Take an event. Never wait, and raise BusError for an invalid argument only."""
+        """Deliver an event. Never wait, and raise BusError for an invalid argument only."""
+        check_event(topic, when)
+        with self._lock:
+            self.stats["emitted"] += 1
+            self.stats["failed" if self._closed else "published"] += 1
+            if not self._closed:
+                self._place.deliver(topic, when)
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
         """Let a listener hear."""
@@ -113,12 +119,17 @@ class BaseRunner(ABC):
         """Return whether the end of the process has to wait for events of this bus."""
         return False
 
-    @abstractmethod
     def close(self) -> Procedure[None]:
-        """Send the events that are held back and close the listeners of this bus."""
+        """Close the listeners of this bus."""
+        with self._lock:
+            self._closed = True
+            entered = list(self._entered)
+        for subscription in entered:
+            subscription.close()
+        yield from ()
 
 
-class Runner(BaseRunner):
+class Runner(LocalRunner):
     """Runs a bus that has a server.
 
     Args:
@@ -128,6 +139,8 @@ class Runner(BaseRunner):
         runtime: makes what runs the procedures.
     """
 
+    local = False
+
     def __init__(
         self,
         kind: str,
@@ -135,13 +148,18 @@ class Runner(BaseRunner):
         window: float,
         runtime: Callable[[], Runtime],
     ) -> None:
-        self._connect, self._make_runtime = connect, runtime
-        super().__init__(kind, window)
-        self.name = f"{kind}({self._transport})"
+        self._connect, self._make_runtime, self._seconds = connect, runtime, window
+        self._transport = connect()
+        super().__init__(f"{kind}({self._transport})", self._transport.place)
+
+    def after_fork(self) -> None:
+        """Start again in the child of a fork, with a new transport."""
+        self._transport = self._connect()
+        super().after_fork()
 
     def _reset(self) -> None:
         super()._reset()
-        self._transport = self._connect()
+        self._window = Window(self._seconds)
         self._runtime = self._make_runtime()
         self._outbox: dict[str, datetime | None] = {}  # to be sent at once
         self._started: set[str] = set()  # which procedures run
@@ -152,11 +170,13 @@ class Runner(BaseRunner):
         self._ending: Any = None  # the bus is being closed
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Take an event for publishing. Never wait; raise BusError for an invalid argument only."""
+        """Deliver an event in this process, and take it for publishing. Never wait."""
         check_event(topic, when)
         usable = self._runtime.bind(here=False)
         with self._lock:
             self.stats["emitted"] += 1
+            if not self._closed:
+                self._place.deliver(topic, when)
             if self._closed or not usable or not self._start("publishing"):
                 self.stats["failed"] += 1
                 return
@@ -257,7 +277,7 @@ class Runner(BaseRunner):
             count = len(events) - (WAKE_SELF in events)
             try:
                 if events:
-                    yield from self._transport.publish(events)
+                    yield from self._transport.publish(events, self._place.origin)
             except Exception as error:
                 with self._lock:
                     self.stats["failed"] += count
@@ -324,8 +344,9 @@ class Runner(BaseRunner):
         else:
             yield from self._stop_quietly()
 
-    def _deliver(self, topic: str, when: datetime | None) -> None:
-        self.stats["heard"] += self.hub.deliver(topic, when)
+    def _deliver(self, topic: str, when: datetime | None, origin: str) -> None:
+        if origin != self._place.origin:  # else ``emit`` delivered it
+            self.hub.deliver(topic, when)
 
     def _stop_quietly(self) -> Procedure[None]:
         with contextlib.suppress(Exception):
@@ -350,7 +371,7 @@ class Runner(BaseRunner):
 class Facade:
     """What the blocking and the asyncio facade of a bus share. The rules are in the runner."""
 
-    def __init__(self, runner: BaseRunner) -> None:
+    def __init__(self, runner: LocalRunner) -> None:
         self._runner = runner
 
     def __repr__(self) -> str:
@@ -437,7 +458,7 @@ class AsyncFacade(Facade):
         await self.close()
 
 
-_runners: weakref.WeakSet[BaseRunner] = weakref.WeakSet()
+_runners: weakref.WeakSet[LocalRunner] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

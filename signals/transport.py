@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Hashable
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,9 @@ Procedure = Generator[Any, Any, T]
 With a blocking client ``call()`` has already done its work and returned the reply. With an asyncio
 client ``call()`` returns an awaitable, which ``run_async`` awaits.
 """
+
+Deliver = Callable[[str, datetime | None, str], None]
+"""Takes an event from a server: its topic, ``when`` and origin ("" if the server sends none)."""
 
 READ_TIMEOUT_S = 1.0
 """How long ``Transport.read`` waits for a message."""
@@ -64,8 +67,12 @@ class Transport(Protocol):
     ``str(transport)`` names the server in log lines; it must not contain a password.
     """
 
-    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
-        """Send these events."""
+    @property
+    def place(self) -> Hashable:
+        """Equal for two transports of one process only if each hears what the other publishes."""
+
+    def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
+        """Send these events. ``read`` of every process gets ``origin`` back with each."""
 
     def start(self) -> Procedure[bool]:
         """Start listening. Return True if every topic is heard from now on, without subscribing."""
@@ -73,9 +80,7 @@ class Transport(Protocol):
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
         """Subscribe and unsubscribe. ``read`` reports which topics the server confirms."""
 
-    def read(
-        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Procedure[None]:
+    def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
         """Wait up to READ_TIMEOUT_S for one event or confirmation, and pass it on."""
 
     def stop(self) -> Procedure[None]:

@@ -1,10 +1,13 @@
 """Decides which events are sent now and which are merged and sent when a short window closes.
 
-A burst of pushes must not become a burst of wake-ups, and merging must not lose a wake-up.
+A flood of pushes must not become a flood of wake-ups, and merging must not lose a wake-up.
 
-- The first event of a topic is sent at once (the leading edge) and opens the topic's window.
-- Later events of that topic are merged until the window closes.
-- Then the merged event is sent (the trailing edge) and opens the next window.
+- The first event of a topic is sent at once and opens the topic's window.
+- A few more events may follow at once in that window. They are the topic's burst.
+- Events beyond the burst are merged until the window closes.
+- Then the merged event is sent (the trailing edge) and opens the next window, without a burst.
+- The burst comes back after a whole window in which nothing was merged. A burst that came back
+  steadily would let a flood send many times as much.
 
 An event is never dropped, even if it equals an earlier one: the consumer that the earlier event
 woke may have looked before the second message was stored.
@@ -22,16 +25,19 @@ def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
 
 
 class Window:
-    """Merges the events of each topic so that at most one is sent per window.
+    """Merges the events of each topic: in a flood, one is sent per window.
 
     Args:
         seconds: the length of the window. Every ``now`` is in seconds of one monotonic clock.
+        burst: how many events of a quiet topic are sent at once before merging begins.
     """
 
-    def __init__(self, seconds: float = 0.05) -> None:
+    def __init__(self, seconds: float = 0.05, burst: int = 8) -> None:
         self.seconds = seconds
-        # Open windows by topic. All have one length, so the order of opening is the order of end.
-        self._ends: dict[str, float] = {}
+        self.burst = burst
+        # Open windows by topic: the end, and how many more events may be sent before it. All have
+        # one length, so the order of opening is the order of end.
+        self._open: dict[str, tuple[float, int]] = {}
         self._held: dict[str, datetime | None] = {}
         self._trailing: list[tuple[float, str]] = []  # heap: when each held topic is due
 
@@ -45,9 +51,12 @@ class Window:
         if topic in self._held:
             self._held[topic] = earliest(self._held[topic], when)
             return False
-        end = self._ends.get(topic)
-        if end is None or end <= now:
-            self._open(topic, now)
+        end, left = self._open.get(topic, (now, 0))
+        if end <= now:
+            self._start(topic, now, self.burst - 1)
+            return True
+        if left:
+            self._open[topic] = (end, left - 1)
             return True
         self._held[topic] = when
         heapq.heappush(self._trailing, (end, topic))
@@ -59,7 +68,7 @@ class Window:
         while self._trailing and self._trailing[0][0] <= now:
             topic = heapq.heappop(self._trailing)[1]
             events.append((topic, self._held.pop(topic)))
-            self._open(topic, now)
+            self._start(topic, now, 0)
         self._forget(now)
         return events
 
@@ -74,13 +83,13 @@ class Window:
         self._trailing.clear()
         return events
 
-    def _open(self, topic: str, now: float) -> None:
-        self._ends.pop(topic, None)  # reinserted at the end, which keeps the order
-        self._ends[topic] = now + self.seconds
+    def _start(self, topic: str, now: float, left: int) -> None:
+        self._open.pop(topic, None)  # inserted again at the end, which keeps the order
+        self._open[topic] = (now + self.seconds, left)
 
     def _forget(self, now: float) -> None:
-        while self._ends:
-            topic = next(iter(self._ends))
-            if self._ends[topic] > now or topic in self._held:
+        while self._open:
+            topic = next(iter(self._open))
+            if self._open[topic][0] > now or topic in self._held:
                 return
-            del self._ends[topic]
+            del self._open[topic]

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pymongo
 import pytest
@@ -22,6 +23,7 @@ from anyio.from_thread import start_blocking_portal
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed
 from pyqueue.connecting import runner_of
+from signals import hub
 from tests.contract.portal import PortalClient
 from tests.integration.conftest import Connect
 from tests.signals.conftest import ROOT_PASSWORD, ROOT_USER, guarded, redis_server
@@ -307,49 +309,100 @@ def test_default_bus_without_permission_warns_once(
 
 
 def test_redis_restarted_under_consumers(
-    connect: Connect, url: str, own_redis: RedisServer, pool: ThreadPoolExecutor
+    connect: Connect, url: str, own_redis: RedisServer, pool: ThreadPoolExecutor, peer: Peer
 ) -> None:
     client = connect(signals=own_redis.url)
     polled, sleeper = client.queue("polled", poll=0.3), client.queue("sleeper", poll=NEVER)
-    with Client(url, signals=own_redis.url) as producer:
-        asleep = waiting(pool, client, "sleeper", sleeper.pop)
-        future = waiting(pool, client, "polled", polled.pop)
-        own_redis.kill()
-        producer.queue("polled").push("while Redis is down")
-        assert future.result(SECONDS).payload == "while Redis is down"  # found by the poll
-        producer.queue("sleeper").push("without a signal")
-        before = client.stats["commands"]
-        time.sleep(0.5)
-        assert client.stats["commands"] - before <= 10  # consumers do not look busily
-        own_redis.start()
-        # The consumer looks once when the bus is back.
-        assert asleep.result(SECONDS).payload == "without a signal"
-        wakes_again(client, producer, "sleeper", sleeper.pop, pool)
+    peer.do(f"fresh({url!r}, {own_redis.url!r}); far = clients[-1].queue")
+    asleep = waiting(pool, client, "sleeper", sleeper.pop)
+    future = waiting(pool, client, "polled", polled.pop)
+    own_redis.kill()
+    peer.do("far('polled').push('while Redis is down')")
+    assert future.result(SECONDS).payload == "while Redis is down"  # found by the poll
+    peer.do("far('sleeper').push('without a signal')")
+    before = client.stats["commands"]
+    time.sleep(0.5)
+    assert client.stats["commands"] - before <= 10  # consumers do not look busily
+    own_redis.start()
+    # The consumer looks once when the bus is back.
+    assert asleep.result(SECONDS).payload == "without a signal"
+    wakes_again(client, peer, "sleeper", sleeper.pop, pool)
 
 
 def wakes_again(
-    client: Any,
-    producer: Client,
-    name: str,
-    receive: Callable[[], Any],
-    pool: ThreadPoolExecutor,
+    client: Any, peer: Peer, name: str, receive: Callable[[], Any], pool: ThreadPoolExecutor
 ) -> None:
-    """Push until a consumer is woken by the signal of its message."""
+    """Push from the other process until a consumer is woken by the signal of its message."""
 
     def woken() -> bool:
         future = waiting(pool, client, name, receive)
         before = heard(client)
-        producer.queue(name).push(1)
+        peer.do(f"far({name!r}).push(1)")
         assert future.result(SECONDS).payload == 1
         return heard(client) > before
 
     eventually(woken, "a wake-up by a signal")
 
 
+@pytest.mark.parametrize("how", ["blocking", "async"])
+def test_dead_bus_wakes_consumers_of_its_process(
+    url: str, own_redis: RedisServer, pool: ThreadPoolExecutor, how: str
+) -> None:
+    """Of every client, blocking or async, also when it pauses or resumes a queue."""
+    with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal())
+        bare = AsyncClient(url, signals=own_redis.url)
+        stack.callback(partial(portal.call, bare.close))
+        portal.call(bare.__aenter__)
+        clients: list[Any] = [PortalClient(portal, bare)]
+        clients += [stack.enter_context(Client(url, signals=own_redis.url)) for _ in "12"]
+        producer = clients.pop(0 if how == "blocking" else 1)
+        own_redis.kill()
+        for client in clients:
+            future = waiting(pool, client, "jobs", client.queue("jobs", poll=NEVER).pop)
+            producer.queue("jobs").push(1)
+            assert future.result(SECONDS).payload == 1
+        future = waiting(pool, clients[0], "jobs", clients[0].queue("jobs", poll=NEVER).pop)
+        producer.queue("jobs").pause()
+        scan = runner_of(clients[0]).waiters("jobs").scan
+        eventually(lambda: scan.paused, "the pause")
+        producer.queue("jobs").push(2)
+        producer.queue("jobs").resume()
+        assert future.result(SECONDS).payload == 2
+
+
+@carried
+def test_echo_of_a_push_wakes_no_second_consumer(
+    connect: Connect, url: str, bus: str, pool: ThreadPoolExecutor
+) -> None:
+    client = connect(signals=bus)
+    queue = client.queue("jobs", poll=NEVER)
+    with Client(url, signals=bus) as far, patch.object(hub, "_places", {}):
+        elsewhere = runner_of(far).open().bus  # as in another process
+        consumers = [pool.submit(queue.pop) for _ in "12"]
+        eventually(lambda: waiters(client, "jobs") == 2, "two waiting consumers")
+        before = heard(client)
+        queue.push(1)
+        assert heard(client) == before + 1  # without the server
+        eventually(lambda: published(client) == 1, "the sent signal")
+        elsewhere.emit(runner_of(client).waiters("jobs").topic, None)
+        eventually(lambda: heard(client) > before + 1, "the signal behind the echo")
+        assert heard(client) == before + 2
+        eventually(lambda: waiters(client, "jobs") == 1, "one waiting consumer")
+        queue.push(2)
+        popped = [each.result(SECONDS) for each in consumers]
+        assert {each.payload for each in popped if each} == {1, 2}
+
+
 @pytest.mark.own_mongod
 @pytest.mark.parametrize("what", ["signals", "database"])
 def test_dropped_collection_under_consumers(
-    connect: Connect, url: str, own_mongo: Mongo, pool: ThreadPoolExecutor, what: str
+    connect: Connect,
+    url: str,
+    own_mongo: Mongo,
+    pool: ThreadPoolExecutor,
+    peer: Peer,
+    what: str,
 ) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
@@ -363,10 +416,10 @@ def test_dropped_collection_under_consumers(
     time.sleep(1)
     assert commands(own_mongo) - before <= 30  # the looks, and the retries of the bus
     assert not future.done()
-    with Client(url) as producer:
-        producer.queue("jobs").push(1)
-        assert future.result(SECONDS).payload == 1
-        wakes_again(client, producer, "jobs", partial(queue.pop, SECONDS), pool)
+    peer.do(f"fresh({url!r}, 'capped:'); far = clients[-1].queue")
+    peer.do("far('jobs').push(1)")
+    assert future.result(SECONDS).payload == 1
+    wakes_again(client, peer, "jobs", partial(queue.pop, SECONDS), pool)
 
 
 # What waiting costs, and how it ends

@@ -3,14 +3,17 @@
 import inspect
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pymongo import AsyncMongoClient, MongoClient
 
 import signals
+from signals import Window, hub
 from tests.signals.portal import PortalBus
 from tests.support.servers import RedisServer, free_port, mongod_process
 
@@ -41,6 +44,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 class Kind:
     """Makes buses of one kind. The buses of a test hear each other, and no bus of another test.
 
+    Each bus that has a server behaves as in a process of its own: it hears the buses of the test
+    through the server only, and itself directly.
+
     Args:
         name: one of KINDS.
         request: finds the fixtures of the servers.
@@ -61,16 +67,19 @@ class Kind:
         *,
         place: str | None = None,
         down: bool = False,
-        window: float = 0.05,
+        window: float | None = None,
         url: str | None = None,
+        together: bool = False,
     ) -> Any:
         """Return a new bus, closed at the end of the test.
 
         Args:
             place: the prefix or database. Buses of different places do not hear each other.
             down: whether no server listens at the address.
-            window: seconds in which events of a topic are merged.
+            window: seconds in which events of a topic are merged, from the second one on. None:
+                the default, with a burst.
             url: the address of a server that the test started.
+            together: whether the bus is in the same process as all others made so.
         """
         place = place or self.place
         cls: Any = {
@@ -79,15 +88,22 @@ class Kind:
             "capped": (signals.CappedBus, signals.AsyncCappedBus),
         }[self.server][self._portal is not None]
 
+        options = {} if window is None else {"window": window}
+
         def build() -> Any:
             if self.server == "memory":
-                return cls(place, window=window)
+                return cls(place)
             if self.server == "redis":
                 port = free_port() if down else self._request.getfixturevalue("redis_server").port
-                return cls(url or f"redis://127.0.0.1:{port}/0", prefix=place, window=window)
-            return cls(self._database(place, down, url), window=window)
+                return cls(url or f"redis://127.0.0.1:{port}/0", prefix=place, **options)
+            return cls(self._database(place, down, url), **options)
 
-        bus = PortalBus(self._portal, self._portal.call(build)) if self._portal else build()
+        with ExitStack() as stack:
+            if self.server != "memory" and not together:
+                stack.enter_context(patch.object(hub, "_places", {}))
+            if window is not None:
+                stack.enter_context(patch("signals.runner.Window", partial(Window, burst=1)))
+            bus = PortalBus(self._portal, self._portal.call(build)) if self._portal else build()
         self._buses.append(bus)
         return bus
 

@@ -3,16 +3,10 @@
 import asyncio
 import threading
 import time
-from datetime import timedelta
-
-import pytest
 
 import signals
-from signals.memory import MemoryRunner
 from tests.signals.portal import NOW
-from tests.support.eventually import eventually
 
-LATER = NOW + timedelta(minutes=1)
 SECONDS = 20.0  # for what happens at once; a slow machine needs longer
 
 
@@ -57,41 +51,8 @@ def test_closed_loop_does_not_break_emit() -> None:
         assert listener.wait(SECONDS)
 
 
-def test_memory_thread_lives_only_while_events_are_held() -> None:
-    def trailing() -> bool:
-        return any(thread.name == "signals-memory" for thread in threading.enumerate())
-
-    eventually(lambda: not trailing())
-    with signals.MemoryBus("thread", window=0.2) as bus:
-        bus.emit("a", NOW)
-        assert not trailing()
-        while not bus.stats["merged"]:  # on a slow machine the window may have closed
-            bus.emit("a", NOW)
-        sent = bus.stats["emitted"] - bus.stats["merged"]
-        assert trailing() or bus.stats["published"] > sent
-        eventually(lambda: not trailing())
-        assert bus.stats["published"] == sent + 1
-
-
-def test_memory_bus_holds_nothing_if_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread can start while the interpreter exits."""
-
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with signals.MemoryBus("ending", window=60) as bus, bus.listen("a") as listener:
-        bus.emit("a", NOW)
-        assert listener.wait(0)
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
-            bus.emit("a", LATER)
-        assert listener.wait(0)
-        assert listener.when == LATER
-        assert (bus.stats["published"], bus.stats["failed"]) == (2, 0)
-
-
 def test_memory_delivery_takes_under_a_millisecond() -> None:
-    with signals.MemoryBus("speed", window=0) as bus, bus.listen("a") as listener:
+    with signals.MemoryBus("speed") as bus, bus.listen("a") as listener:
         times = []
         for _ in range(200):
             began = time.perf_counter()
@@ -102,12 +63,11 @@ def test_memory_delivery_takes_under_a_millisecond() -> None:
 
 
 def test_hub_keeps_nothing_of_topics_without_listeners() -> None:
-    runner = MemoryRunner("MemoryBus", "kept", 0.0)
-    bus = signals.MemoryBus("kept", window=0)
+    bus = signals.MemoryBus("kept")
     for number in range(100):
         with bus.listen(str(number)):
             bus.emit(str(number), NOW)
-    hub = runner.hub
+    hub = bus._runner.hub
     kept = (hub._subscriptions, hub._left, hub._new, hub._asked)
     assert [len(each) for each in kept] == [0, 0, 0, 0]
 

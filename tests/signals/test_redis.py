@@ -47,9 +47,18 @@ def own(tmp_path: Path) -> Iterator[RedisServer]:
     )
 )
 def test_payloads_keep_milliseconds_and_are_never_late(when: datetime) -> None:
-    decoded = redis_bus.decode(redis_bus.encode(when).encode())
+    decoded, origin = redis_bus.decode(redis_bus.encode(when, "me").encode())
     assert decoded is not None
     assert timedelta(0) <= when - decoded < timedelta(milliseconds=1)
+    assert origin == "me"
+
+
+def test_payloads_without_origin_are_read() -> None:
+    """An older release sends them, and reads the first 20 characters of ours."""
+    assert redis_bus.decode(b"1893553445678") == (NOW, "")
+    assert redis_bus.decode(b"-") == (None, "")
+    assert redis_bus.encode(None, "me") == "-"
+    assert int(redis_bus.encode(NOW, "me")[:20]) == 1893553445678
 
 
 @both
@@ -61,7 +70,7 @@ def test_foreign_payloads_are_skipped(kind: Kind, admin: Any) -> None:
         for number in range(1200):
             pipe.publish(f"{kind.place}:a", payloads[number % 6])
         pipe.execute()
-        bus.emit("a", NOW)
+        kind.make().emit("a", NOW)
         assert listener.wait(SECONDS)
         assert listener.when == NOW
         assert bus.stats["heard"] == 1
@@ -92,7 +101,7 @@ def test_topics_without_listeners_are_unsubscribed(
         with bus.listen("b"):
             assert admin.pubsub_numsub(f"{kind.place}:b")[0][1] == 1
         eventually(lambda: admin.pubsub_numsub(f"{kind.place}:b")[0][1] == 0)
-        bus.emit("a", NOW)
+        kind.make().emit("a", NOW)
         assert listener.wait(SECONDS)
     eventually(lambda: not admin.pubsub_channels(f"{kind.place}:*"))  # also not the bus's channel
 
@@ -139,7 +148,7 @@ def test_server_that_starts_late_is_heard(
         own.start()
         assert listener.wait(SECONDS)
         assert listener.when is None
-        bus.emit("a", NOW)
+        make(own, kind).emit("a", NOW)
         assert listener.wait(SECONDS)
         assert listener.when == NOW
 
@@ -237,7 +246,7 @@ def test_missing_permission_is_reported(kind: Kind, own: RedisServer) -> None:
     able = kind.make(url=f"redis://able:pw@127.0.0.1:{own.port}/0")
     able.check()
     with able.listen("a") as listener:
-        able.emit("a", NOW)
+        kind.make(url=f"redis://able:pw@127.0.0.1:{own.port}/0").emit("a", NOW)
         assert listener.wait(SECONDS)
     for user in ("deaf", "dumb", "apart"):
         with pytest.raises(signals.BusError, match=r"(?i)permission"):
@@ -259,8 +268,9 @@ def test_unix_socket_carries_events(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--unixsocket", "r.sock")
     try:
         bus = signals.open(f"unix://{tmp_path}/r.sock")
-        with closing(bus), bus.listen("a") as listener:
-            bus.emit("a", NOW)
+        producer = signals.open(f"unix://{tmp_path}/./r.sock")  # counts as another place
+        with closing(bus, producer), bus.listen("a") as listener:
+            producer.emit("a", NOW)
             assert listener.wait(SECONDS)
     finally:
         server.kill()
@@ -345,7 +355,7 @@ def test_break_without_listeners_is_not_repaired(
     assert len(starts) == 1
     own.start()
     with bus.listen("a") as listener:
-        bus.emit("a", NOW)
+        make(own, kind).emit("a", NOW)
         while listener.when != NOW:
             assert listener.wait(SECONDS)
 
@@ -357,6 +367,6 @@ def test_cut_connection_wakes_listeners(kind: Kind, own: RedisServer) -> None:
         admin.client_kill_filter(_type="pubsub")
         assert listener.wait(SECONDS)
         assert listener.when is None
-        bus.emit("a", NOW)
+        make(own, kind).emit("a", NOW)
         assert listener.wait(SECONDS)
         assert listener.when == NOW

@@ -15,7 +15,7 @@ import pytest
 import signals
 from signals.hub import Hub, Subscription, TaskListener
 from signals.runner import RetryDelays, Runner
-from signals.transport import Procedure, TaskRuntime
+from signals.transport import Deliver, Procedure, TaskRuntime
 from tests.signals.portal import NOW
 from tests.support.servers import RedisServer
 
@@ -65,6 +65,7 @@ class SilentTransport:
     """A server that accepts everything and never sends anything."""
 
     def __init__(self) -> None:
+        self.place = "silent"
         self.calls: list[str] = []
         self.reading = asyncio.Event()
 
@@ -72,7 +73,7 @@ class SilentTransport:
         self.calls.append(name)
         yield asyncio.sleep(0)
 
-    def publish(self, events: dict[str, datetime | None]) -> Procedure[None]:
+    def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         return self._call("publish")
 
     def start(self) -> Procedure[bool]:
@@ -82,9 +83,7 @@ class SilentTransport:
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
         return self._call("subscribe")
 
-    def read(
-        self, deliver: Callable[[str, datetime | None], None], confirm: Callable[[str], None]
-    ) -> Procedure[None]:
+    def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
         self.reading.set()
         yield asyncio.Event().wait()
 
@@ -144,7 +143,10 @@ def nowhere(subscription: Subscription) -> Procedure[None]:
 
 def test_hub_drops_no_topic_it_never_subscribed_to() -> None:
     """A bus that hears every topic has nothing to unsubscribe from."""
-    hub, subscription = Hub(), Subscription("a", nowhere, lambda _: None)
+    hub, subscription = (
+        Hub(dict.fromkeys(signals.STATS, 0)),
+        Subscription("a", nowhere, lambda _: None),
+    )
     subscription.open(threading.Event)
     hub.confirm()
     hub.add(subscription)
