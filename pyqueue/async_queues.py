@@ -249,8 +249,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def peek(self, limit: int = 10) -> list[Message[T]]:
         return await self._run(self._backend.peek(limit))
 
-    async def counts(self) -> Counts:
-        return await self._run(self._backend.counts())
+    async def counts(self, cap: int | None = None) -> Counts:
+        return await self._run(self._backend.counts(cap))
 
     async def next_when(self) -> datetime | None:
         return await self._run(self._backend.next_when())

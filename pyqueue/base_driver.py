@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pymongo
 from pymongo import ReadPreference, WriteConcern, errors
+from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends import namespace
 from pyqueue.clock import Clock
@@ -36,7 +38,7 @@ from pyqueue.server_errors import matched_count, shown_cause, translated, write_
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
-__all__ = ["PENDING", "BaseDriver", "ListensAsync"]
+__all__ = ["PENDING", "READ_ONLY", "BaseDriver", "ListensAsync"]
 
 
 class ListensAsync(Protocol):
@@ -60,6 +62,14 @@ _CLOCK_SAMPLES: Final = 5
 
 #: The driver has to wait for the answer.
 PENDING: Final = object()
+
+#: A transaction that only reads. "local" shows what the primary has stored at its first read; a
+#: "snapshot" may be older than a claim at w:1 that was just acknowledged.
+READ_ONLY: Final[Mapping[str, Any]] = {
+    "read_concern": ReadConcern("local"),
+    "write_concern": WriteConcern(w=1),
+    "read_preference": ReadPreference.PRIMARY,
+}
 
 #: How many forks lie between the first process and this one.
 _forks = 0
@@ -198,6 +208,9 @@ class BaseDriver(Generic[L]):
             self.clock.expire()
             raise
 
+    def _start_session(self) -> Any:
+        return self._plain.database.client.start_session()
+
     def _send(self, request: Command[Any]) -> Any:
         self.stats["commands"] += 1
         if request.session is not None:
@@ -214,11 +227,16 @@ class BaseDriver(Generic[L]):
                 if any(isinstance(each.error, Unavailable) for each in failures):
                     self._expect_changes()
                 return failures if isinstance(request, Insert) else (matched_count(error), failures)
+        meant = self._meaning(error)
+        raise meant from shown_cause(error, meant)
+
+    def _meaning(self, error: Exception) -> Exception:
+        """Return the error that the caller gets, and count it."""
         meant = translated(error)
         if isinstance(meant, Unavailable):
             self._expect_changes()
         self.stats["errors"] += 1
-        raise meant from shown_cause(error, meant)
+        return meant
 
     def _expect_changes(self) -> None:
         """Ask for the time again, and rescan every queue.

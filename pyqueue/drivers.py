@@ -16,10 +16,19 @@ from typing import Any, TypeVar
 import pymongo
 
 from pyqueue.backends import namespace
-from pyqueue.base_driver import PENDING, BaseDriver, ListensAsync
+from pyqueue.base_driver import PENDING, READ_ONLY, BaseDriver, ListensAsync
 from pyqueue.coalescing import Coalescer
 from pyqueue.errors import ConfigurationError, MissingIndex
-from pyqueue.requests import Coalesce, Command, EnsureQueue, Listen, Plan, Request, Wait
+from pyqueue.requests import (
+    AtOneInstant,
+    Coalesce,
+    Command,
+    EnsureQueue,
+    Listen,
+    Plan,
+    Request,
+    Wait,
+)
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
@@ -83,6 +92,8 @@ class Driver(BaseDriver[Listener]):
             return kind
         if isinstance(request, Coalesce):
             return self._drive(request.batch([request.item]))[0]
+        if isinstance(request, AtOneInstant):
+            return self._at_one_instant(request)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         assert isinstance(request, Wait)
@@ -105,6 +116,20 @@ class Driver(BaseDriver[Listener]):
                     self._forget()
                     self._drive(namespace.make_indexes(self._name))
         raise AssertionError("unreachable")
+
+    def _at_one_instant(self, request: AtOneInstant[R]) -> R:
+        if self.replicated:
+            try:
+                with pymongo.timeout(self._timeout), self._start_session() as session:
+                    result: R = session.with_transaction(
+                        lambda session: self._drive(request.plan(session)), **READ_ONLY
+                    )
+                    return result
+            except Exception as error:
+                meant = self._meaning(error)
+                if not isinstance(meant, MissingIndex):
+                    raise meant from error
+        return self._drive(request.plan(None))
 
     def _listen(self, waiters: Waiters) -> bool:
         with self._lock:
@@ -195,6 +220,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return kind
         if isinstance(request, Coalesce):
             return await self._coalescer.join(request)
+        if isinstance(request, AtOneInstant):
+            return await self._at_one_instant(request)
         if isinstance(request, Listen):
             return await self._listen(request.waiters)
         assert isinstance(request, Wait)
@@ -221,6 +248,26 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     self._forget()
                     await self._drive(namespace.make_indexes(self._name))
         raise AssertionError("unreachable")
+
+    async def _at_one_instant(self, request: AtOneInstant[R]) -> R:
+        if self.replicated:
+
+            async def read(session: Any) -> R:
+                return await self._drive(request.plan(session))
+
+            try:
+                with pymongo.timeout(self._timeout):
+                    session = self._start_session()
+                    if inspect.isawaitable(session):  # of motor
+                        session = await session
+                    async with session:
+                        result: R = await session.with_transaction(read, **READ_ONLY)
+                        return result
+            except Exception as error:
+                meant = self._meaning(error)
+                if not isinstance(meant, MissingIndex):
+                    raise meant from error
+        return await self._drive(request.plan(None))
 
     async def settled(self) -> None:
         """Wait for batches whose callers were cancelled."""

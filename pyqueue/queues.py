@@ -580,13 +580,19 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         return self._run(self._backend.peek(limit))
 
-    def counts(self) -> Counts:
+    def counts(self, cap: int | None = None) -> Counts:
         """Count the messages by state. The cost grows with their number.
+
+        On a replica set all numbers are of one instant. On a standalone server and on "memory:", a
+        message that changes its state meanwhile may be counted twice, or not at all.
+
+        Args:
+            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
 
         Returns:
             ready, scheduled, reserved, their total, and history.
         """
-        return self._run(self._backend.counts())
+        return self._run(self._backend.counts(cap))
 
     def next_when(self) -> datetime | None:
         """Return when the next message becomes (or became) eligible. The ends of leases count too.

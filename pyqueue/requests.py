@@ -4,7 +4,7 @@ A *plan* is a generator. It yields these requests, is sent their answers and ret
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
 and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
 driver itself answers the other requests: ``ServerTime``, ``EnsureQueue``, ``Listen``, ``Wait``,
-``Coalesce`` and ``Signal``.
+``Coalesce``, ``AtOneInstant`` and ``Signal``.
 
 A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of
 documents.
@@ -22,6 +22,7 @@ from pymongo import UpdateOne
 from pyqueue.errors import QueueError
 
 __all__ = [
+    "AtOneInstant",
     "Change",
     "Coalesce",
     "Command",
@@ -253,14 +254,16 @@ class Delete(Command[int]):
 
 @dataclass(slots=True)
 class Count(Command[int]):
-    """Count the matches."""
+    """Count the matches, at most ``cap`` of them."""
 
     filter: Filter
     hint: str
+    cap: int | None = None
 
     def send(self, collection: Any) -> Any:
         """Send a count."""
-        return collection.count_documents(self.filter, hint=self.hint, session=self.session)
+        more = {} if self.cap is None else {"limit": self.cap}
+        return collection.count_documents(self.filter, hint=self.hint, session=self.session, **more)
 
 
 @dataclass(slots=True)
@@ -364,6 +367,17 @@ class Coalesce(Request[Result], Generic[Item, Result]):
     size: int = 0
     #: How many batches with this key may run at once.
     max_in_flight: int = 2
+
+
+@dataclass(slots=True)
+class AtOneInstant(Request[Result]):
+    """Run a plan whose reads all see the data of one instant, writes at w:1 included.
+
+    The plan gets the session for its commands. It may run again, so it must not write. A server
+    without transactions, and mongomock, read each command at its own instant; the session is None.
+    """
+
+    plan: Callable[[Any], Plan[Result]]
 
 
 @dataclass(slots=True)

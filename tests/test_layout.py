@@ -646,7 +646,7 @@ SIGNATURES = {
     "remove": "id",
     "get": "id",
     "peek": "limit=10",
-    "counts": "",
+    "counts": "cap=None",
     "next_when": "",
     "pause": "",
     "resume": "",

@@ -202,9 +202,9 @@ class QueuePlans:
         """Return the messages that would be received next."""
         return reading.peek(self.queue, self.kind, self.codec, limit)
 
-    def counts(self) -> Plan[Counts]:
+    def counts(self, cap: int | None = None) -> Plan[Counts]:
         """Count the messages by state."""
-        return reading.counts(self.queue)
+        return reading.counts(self.queue, cap)
 
     def next_when(self, start: ScanStart | None = None) -> Plan[datetime | None]:
         """Return the earliest ``when`` of the live messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any, cast
 
 from pyqueue import arguments
@@ -13,7 +14,7 @@ from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.clock import BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
-from pyqueue.requests import Count, Find, Plan, ServerTime
+from pyqueue.requests import AtOneInstant, Count, Filter, Find, Plan, ServerTime
 
 __all__ = ["counts", "get", "history", "next_when", "peek"]
 
@@ -35,19 +36,27 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
     return [decode(codec, document, now) for document in found]
 
 
-def counts(queue: str) -> Plan[Counts]:
-    """Count the messages by state."""
+def counts(queue: str, cap: int | None) -> Plan[Counts]:
+    """Count the messages by state, in each state up to ``cap``; None: all."""
+    if cap is not None:
+        arguments.count("cap", cap)
     now = yield from ServerTime()
+    return (yield from AtOneInstant(partial(_count, queue, cap, now)))
+
+
+def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
     messages = {"q": queue, "_id": {"$ne": record_id(queue)}}
     later = {"$gt": now, "$lt": BAND}
-    scheduled = messages | {"when": later, "token": {"$exists": False}}
-    reserved = messages | {"when": later, "token": {"$exists": True}}
-    return Counts(
-        ready=(yield from Count(messages | {"when": {"$lte": now}}, HOT)),
-        scheduled=(yield from Count(scheduled, HOT)),
-        reserved=(yield from Count(reserved, HOT)),
-        history=(yield from Count(messages | {"when": {"$gte": BAND}}, HOT)),
-    )
+    states: dict[str, Filter] = {
+        "ready": {"when": {"$lte": now}},
+        "scheduled": {"when": later, "token": {"$exists": False}},
+        "reserved": {"when": later, "token": {"$exists": True}},
+        "history": {"when": {"$gte": BAND}},
+    }
+    numbers = {}
+    for state, match in states.items():
+        numbers[state] = yield from Count({**messages, **match}, HOT, cap, session=session)
+    return Counts(**numbers)
 
 
 def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pyqueue import Counts, Finished, Message, QueueInfo, Reservation
+from pyqueue import ConfigurationError, Counts, Finished, Message, QueueInfo, Reservation
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World, near
 
@@ -69,6 +69,17 @@ def test_counts(world: World, queue: AnyQueue) -> None:
     queue.commit(held[2])
     assert queue.counts() == Counts(ready=4, scheduled=3, reserved=0, history=0)
     assert queue.counts().total == 7
+
+
+def test_counts_stop_at_a_cap(queue: AnyQueue) -> None:
+    queue.push_many(range(6))
+    queue.push_many(range(2), delay=60)
+    queue.reserve_many(4, timeout=0)
+    assert queue.counts(cap=3) == Counts(ready=2, scheduled=2, reserved=3)
+    assert queue.counts(1) == Counts(ready=1, scheduled=1, reserved=1)
+    for cap in (0, -1, 1.5, True, "3"):
+        with pytest.raises(ConfigurationError, match="cap"):
+            queue.counts(cap)
 
 
 def test_next_when(queue: AnyQueue) -> None:

@@ -13,7 +13,17 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.messages import Reservation
-from pyqueue.requests import Coalesce, Command, EnsureQueue, Listen, Plan, ServerTime, Signal, Wait
+from pyqueue.requests import (
+    AtOneInstant,
+    Coalesce,
+    Command,
+    EnsureQueue,
+    Listen,
+    Plan,
+    ServerTime,
+    Signal,
+    Wait,
+)
 
 __all__ = ["NOW", "Runner", "after", "giving", "reservation", "standard"]
 
@@ -111,6 +121,8 @@ class Runner:
                 return request.kind
             case Signal():
                 return self.signals.append((request.queue, request.when))
+            case AtOneInstant():
+                return self._drive(request.plan(None))
             case Coalesce():
                 return self._drive(request.batch([request.item]))[0]
             case Listen():
