@@ -170,9 +170,10 @@ class BaseDriver(Generic[L]):
         """
         if self.memory or request.session is not None:
             return nullcontext()
-        if request.max_time_s is None:
-            return pymongo.timeout(self._timeout)
-        return pymongo.timeout(min(self._timeout, request.max_time_s))
+        limit = self._timeout / 2 if request.half_time else self._timeout
+        if request.max_time_s is not None:
+            limit = min(limit, request.max_time_s)
+        return pymongo.timeout(limit)
 
     def _late(self) -> Unavailable:
         return Unavailable(f"the server did not answer within {self._timeout:g} s")

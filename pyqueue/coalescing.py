@@ -130,7 +130,7 @@ class Coalescer:
         size = 0
         while (
             calls.waiting
-            and len(batch) < MAX_BATCH_ITEMS
+            and len(batch) < (1 if calls.waiting[0][0].alone else MAX_BATCH_ITEMS)
             and (not batch or size + calls.waiting[0][0].size <= MAX_BATCH_BYTES)
         ):
             request, future = calls.waiting.popleft()

@@ -100,5 +100,9 @@ class NotPermitted(ConfigurationError):
     """The database user lacks a permission. Internal: the caller decides what to tell the user."""
 
 
+class TimedOut(Unavailable):
+    """A command took longer than its time limit. Internal: it may have waited for a lock."""
+
+
 class MissingIndex(QueueError):
     """The index of claims is missing. Internal: the driver creates it again."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pymongo import UpdateOne
 
 from pyqueue.errors import QueueError
 
 __all__ = [
+    "MAX_LOCKABLE",
     "AtOneInstant",
     "Change",
     "Coalesce",
@@ -62,6 +63,10 @@ Filter = Mapping[str, Any]
 #: Update operators and their fields.
 UpdateDocument = Mapping[str, Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
+
+
+#: How many commands of one queue may run at once, if each of them may wait for a lock.
+MAX_LOCKABLE: Final = 8
 
 
 class Request(Generic[Answer]):
@@ -106,11 +111,13 @@ class Command(Request[Answer]):
         session: the session of the caller's transaction, or None.
         w1: acknowledged by the primary alone. Other writes follow the client's durability.
         max_time_s: seconds that it may take, if that is less than the client's time limit.
+        half_time: it may take half of the client's time limit, which leaves time for another try.
     """
 
     session: Any = None
     w1: bool = False
     max_time_s: float | None = None
+    half_time: bool = False
 
     #: Whether ``send`` returns a cursor, which the driver reads to its end.
     cursor: ClassVar[bool] = False
@@ -367,6 +374,8 @@ class Coalesce(Request[Result], Generic[Item, Result]):
     size: int = 0
     #: How many batches with this key may run at once.
     max_in_flight: int = 2
+    #: Whether each item makes a batch alone.
+    alone: bool = False
 
 
 @dataclass(slots=True)

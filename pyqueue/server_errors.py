@@ -16,6 +16,7 @@ from pyqueue.errors import (
     NotPermitted,
     QueueClosed,
     QueueError,
+    TimedOut,
     Unavailable,
 )
 from pyqueue.payloads import error_text
@@ -29,6 +30,7 @@ _TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 #: The server cannot apply the update to the document.
 _DOES_NOT_FIT: Final = {2, 9, 14, 15, 28, 40, 52, 54, 56, 57, 111}
 _DUPLICATE_KEY: Final = 11000
+_TIME_LIMIT: Final = 50
 #: Codes that stand for many causes: none, internal error, unknown error.
 _VAGUE: Final = {None, 1, 8}
 #: The end of the text with which a server refuses to use an index that does not exist.
@@ -40,8 +42,10 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, QueueError):
         return error
     if isinstance(error, errors.BulkWriteError):
-        return Unavailable(
-            f"the write may not be durable: {(error.details or {}).get('writeConcernErrors')}"
+        details = error.details or {}
+        late = any(each.get("code") == _TIME_LIMIT for each in details.get("writeErrors", ()))
+        return (TimedOut if late else Unavailable)(
+            f"the write may not be durable: {details.get('writeConcernErrors')}"
         )
     if isinstance(error, errors.DuplicateKeyError):
         return DuplicateKey("the key or the id is taken")
@@ -53,11 +57,10 @@ def translated(error: Exception) -> Exception:
         return InvalidMessage(f"payload: {error_text(error)}")
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
+    if _is_time_limit(error):
+        return TimedOut(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.PyMongoError) and (
-        isinstance(
-            error, (errors.ConnectionFailure, errors.WriteConcernError, errors.ExecutionTimeout)
-        )
-        or error.timeout
+        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError)) or error.timeout
     ):
         return Unavailable(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.OperationFailure):
@@ -73,6 +76,15 @@ def shown_cause(error: Exception, meant: Exception) -> Exception | None:
     """Return the cause to show with what an error means; None: its text may show a payload."""
     secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
     return None if secret else error
+
+
+def _is_time_limit(error: Exception) -> bool:
+    """Return whether the command itself took too long, and not its replication."""
+    if isinstance(error, errors.OperationFailure) and not isinstance(
+        error, errors.WriteConcernError
+    ):
+        return error.code == _TIME_LIMIT
+    return isinstance(error, errors.NetworkTimeout)
 
 
 def write_failures(error: Exception) -> list[WriteFailure] | None:
@@ -135,6 +147,8 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
         return InvalidMessage(
             f"payload: the message would be larger than the server allows: {text}"
         )
+    if code == _TIME_LIMIT:  # of one operation of a batch
+        return TimedOut(f"the server did not answer: {text}")
     if code in _NOT_PRIMARY:
         return Unavailable(f"the server did not answer: {text}")
     if isinstance(error, errors.WriteError) or code in _DOES_NOT_FIT:

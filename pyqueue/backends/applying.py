@@ -22,10 +22,12 @@ from pyqueue.errors import (
     InvalidMessage,
     LeaseLost,
     QueueError,
+    TimedOut,
     Unavailable,
 )
 from pyqueue.messages import Reservation
 from pyqueue.requests import (
+    MAX_LOCKABLE,
     Coalesce,
     Delete,
     Document,
@@ -74,10 +76,18 @@ class _Part(NamedTuple):
     places: Sequence[int]
     updates: Sequence[SettlementUpdate]
     results: list[SettlementResult]
+    #: Whether the settlements can be tried once more.
+    again: bool = False
 
     def slice(self, start: int, stop: int | None) -> _Part:
         settlements, places = self.settlements[start:stop], self.places[start:stop]
         return self._replace(settlements=settlements, places=places)
+
+
+class _Interrupted(NamedTuple):
+    """A shared command timed out. It may have applied this update, or not."""
+
+    update: SettlementUpdate
 
 
 def settle(queue: str, settlements: Sequence[Settlement], session: object = None) -> Plan[None]:
@@ -88,8 +98,7 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
     """
     results: Sequence[SettlementResult]
     if session is None and len(settlements) == 1:
-        key = ("settle", queue)
-        results = [(yield from Coalesce(key, settlements[0], partial(apply, queue)))]
+        results = [(yield from _settle_one(queue, settlements[0]))]
     else:
         results = yield from apply(queue, settlements, session)
     lost: list[Reservation[Any]] = []
@@ -114,6 +123,50 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
         )
 
 
+def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
+    """Settle one message in a command that concurrent calls share.
+
+    A lock on one message, by an open transaction, holds up the whole command. If that times out,
+    each caller tries once more alone, so that only the caller of the locked message fails.
+    """
+    key, batch = ("settle", queue), partial(_apply_for_callers, queue)
+    outcome = yield from Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
+    if not isinstance(outcome, _Interrupted):
+        return outcome
+    results: list[SettlementResult] = ["done"]
+    part = _Part(queue, None, [settlement], [0], [outcome.update], results, again=True)
+    try:
+        # This waits for the majority even if it matches nothing, and so for the shared command.
+        yield from _apply_part(part)
+    except Unavailable as error:
+        return error
+    if results[0] == "lost":
+        results[0] = yield from _resolve_repeated(settlement.held, outcome.update)
+        yield from _signal(part)
+    return results[0]
+
+
+def _resolve_repeated(held: Reservation[Any], update: SettlementUpdate) -> Plan[SettlementResult]:
+    """Find out whether an update that no longer matches was applied by its first attempt."""
+    found = yield from Find({"_id": held.id}, limit=1)
+    applied = _was_applied(found[0] if found else None, held, update)
+    if applied is None:
+        # While the lease runs, no other call settles the message.
+        applied = held.until > (yield from ServerTime()) or None
+    return "unknown" if applied is None else "done" if applied else "lost"
+
+
+def _apply_for_callers(
+    queue: str, settlements: Sequence[Settlement]
+) -> Plan[list[SettlementResult | _Interrupted]]:
+    """Apply the settlements of several callers, who can each try again after a timeout."""
+    whole = yield from _apply(queue, settlements, None, again=len(settlements) > 1)
+    return [
+        _Interrupted(update) if whole.again and isinstance(result, TimedOut) else result
+        for result, update in zip(whole.results, whole.updates, strict=True)
+    ]
+
+
 def apply(
     queue: str, settlements: Sequence[Settlement], session: object = None
 ) -> Plan[list[SettlementResult]]:
@@ -124,13 +177,19 @@ def apply(
     Returns:
         One result for each.
     """
+    return (yield from _apply(queue, settlements, session)).results
+
+
+def _apply(
+    queue: str, settlements: Sequence[Settlement], session: object, *, again: bool = False
+) -> Plan[_Part]:
     now = yield from ServerTime()
     if session is not None:
         for settlement in settlements:
             _check_time_left(settlement.held, now)
     updates: list[SettlementUpdate] = [None] * len(settlements)
     results: list[SettlementResult] = ["done"] * len(settlements)
-    whole = _Part(queue, session, settlements, range(len(settlements)), updates, results)
+    whole = _Part(queue, session, settlements, range(len(settlements)), updates, results, again)
     parts = _divide(whole, now, updates)
     for index, part in enumerate(parts):
         try:
@@ -139,7 +198,7 @@ def apply(
             for place in (place for rest in parts[index:] for place in rest.places):
                 results[place] = error
             break
-    return results
+    return whole
 
 
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:
@@ -188,9 +247,11 @@ def _apply_part(part: _Part) -> Plan[None]:
     match = transitions.holds_filter([each.held for each in part.settlements])
     try:
         if update is None:
-            done = yield from Delete(match, many=many, session=part.session)
+            done = yield from Delete(match, many=many, session=part.session, half_time=part.again)
         elif not many or all(updates[place] is update for place in places):
-            change = yield from Update(match, update, many=many, session=part.session)
+            change = yield from Update(
+                match, update, many=many, session=part.session, half_time=part.again
+            )
             done = change.matched
         else:
             done = yield from _update_each(part)
@@ -205,10 +266,15 @@ def _apply_part(part: _Part) -> Plan[None]:
         return
     if done < len(places):
         yield from _resolve_partial(part, len(places) - done)
+    yield from _signal(part)
+
+
+def _signal(part: _Part) -> Plan[None]:
+    """Signal what a command has made ready."""
     signals = set()
-    for place in places:
-        settled = updates[place] or {}
-        if results[place] == "done" and "token" in settled.get("$unset", {}):
+    for place in part.places:
+        settled = part.updates[place] or {}
+        if part.results[place] == "done" and "token" in settled.get("$unset", {}):
             put = settled["$set"]
             signals.add((put.get("q", part.queue), put["when"]))
     for queue, when in signals:
@@ -221,7 +287,7 @@ def _update_each(part: _Part) -> Plan[int]:
         (transitions.holds_filter([each.held]), part.updates[place] or {})
         for each, place in zip(part.settlements, part.places, strict=True)
     ]
-    done, failures = yield from UpdateEach(pairs, session=part.session)
+    done, failures = yield from UpdateEach(pairs, session=part.session, half_time=part.again)
     for failure in failures:
         part.results[part.places[failure.place]] = failure.error
     return done + len(failures)

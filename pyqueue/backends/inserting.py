@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from bson.raw_bson import RawBSONDocument
 
@@ -12,7 +13,17 @@ from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
 from pyqueue.messages import Id
-from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, Signal, Update, WriteFailure
+from pyqueue.requests import (
+    MAX_LOCKABLE,
+    Coalesce,
+    Document,
+    Find,
+    Insert,
+    Plan,
+    Signal,
+    Update,
+    WriteFailure,
+)
 
 __all__ = [
     "Written",
@@ -83,7 +94,13 @@ def _insert(
     try:
         if session is None and len(encoded) == 1:
             item = (queue, documents[0]["when"], encoded[0])
-            failure = yield from Coalesce("insert", item, _insert_each, size=len(encoded[0].raw))
+            size = len(encoded[0].raw)
+            if given or "key" in documents[0]:
+                # An open transaction may hold the key or the id. Then only this call waits for it.
+                join = partial(Coalesce, ("insert", queue), alone=True, max_in_flight=MAX_LOCKABLE)
+            else:
+                join = partial(Coalesce, "insert")
+            failure = yield from join(item, _insert_each, size=size)
             failures = [] if failure is None else [failure]
         else:
             failures = yield from Insert(encoded, session=session)

@@ -1,8 +1,9 @@
 """Push: how messages enter a queue.
 
 A push without a message key or an id is a plain insert. Concurrent single pushes are coalesced into
-one insert. A unique index keeps a second message with the same key out. A push that is repeated
-with its id is the same message.
+one insert; those with a key or an id are not, because a transaction may hold it. A unique index
+keeps a second message with the same key out. A push that is repeated with its id is the same
+message.
 """
 
 from __future__ import annotations

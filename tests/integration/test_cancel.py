@@ -99,15 +99,18 @@ KINDS = {
 
 
 @asynccontextmanager
-async def opened(driver: str, url: str, namespace: str) -> AsyncIterator[AsyncClient]:
+async def opened(
+    driver: str, url: str, namespace: str, **options: Any
+) -> AsyncIterator[AsyncClient]:
     """An AsyncClient over PyMongo's async client, or motor."""
     if driver == "pymongo":
-        async with AsyncClient(url, namespace=namespace) as client:
+        async with AsyncClient(url, namespace=namespace, **options) as client:
             yield client
     else:
         motor: Any = AsyncIOMotorClient(url)
         try:
-            async with AsyncClient(motor.get_default_database(), namespace=namespace) as client:
+            database = motor.get_default_database()
+            async with AsyncClient(database, namespace=namespace, **options) as client:
                 yield client
         finally:
             motor.close()

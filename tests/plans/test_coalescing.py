@@ -81,6 +81,7 @@ class FakeDriver:
         undo: bool = False,
         size: int = 0,
         max_in_flight: int = 2,
+        alone: bool = False,
     ) -> asyncio.Task[Any]:
         request = Coalesce(
             key,
@@ -89,6 +90,7 @@ class FakeDriver:
             undo=self.undo if undo else None,
             size=size,
             max_in_flight=max_in_flight,
+            alone=alone,
         )
         return asyncio.create_task(self.coalescer.join(request))
 
@@ -204,6 +206,25 @@ def test_batches_are_bounded_by_count() -> None:
         assert [item for batch in fake.batches for item in batch] == list(
             range(2 * MAX_BATCH_ITEMS + 10)
         )
+
+    run(test)
+
+
+def test_calls_that_share_nothing_run_alone_up_to_a_limit() -> None:
+    async def test(fake: FakeDriver) -> None:
+        stuck = [fake.call(n, alone=True, max_in_flight=3) for n in range(2)]
+        await fake.until_open(2)
+        rest = [fake.call(n, alone=True, max_in_flight=3) for n in range(2, 9)]
+        await fake.until_open(3)
+        while not all(call.done() for call in rest):  # the two oldest stay in flight
+            gates = [gate for gate in fake.open if not gate.done()]
+            if len(gates) > 2:
+                gates[2].set_result(None)
+            await asyncio.sleep(0)
+        assert not any(call.done() for call in stuck)
+        assert fake.batches == [[n] for n in range(9)]
+        assert fake.most == 3
+        await fake.finish(*stuck)
 
     run(test)
 

@@ -17,7 +17,7 @@ from pyqueue import (
 )
 from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import runner_of
-from pyqueue.errors import MissingIndex, NotPermitted
+from pyqueue.errors import MissingIndex, NotPermitted, TimedOut
 from pyqueue.requests import Find, Insert
 from pyqueue.server_errors import translated, write_failures
 from pyqueue.thread_pool import DaemonThreadPool
@@ -38,8 +38,15 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
             Unavailable,
             "none$",
         ),
-        (errors.NetworkTimeout("late"), Unavailable, "late"),
-        (errors.ExecutionTimeout("late", 50), Unavailable, "late"),
+        (errors.NetworkTimeout("late"), TimedOut, "late"),
+        (errors.ExecutionTimeout("late", 50), TimedOut, "late"),
+        (errors.WriteError("late", 50), TimedOut, "late"),
+        (
+            errors.BulkWriteError({"writeConcernErrors": ["w"], "writeErrors": [{"code": 50}]}),
+            TimedOut,
+            "may not be durable",
+        ),
+        (errors.WriteConcernError("lag", 50), Unavailable, "lag"),
         (errors.WTimeoutError("no majority", 64), Unavailable, "no majority"),
         (errors.WriteConcernError("stepped down", 189), Unavailable, "stepped down"),
         (failure(11600, "interrupted at shutdown"), Unavailable, "interrupted"),

@@ -12,7 +12,7 @@ from pyqueue.backends.giving_back import undo_reserve
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.standard import Standard
-from pyqueue.requests import FindAndModify, Insert, Plan, WriteFailure
+from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, WriteFailure
 from tests.plans.runner import NOW, Runner, after, giving, reservation, standard
 
 
@@ -28,6 +28,25 @@ def test_unknown_push_names_all_possible_ids(count: int, by: str) -> None:
     assert caught.value.ids == ids
     assert isinstance(runner.commands[0], Insert)
     assert runner.signals == []
+
+
+@pytest.mark.parametrize(
+    ("options", "alone"), [({}, False), ({"keys": ["k"]}, True), ({"ids": ["m"]}, True)]
+)
+def test_push_that_may_meet_a_lock_shares_no_command(options: dict[str, Any], alone: bool) -> None:
+    """An open transaction may hold the key or the id."""
+    requests = [coalesced(standard(queue).push([1], **options)) for queue in "ab"]
+    assert [each.alone for each in requests] == [alone] * 2
+    assert (requests[0].key == requests[1].key) is not alone  # a limit for each queue
+    assert requests[0].max_in_flight == (8 if alone else 2)
+
+
+def coalesced(plan: Plan[Any]) -> Coalesce[Any, Any]:
+    """Return the first request of a plan that is shared with concurrent calls."""
+    request: Any = next(plan)
+    while not isinstance(request, Coalesce):
+        request = plan.send(NOW if isinstance(request, ServerTime) else "standard")
+    return request
 
 
 def test_unknown_replacement_names_all_possible_ids() -> None:

@@ -14,6 +14,7 @@ from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseL
 from pyqueue.backends.applying import apply
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
+from pyqueue.errors import TimedOut
 from pyqueue.requests import (
     Change,
     Coalesce,
@@ -220,6 +221,86 @@ def test_count_tells_what_the_documents_do_not() -> None:
     with pytest.raises(LeaseLost) as caught:
         runner.run(standard().move([(each, UNCHANGED) for each in held], to=standard("b")))
     assert (caught.value.lost, caught.value.unknown) == ([held[1]], [])
+
+
+class Shared(Runner):
+    """Runs each call in one batch with the call of a neighbour, which settles m2."""
+
+    def _answer(self, request: Any) -> Any:
+        if not isinstance(request, Coalesce):
+            return super()._answer(request)
+        neighbour = request.item._replace(held=reservation("m2"))
+        return self._drive(request.batch([request.item, neighbour]))[0]
+
+
+LOCKED = TimedOut("locked")
+
+
+def test_timed_out_batch_is_settled_by_each_caller_alone() -> None:
+    runner = Shared(LOCKED, 1)
+    runner.run(standard().commit((reservation("m1"),)))
+    shared, alone = runner.commands
+    assert pairs(shared.filter) == {("m1", "t1"), ("m2", "t1")}
+    assert pairs(alone.filter) == {("m1", "t1")}
+    assert shared.half_time
+    assert alone.half_time  # together no longer than the time limit
+
+
+def test_timed_out_settle_is_tried_alone_only_once() -> None:
+    runner = Shared(LOCKED, LOCKED)
+    with pytest.raises(Unavailable) as caught:
+        runner.run(standard().commit((reservation("m1"),)))
+    assert caught.value.ids == ["m1"]
+    assert type(caught.value) is Unavailable
+
+
+def test_batch_that_failed_otherwise_is_not_repeated() -> None:
+    """The majority may lag, for example: that is no lock."""
+    with pytest.raises(Unavailable):
+        Shared(Unavailable("gone")).run(standard().commit((reservation("m1"),)))
+
+
+def test_timed_out_call_with_several_messages_is_not_repeated() -> None:
+    held = [reservation("m1"), reservation("m2")]
+    runner = Runner(LOCKED)
+    with pytest.raises(Unavailable) as caught:
+        runner.run(standard().commit(held))
+    assert caught.value.ids == ["m1", "m2"]
+    assert not runner.commands[0].half_time
+
+
+@pytest.mark.parametrize(
+    ("left_s", "stored", "lost", "unknown"),
+    [
+        (60, [], 0, 0),  # no other call settles it under a live lease
+        (0.5, [], 0, 1),
+        (60, [{"_id": "m1", "token": "another's"}], 1, 0),
+    ],
+)
+def test_repeated_commit_says_what_the_first_one_did(
+    left_s: float, stored: list[Any], lost: int, unknown: int
+) -> None:
+    runner = Shared(LOCKED, 0, stored, now=after(1))
+    plan = standard().commit((reservation("m1", until=after(left_s)),))
+    if not lost + unknown:
+        runner.run(plan)
+        return
+    with pytest.raises(LeaseLost) as caught:
+        runner.run(plan)
+    assert (len(caught.value.lost), len(caught.value.unknown)) == (lost, unknown)
+
+
+def test_repeated_rollback_finds_the_mark_of_the_first() -> None:
+    """The first command rolled it back before it timed out, and another consumer has it now."""
+
+    def stored(command: Find) -> list[dict[str, Any]]:
+        mark = runner.commands[0].update["$set"]["left"]
+        return [{"_id": "m1", "left": mark, "token": "another's"}]
+
+    runner = Shared(LOCKED, Change(0, None), stored)
+    runner.run(standard().rollback((reservation("m1"),), delay=5))
+    assert runner.commands[0].update is runner.commands[1].update
+    assert runner.signals == [("a", after(5))]
 
 
 def test_unknown_outcome_names_the_ids() -> None:
