@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pymongo
@@ -151,7 +152,9 @@ class BaseDriver(Generic[L]):
         """Return the consumers of a queue that wait in this client."""
         found = self._waiters.get(queue)
         if found is None:
-            found = self._waiters.setdefault(queue, Waiters(f"{self.topic}/{queue}"))
+            found = self._waiters.setdefault(
+                queue, Waiters(f"{self.topic}/{queue}", partial(self.stats.update, ["dead"]))
+            )
         return found
 
     def check_usable(self) -> None:

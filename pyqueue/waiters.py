@@ -14,6 +14,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Final
 
+from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.scan import ScanState
 
 __all__ = ["Waiters"]
@@ -27,10 +28,13 @@ class Waiters:
 
     Args:
         topic: the topic of the queue on the bus.
+        count_misfit: is called for each message that was claimed and could not be delivered.
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, count_misfit: Callable[[], object] | None = None) -> None:
         self.topic = topic
+        #: What consumers claimed and could not deliver.
+        self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
         self._lock = Lock()

@@ -54,6 +54,8 @@ class Worker(Runner):
             handler: takes (payload) or (payload, delivery).
             to: queues to which the handler may send messages, by To or Many.
             options: model, concurrency (of this queue), time_limit (of the handler, in seconds),
-                lease, max_tries, backoff, history and the other options of ``Client.queue``.
+                on_invalid ("stop" or "bury": what happens when most of the first messages do not
+                fit the model), lease, max_tries, backoff, history and the other options of
+                ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)

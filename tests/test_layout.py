@@ -136,6 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "pipeline.engine": {
         "async_queues",
+        "backends",
         "delivery",
         "errors",
         "messages",
@@ -278,7 +279,7 @@ BACKENDS: dict[str, set[str]] = {
     "settling": {"applying", "invalid", "kind", "moving", "namespace", "options", "transitions"},
     "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
-        *("kind", "managing", "moving", "namespace", "options", "pushing"),
+        *("invalid", "kind", "managing", "moving", "namespace", "options", "pushing"),
         *("reading", "receiving", "settling"),
     },
     "slices": {"kind", "namespace", "scan"},

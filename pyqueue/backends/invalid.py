@@ -8,8 +8,8 @@ and a consumer never receives it. A lookup shows what there is, and ``error`` sa
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
@@ -24,6 +24,7 @@ from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 
 __all__ = [
+    "Misfits",
     "bury_claimed",
     "bury_unclaimable",
     "decode",
@@ -39,6 +40,61 @@ log = logging.getLogger("pyqueue")
 LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
+#: A consumer that stops does so when at least MIN_MISFITS, and more than half, of its first
+#: messages are invalid. After CHECKED_FIRST messages it does not stop any more.
+MIN_MISFITS: Final = 10
+CHECKED_FIRST: Final = 100
+#: While misfits arrive, there is a warning at least this often.
+WARNING_INTERVAL: Final = timedelta(seconds=60)
+
+
+class Misfits:
+    """The messages that a consumer claimed and that are not valid, so that they were buried.
+
+    The log gets a warning for the first, the second, the fourth and so on, and once a minute.
+
+    Args:
+        count: is called for each of them.
+        stop: whether the consumer stops when most of its first messages are invalid.
+    """
+
+    def __init__(self, count: Callable[[], object] | None = None, *, stop: bool = False) -> None:
+        self._count = count
+        self._number = 0
+        self._warned: datetime | None = None
+        self._valid = 0
+        self._checks = stop
+        #: Why the consumer must stop, or None.
+        self.verdict: str | None = None
+
+    def delivered(self) -> None:
+        """Count a message that was valid."""
+        self._valid += 1
+
+    def add(
+        self, queue: str, model: str | None, dead_letter: str, id: object, error: str, now: datetime
+    ) -> None:
+        """Count a message that was buried, and warn of it."""
+        if self._count is not None:
+            self._count()
+        self._number += 1
+        reason = " ".join(error.split())
+        overdue = self._warned is None or now - self._warned >= WARNING_INTERVAL
+        if overdue or not self._number & (self._number - 1):
+            self._warned = now
+            text = "queue %r: message %s is not valid, it goes to %r (%d so far): %s"
+            log.warning(text, queue, id, dead_letter, self._number, reason)
+        seen = self._valid + self._number
+        most = self._number >= MIN_MISFITS and self._number > self._valid
+        if self._checks and seen <= CHECKED_FIRST and most:
+            fitting = "a valid message" if model is None else f"a valid {model}"
+            self.verdict = (
+                f"the stage of queue {queue!r} stops: {self._number} of its first {seen} messages "
+                f"are not {fitting}, and went to {dead_letter!r}; the last one, {id}: {reason}. "
+                "Correct the model or the producer, and send the messages back by "
+                f'"pyqueue redrive {dead_letter}"; or give the stage on_invalid="bury", so that it '
+                "buries such messages and goes on"
+            )
 
 
 def error_record(error: BaseException | str, now: datetime) -> dict[str, object]:
@@ -133,6 +189,8 @@ def bury_unclaimable(
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
+    text = "queue %r: message %r cannot be claimed, it goes to %r: %s"
+    log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
         yield from Update(match, _without_invalid(update, LABEL_FIELDS))
     except InvalidMessage as refusal:

@@ -303,7 +303,10 @@ class NamedClaims:
             backend.command_timeout,
             options.poll,
         )
-        how = receiving.Reception(terms, backend.codec, options.max_tries, options.history, False)
+        misfits = invalid.Misfits()
+        how = receiving.Reception(
+            terms, backend.codec, options.max_tries, options.history, False, misfits
+        )
         now = yield from ServerTime()
         match = self._mine(token, n - 1, n) | {"$or": filters}
         for document in (yield from Find(match, hint=CLAIMS)):

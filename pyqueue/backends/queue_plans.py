@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from pyqueue.backends import kind as kinds
 from pyqueue.backends import managing, moving, namespace, pushing, reading, receiving, settling
+from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.options import Options, Target
@@ -91,6 +92,7 @@ class QueuePlans:
         timeout: Duration | None,
         pop: bool = False,
         lease: Duration | None = None,
+        misfits: Misfits | None = None,
     ) -> Plan[list[Any]]:
         """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
         return receiving.receive(
@@ -105,6 +107,7 @@ class QueuePlans:
             timeout=timeout,
             pop=pop,
             lease=lease,
+            misfits=misfits,
         )
 
     # ---- settled by the holder

@@ -21,7 +21,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
-from pyqueue.errors import InvalidMessage, Unavailable
+from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
@@ -48,6 +48,7 @@ class Waiting(Protocol):
     """The consumers of one queue that wait in this client."""
 
     scan: ScanState
+    misfits: invalid.Misfits
 
     def wake_next(self, found: bool) -> None:
         """Wake the next consumers, after one has received something or given up."""
@@ -62,6 +63,7 @@ class Reception(NamedTuple):
     max_tries: int | None
     history_s: float | None
     pop: bool
+    misfits: invalid.Misfits
 
     @property
     def bare(self) -> bool:
@@ -88,19 +90,17 @@ def receive(
     timeout: float | timedelta | None,
     pop: bool = False,
     lease: float | timedelta | None = None,
+    misfits: invalid.Misfits | None = None,
 ) -> Plan[list[Any]]:
     """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
     arguments.count("limit", limit)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
-    lease_s = options.lease
-    if pop:
-        lease_s = command_timeout_s
-    elif lease is not None:
-        lease_s = arguments.duration("lease", lease, positive=True)
+    lease_s = command_timeout_s if pop else _lease(options, lease)
     terms = ClaimTerms(
         queue, kind, options.dead_letter, owner, lease_s, not pop, command_timeout_s, options.poll
     )
-    how = Reception(terms, codec, options.max_tries, options.history, pop)
+    misfits = misfits or waiting.misfits
+    how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)
     undo = partial(undo_reserve, queue, kind)
     if pop:
         undo = partial(undo_pop, queue, kind, options.history)
@@ -135,6 +135,12 @@ def receive(
                 now = yield from ServerTime()
     finally:
         waiting.wake_next(found)
+
+
+def _lease(options: Options, given: float | timedelta | None) -> float:
+    if given is None:
+        return options.lease
+    return arguments.duration("lease", given, positive=True)
 
 
 # ---- waiting
@@ -190,6 +196,10 @@ def _claim_messages(how: Reception, scan: ScanState, limit: int) -> Plan[list[Cl
     claimed: list[Claimed] = []
     bare = how.bare and limit == 1
     while len(claimed) < limit:
+        if how.misfits.verdict is not None:
+            if claimed:
+                break
+            raise ConfigurationError(how.misfits.verdict)
         now = yield from ServerTime()
         wanted = min(limit - len(claimed), MAX_CLAIM)
         documents, ended = yield from claim(terms, scan, now, wanted, delete=bare)
@@ -227,7 +237,9 @@ def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[An
             if "payload" not in document:
                 raise InvalidMessage("the stored document has no payload")
             payload = how.codec.load(document["payload"])
-            return message_of(document, payload, now, lease=how.lease_s)
+            message = message_of(document, payload, now, lease=how.lease_s)
+            how.misfits.delivered()
+            return message
         except Exception as misfit:  # the validators of a model are user code
             reason, error = "invalid", invalid.error_record(misfit, now)
     terms = how.terms
@@ -242,6 +254,10 @@ def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[An
         error=error,
         invalid=fields,
     )
+    if reason == "invalid":
+        text = str(error["message"])
+        id, dead_letter = document["_id"], terms.dead_letter
+        how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now)
     return None
 
 

@@ -21,7 +21,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of
 from pyqueue.pipeline.engine import COUNTERS, Report, Run
-from pyqueue.pipeline.graph import Graph, Kind, make_spark_stage, make_stage
+from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
 
@@ -44,6 +44,9 @@ class StageOptions(BatchQueueOptions, total=False):
     concurrency: int | None
     #: The time that a handler may take.
     time_limit: Duration | None
+    #: What happens when most of the first messages do not fit the model: "stop", the default, ends
+    #: the run with an error; "bury" goes on. Each of them goes to the dead-letter queue.
+    on_invalid: OnInvalid
 
 
 class Runner:
@@ -72,13 +75,17 @@ class Runner:
         model: Any = None,
         concurrency: int | None = None,
         time_limit: Duration | None = None,
+        on_invalid: OnInvalid = "stop",
         **options: Unpack[QueueOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
         source = self._client.queue(queue, model, **options)
 
         def add(function: Callable[..., Any]) -> None:
-            self.graph.add(make_stage(stage_kind, source, function, to, concurrency, time_limit))
+            stage = make_stage(
+                stage_kind, source, function, to, concurrency, time_limit, on_invalid
+            )
+            self.graph.add(stage)
 
         return self._add_or_decorate(handler, add)
 
@@ -122,7 +129,8 @@ class Runner:
             A Report: the counters of each stage, and the seconds that the run took.
 
         Raises:
-            ConfigurationError: The graph is wrong, so nothing has run.
+            ConfigurationError: The graph is wrong, so nothing has run. Or most of the first
+                messages of a stage do not fit its model; see ``StageOptions.on_invalid``.
         """
 
         async def work() -> Report:
@@ -203,8 +211,9 @@ class Pipeline(Runner):
     can be chained.
 
     All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
-    ``model``; ``concurrency``, how many messages of the stage may be in flight at once; and
-    ``time_limit``, the seconds that a handler may take.
+    ``model``; ``concurrency``, how many messages of the stage may be in flight at once;
+    ``time_limit``, the seconds that a handler may take; and ``on_invalid``, whether the run stops
+    when most of the first messages of the stage do not fit its model ("stop" or "bury").
 
     Args:
         client: a Client or an AsyncClient.
@@ -235,8 +244,8 @@ class Pipeline(Runner):
             queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery).
             to: the next queue.
-            options: model, concurrency, time_limit, lease, max_tries, backoff, history and the
-                other options of a queue.
+            options: model, concurrency, time_limit, on_invalid, lease, max_tries, backoff, history
+                and the other options of a queue.
         """
         if not isinstance(to, str):
             raise ConfigurationError(

@@ -7,6 +7,7 @@ adapter that runs each command in a thread.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self, TypeVar, Unpack
@@ -104,6 +105,11 @@ class ClientRunner:
     def renewer(self) -> LeaseRenewer:
         """The renewer of the client."""
         return self._connection.renewer
+
+    @property
+    def stats(self) -> Counter[str]:
+        """The counters of the client."""
+        return self._driver.stats
 
     @property
     def replicated(self) -> bool:

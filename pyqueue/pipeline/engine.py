@@ -27,6 +27,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.invalid import Misfits
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError
 from pyqueue.messages import Backoff, Reservation
@@ -89,6 +90,23 @@ class RunningStage:
         #: handlers run at once, and as many again for messages that are being settled.
         self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self._runner = runner
+        self._misfits = Misfits(self._count_misfit, stop=stage.on_invalid == "stop")
+
+    async def reserve(self, limit: int) -> list[Reservation[Any]]:
+        """Reserve up to ``limit`` messages; wait for the first one without limit.
+
+        Raises:
+            ConfigurationError: Most of the first messages did not fit the model.
+        """
+        waiters, misfits = self._runner.waiters(self.stage.name), self._misfits
+        plan = backend_of(self.queue).receive(waiters, limit, timeout=None, misfits=misfits)
+        return await self._runner.run(plan)
+
+    def _count_misfit(self) -> None:
+        self.count("in")
+        self.count("dead")
+        self._runner.stats["dead"] += 1
 
     def count(self, counter: str, number: int = 1) -> None:
         """Add to a counter."""
@@ -284,7 +302,7 @@ class Run:
                 running.slots.acquire_nowait()
             fetched: deque[Reservation[Any]] = deque()
             try:
-                fetched.extend(await running.queue.reserve_many(wanted))
+                fetched.extend(await running.reserve(wanted))
                 delays.reset()
             except (ConfigurationError, QueueClosed) as error:
                 self._fail(error)

@@ -14,9 +14,12 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Duration
 from pyqueue.queues import Queue
 
-__all__ = ["BatchOptions", "Graph", "Kind", "Stage", "make_spark_stage", "make_stage"]
+__all__ = ["BatchOptions", "Graph", "Kind", "OnInvalid", "Stage", "make_spark_stage", "make_stage"]
 
 Kind = Literal["link", "choice", "sink", "spark"]
+
+#: What a stage does when most of its first messages do not fit its model.
+OnInvalid = Literal["stop", "bury"]
 
 
 class BatchOptions(TypedDict):
@@ -49,6 +52,7 @@ class Stage:
     awaited: bool
     #: Set for a Spark stage only.
     batches: BatchOptions | None = None
+    on_invalid: OnInvalid = "stop"
 
     @property
     def name(self) -> str:
@@ -69,6 +73,7 @@ def make_stage(
     to: Iterable[str],
     concurrency: int | None,
     time_limit: Duration | None,
+    on_invalid: OnInvalid,
 ) -> Stage:
     """Check what can be known of a stage alone, and return it.
 
@@ -98,6 +103,7 @@ def make_stage(
             f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
             f"which is not in its to={list(targets)}"
         )
+    arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
     return Stage(
         kind,
         queue,
@@ -108,6 +114,7 @@ def make_stage(
         _takes_delivery(name, handler),
         inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
+        on_invalid=on_invalid,
     )
 
 

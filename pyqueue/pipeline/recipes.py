@@ -94,6 +94,7 @@ class StagePart(QueuePart):
     to: str | list[str] = []
     concurrency: int | None = None
     time_limit: float | None = None
+    on_invalid: str | None = None
 
 
 def _kind(stage: object) -> str:

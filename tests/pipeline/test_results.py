@@ -332,7 +332,7 @@ def test_invalid_payload_never_reaches_the_handler(place: Place) -> None:
         return Drop()
 
     place.queue("in").push_many([{"number": 1}, {"number": "many"}])
-    assert place.run_stage(drop, model=Flight) == {"in": 1, "dropped": 1}
+    assert place.run_stage(drop, model=Flight) == {"in": 2, "dropped": 1, "dead": 1}
     assert seen == [Flight(number=1)]
     assert dead(place)["reason"] == "invalid"
 

@@ -28,6 +28,7 @@ from pyqueue import (
     Worker,
 )
 from pyqueue.pipeline import verdicts
+from pyqueue.pipeline.engine import RunningStage
 from tests.pipeline.place import Gate, Place, Running, counted, fail_first
 from tests.support.eventually import LONG, async_eventually, eventually
 
@@ -289,7 +290,7 @@ def test_settling_is_retried_while_the_lease_lasts(
 def test_receiving_is_retried_while_the_server_is_silent(
     server: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = fail_first(monkeypatch, AsyncQueue, "reserve_many", NO_ANSWER, times=2)
+    failed = fail_first(monkeypatch, RunningStage, "reserve", NO_ANSWER, times=2)
     server.queue("in").push("x")
     report = server.run(lambda client: Worker(client).on("in", ignore), until_empty=True)
     assert counted(report, "in") == {"in": 1, "out": 1}
