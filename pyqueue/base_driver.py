@@ -21,7 +21,7 @@ from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends import namespace
 from pyqueue.clock import Clock
-from pyqueue.errors import ConfigurationError, QueueClosed, Unavailable
+from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.memory import MemoryCollection
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -217,6 +217,8 @@ class BaseDriver(Generic[L]):
 
     def _send(self, request: Command[Any]) -> Any:
         self.stats["commands"] += 1
+        if not self.replicated:
+            request.server_limit_s = None  # there are no transactions that hold messages
         if request.session is not None:
             return request.send(self._plain)
         return request.send(self._w1 if request.w1 else self._durable)
@@ -237,7 +239,7 @@ class BaseDriver(Generic[L]):
     def _meaning(self, error: Exception) -> Exception:
         """Return the error that the caller gets, and count it."""
         meant = translated(error)
-        if isinstance(meant, Unavailable):
+        if isinstance(meant, Unavailable) and not isinstance(meant, TimeLimitReached):
             self._expect_changes()
         self.stats["errors"] += 1
         return meant

@@ -104,5 +104,9 @@ class TimedOut(Unavailable):
     """A command took longer than its time limit. Internal: it may have waited for a lock."""
 
 
+class TimeLimitReached(TimedOut):
+    """The server ended a command at its time limit. Internal: a claim tries other messages."""
+
+
 class MissingIndex(QueueError):
     """The index of claims is missing. Internal: the driver creates it again."""

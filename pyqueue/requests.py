@@ -12,6 +12,7 @@ documents.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +42,7 @@ __all__ = [
     "Insert",
     "Listen",
     "Plan",
+    "RefusedWrite",
     "Request",
     "ServerTime",
     "Signal",
@@ -112,12 +114,15 @@ class Command(Request[Answer]):
         w1: acknowledged by the primary alone. Other writes follow the client's durability.
         max_time_s: seconds that it may take, if that is less than the client's time limit.
         half_time: it may take half of the client's time limit, which leaves time for another try.
+        server_limit_s: seconds that the server may work on it, if that is less. The driver does not
+            repeat such a command. For updates at ``w1`` without a session.
     """
 
     session: Any = None
     w1: bool = False
     max_time_s: float | None = None
     half_time: bool = False
+    server_limit_s: float | None = None
 
     #: Whether ``send`` returns a cursor, which the driver reads to its end.
     cursor: ClassVar[bool] = False
@@ -129,6 +134,35 @@ class Command(Request[Answer]):
     def read(self, raw: Any) -> Answer:
         """Return the answer that a raw result contains."""
         return raw  # type: ignore[no-any-return]  # the drivers' results are untyped
+
+
+class RefusedWrite(Exception):
+    """The server refused an update that was sent with a time limit."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _TimeLimited(OrderedDict[str, Any]):
+    """A command whose time limit only becomes shorter.
+
+    ``pymongo.timeout`` overwrites ``maxTimeMS`` by the time that the client has left. The client
+    must wait that long, because a short limit of the client would leave no time for the network.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "maxTimeMS" and name in self:
+            value = min(value, self[name])
+        super().__setitem__(name, value)
+
+
+def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) -> Any:
+    """Send a write that the server ends at a time limit, acknowledged by the primary alone."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    limited = _TimeLimited({command: collection.name, **given})
+    limited |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
+    return collection.database.command(limited, codec_options=collection.codec_options)
 
 
 @dataclass(slots=True)
@@ -175,6 +209,17 @@ class FindAndModify(Command[Document | None]):
             return collection.find_one_and_delete(
                 self.filter, sort=self.sort, hint=self.hint, session=self.session
             )
+        if self.server_limit_s is not None:
+            return _send_limited(
+                collection,
+                self.server_limit_s,
+                "findAndModify",
+                query=self.filter,
+                update=self.update,
+                sort=dict(self.sort or ()),
+                hint=self.hint,
+                new=True,
+            )
         return collection.find_one_and_update(
             self.filter,
             self.update,
@@ -184,6 +229,11 @@ class FindAndModify(Command[Document | None]):
             return_document=True,
             session=self.session,
         )
+
+    def read(self, raw: Any) -> Document | None:
+        """Return the document."""
+        found: Document | None = raw if self.server_limit_s is None else raw["value"]
+        return found
 
 
 @dataclass(slots=True)
@@ -214,11 +264,18 @@ class Update(Command[Change]):
 
     def send(self, collection: Any) -> Any:
         """Send an update."""
+        if self.server_limit_s is not None:
+            one = {"q": self.filter, "u": self.update, "multi": self.many}
+            return _send_limited(collection, self.server_limit_s, "update", updates=[one])
         update = collection.update_many if self.many else collection.update_one
         return update(self.filter, self.update, upsert=self.upsert, session=self.session)
 
     def read(self, raw: Any) -> Change:
         """Return how many matched, and the id of an inserted document."""
+        if self.server_limit_s is not None:
+            for refusal in raw.get("writeErrors", ()):
+                raise RefusedWrite(refusal["code"], refusal["errmsg"])
+            return Change(raw["n"], None)
         return Change(raw.matched_count, raw.upserted_id)
 
 

@@ -17,10 +17,11 @@ from pyqueue.errors import (
     QueueClosed,
     QueueError,
     TimedOut,
+    TimeLimitReached,
     Unavailable,
 )
 from pyqueue.payloads import error_text
-from pyqueue.requests import WriteFailure
+from pyqueue.requests import RefusedWrite, WriteFailure
 
 __all__ = ["matched_count", "shown_cause", "translated", "write_failures"]
 
@@ -57,8 +58,13 @@ def translated(error: Exception) -> Exception:
         return InvalidMessage(f"payload: {error_text(error)}")
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
+    if isinstance(error, RefusedWrite):
+        return _refusal(errors.WriteError(str(error), error.code))
     if _is_time_limit(error):
-        return TimedOut(f"the server did not answer: {_brief(error)}")
+        # Errors of the driver about the deadline of the client have no codeName.
+        details = getattr(error, "details", None) or {}
+        ended = TimeLimitReached if "codeName" in details else TimedOut
+        return ended(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.PyMongoError) and (
         isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError)) or error.timeout
     ):

@@ -261,7 +261,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 BACKENDS: dict[str, set[str]] = {
     "kind": set(),
     "transitions": {"kind"},
-    "scan": {"kind"},
+    "locked": {"kind", "transitions"},
+    "scan": {"kind", "locked"},
     "options": {"kind"},
     "namespace": {"kind", "options", "transitions"},
     "standard": {"kind", "namespace", "transitions"},
@@ -269,7 +270,7 @@ BACKENDS: dict[str, set[str]] = {
     "reading": {"invalid", "kind", "namespace", "scan"},
     "inserting": set(),
     "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
-    "claiming": {"invalid", "kind", "namespace", "scan", "transitions"},
+    "claiming": {"invalid", "kind", "locked", "namespace", "scan", "transitions"},
     "applying": {"transitions"},
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "receiving": {

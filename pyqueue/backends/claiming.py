@@ -7,6 +7,9 @@ candidate may have been replaced or moved in between.
 
 After a network error the outcome of a claim is unknown. The token then finds what it holds, so no
 message stays claimed by accident.
+
+The server ends a claim that takes too long, because it may wait for a message that a transaction
+holds. ``locked`` then claims the messages around it.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from bson.errors import BSONError
 
 from pyqueue.backends import invalid, namespace, transitions
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.locked import claim_unlocked, retry_excluded
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
 from pyqueue.documents import hashable_id
-from pyqueue.errors import InvalidMessage, Unavailable
+from pyqueue.errors import InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
 
@@ -34,6 +38,9 @@ MAX_CLAIM = 100
 #: A claimed document and its message.
 Claimed = tuple[Document, Message[Any]]
 ClaimUpdate = Mapping[str, Mapping[str, Any]]
+#: The documents that were claimed; the position of the last candidate, if all before it are claimed
+#: by now; and whether the scan saw the end of the queue.
+Taken = tuple[list[Document], ScanStart | None, bool]
 
 
 class ClaimTerms(NamedTuple):
@@ -58,8 +65,13 @@ class ClaimTerms(NamedTuple):
 
     @property
     def recovery_timeout_s(self) -> float:
-        """The time limit for finding out what became of a claim."""
+        """The least time for finding out what became of a claim."""
         return self.command_timeout_s - self.claim_timeout_s
+
+    def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
+        """Return how much of the time limit is left, without what is reserved for later."""
+        left_s = self.command_timeout_s - (now - began).total_seconds() - reserve_s
+        return max(left_s, self.recovery_timeout_s)
 
     def update(self, now: datetime) -> dict[str, dict[str, Any]]:
         """Return the update of a claim at this instant, with a new token."""
@@ -81,33 +93,30 @@ def claim(
     Returns:
         The claimed documents, and whether the queue had no more.
     """
-    kind = terms.kind
+    kind, locked = terms.kind, scan.locked
     start = scan.start(now)  # None for a kind that does not scan forward
-    match = kind.claimable(terms.queue, now, start)
-    update = None if delete else terms.update(now)
-    last: ScanStart | None = None
-    try:
-        if update is None or wanted == 1:
-            document = yield from _claim_first(terms, match, update)
-            documents = [] if document is None else [document]
-            if document is not None:
-                last = scan_position(document, now)
-            ended = document is None
-        else:
-            documents, last, ended = yield from _claim_many(terms, scan, match, now, wanted, update)
-    except (InvalidMessage, BSONError) as error:
-        if update is None:
-            text = f"payload: what was popped cannot be read, and is gone: {error}"
-            raise InvalidMessage(text) from error
-        documents = yield from _claim_each(terms, match, now, wanted, update)
-        ended = False
+    match = locked.passing_over(kind.claimable(terms.queue, now, start))
+    taken = yield from (
+        _pop_first(terms, scan, match, now) if delete else _take(terms, scan, match, now, wanted)
+    )
+    if taken is None:  # the server is slow, and the next claim has no limit
+        after = yield from ServerTime()
+        return (yield from claim(terms, scan, after, wanted, delete=delete))
+    documents, last, ended = taken
     after = yield from ServerTime()
     if kind.scans_forward:
-        scan.scanned(start, now, after, last, terms.poll_s, ended=ended)
+        behind = locked.first_when
+        if behind is not None and last is not None:
+            last = min(last, (behind, None), key=lambda each: each[0])
+        # What is passed over is still there: the next scans begin before it.
+        at_end = ended and behind is None
+        scan.scanned(start, now, after, last, terms.poll_s, ended=at_end)
         if not documents and scan.wants_sentinel(after):
             yield from _move_sentinel(terms.queue, scan, after)
     if not documents and start is not None and scan.start(after) is None:
         return (yield from claim(terms, scan, after, wanted, delete=delete))  # a rescan is due
+    if locked.retry_at is not None:
+        scan.wake_at(locked.retry_at)
     return documents, ended
 
 
@@ -118,30 +127,108 @@ def _move_sentinel(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     yield from Update(behind, {"$set": {"when": scan.sentinel}}, w1=True)
 
 
+def _taken(document: Document | None, now: datetime) -> Taken:
+    if document is None:
+        return [], None, True
+    return [document], scan_position(document, now), False
+
+
+def _pop_first(
+    terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime
+) -> Plan[Taken | None]:
+    kind = terms.kind
+    try:
+        document = yield from FindAndModify(match, None, sort=kind.order, hint=kind.index)
+    except Unavailable:
+        scan.locked.on_time_limit(now)  # it may have met a locked message
+        raise
+    except (InvalidMessage, BSONError) as error:
+        text = f"payload: what was popped cannot be read, and is gone: {error}"
+        raise InvalidMessage(text) from error
+    return _taken(document, now)
+
+
+def _take(
+    terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime, wanted: int
+) -> Plan[Taken | None]:
+    """Claim messages. The result is None if the server was too slow for the limit of a claim."""
+    locked, update = scan.locked, terms.update(now)
+    limit_s = locked.limit_s(now)
+    try:
+        if limit_s and (yield from retry_excluded(terms.queue, locked, update, now, wanted)):
+            return (yield from _held(terms, update)), None, False
+        if wanted == 1:
+            return _taken((yield from _claim_first(terms, match, now, update, limit_s)), now)
+        return (yield from _claim_many(terms, scan, match, now, wanted, update, limit_s))
+    except TimeLimitReached:
+        if limit_s is None:
+            raise
+        found = yield from _claim_unlocked(terms, scan, match, now, wanted, update)
+        return None if found is None else (found, None, False)
+    except (InvalidMessage, BSONError):
+        found = yield from _claim_each(terms, match, now, wanted, update, limit_s)
+        return found, None, False
+
+
 def _claim_first(
-    terms: ClaimTerms, match: Filter, update: ClaimUpdate | None
+    terms: ClaimTerms, match: Filter, now: datetime, update: ClaimUpdate, limit_s: float | None
 ) -> Plan[Document | None]:
     kind = terms.kind
-    if update is None:
-        return (yield from FindAndModify(match, None, sort=kind.order, hint=kind.index))
-    try:
-        return (
-            yield from FindAndModify(
-                match,
-                update,
-                sort=kind.order,
-                hint=kind.index,
-                w1=True,
-                max_time_s=terms.claim_timeout_s,
+    after = now
+    while True:
+        try:
+            return (
+                yield from FindAndModify(
+                    match,
+                    update,
+                    sort=kind.order,
+                    hint=kind.index,
+                    w1=True,
+                    max_time_s=terms.left_s(now, after, terms.recovery_timeout_s),
+                    server_limit_s=limit_s,
+                )
             )
+        except Unavailable as error:
+            # The server may have claimed a message. If so, the token finds it.
+            after = yield from ServerTime()
+            found = yield from _held(terms, update, terms.left_s(now, after))
+            if found:
+                return found[0]
+            if limit_s is None or isinstance(error, TimeLimitReached):
+                raise
+        # The driver does not repeat a command with a limit, and there is a primary again.
+        limit_s, after = None, (yield from ServerTime())
+
+
+def _held(
+    terms: ClaimTerms, update: ClaimUpdate, timeout_s: float | None = None
+) -> Plan[list[Document]]:
+    """Return what a claim holds."""
+    held = transitions.token_filter(terms.queue, update)
+    return (yield from Find(held, hint=terms.kind.index, max_time_s=timeout_s))
+
+
+def _claim_unlocked(
+    terms: ClaimTerms,
+    scan: ScanState,
+    match: Filter,
+    now: datetime,
+    wanted: int,
+    update: ClaimUpdate,
+) -> Plan[list[Document] | None]:
+    """Claim one by one after a claim timed out. None: the server is slow; nothing is claimed."""
+    lost: Unavailable | None = None
+    quick = True
+    try:
+        quick = yield from claim_unlocked(
+            terms.queue, terms.kind, scan.locked, match, update, now, wanted
         )
-    except Unavailable:
-        # The server may have claimed a message. If so, the token finds it.
-        held = transitions.token_filter(terms.queue, update)
-        found = yield from Find(held, limit=1, hint=kind.index, max_time_s=terms.recovery_timeout_s)
-        if not found:
-            raise
-        return found[0]
+    except Unavailable as error:
+        lost = error
+    documents = yield from _held(terms, update)
+    if lost and not documents:
+        raise lost
+    return documents if documents or quick else None
 
 
 def _claim_many(
@@ -151,24 +238,16 @@ def _claim_many(
     now: datetime,
     wanted: int,
     update: ClaimUpdate,
-) -> Plan[tuple[list[Document], ScanStart | None, bool]]:
-    """Claim up to ``wanted`` messages.
-
-    Returns:
-        The documents; the position of the last candidate, if all before it are claimed by now; and
-        whether the scan saw the end of the queue.
-    """
+    limit_s: float | None,
+) -> Plan[Taken]:
+    """Claim up to ``wanted`` messages with one update."""
     kind = terms.kind
     skip = random.randrange(2 * wanted) if scan.contested else 0
     repeated = False
+    after = now
     while True:
         seen = yield from Find(
-            match,
-            {"_id": 1, "when": 1},
-            sort=kind.order,
-            limit=wanted,
-            skip=skip,
-            hint=kind.index,
+            match, {"_id": 1, "when": 1}, sort=kind.order, limit=wanted, skip=skip, hint=kind.index
         )
         ids = [each["_id"] for each in seen]
         if not ids and not skip:
@@ -178,32 +257,46 @@ def _claim_many(
         lost: Unavailable | None = None
         if ids:
             still = transitions.still_claimable(terms.queue, ids, now)
-            limit_s = terms.claim_timeout_s
             try:
-                change = yield from Update(still, update, many=True, w1=True, max_time_s=limit_s)
+                change = yield from Update(
+                    still,
+                    update,
+                    many=True,
+                    w1=True,
+                    max_time_s=terms.left_s(now, after, terms.recovery_timeout_s),
+                    server_limit_s=limit_s,
+                )
                 matched = change.matched
             except Unavailable as error:
                 lost = error  # the driver does not repeat an update of many; the token decides
-        scan.contested = matched < len(ids)
+                after = yield from ServerTime()
+        scan.contested = matched < len(ids) and not lost
         if matched or lost:
             mine = {"_id": {"$in": ids}, "token": update["$set"]["token"]}
-            found = yield from Find(mine, max_time_s=terms.recovery_timeout_s if lost else None)
+            found = yield from Find(mine, max_time_s=terms.left_s(now, after) if lost else None)
             if lost and not found:
-                if repeated:
+                if repeated or isinstance(lost, TimeLimitReached):
                     raise lost
                 repeated = True  # the update never arrived, and the server is back
+                after = yield from ServerTime()
                 continue
             place = {hashable_id(id): index for index, id in enumerate(ids)}
             found.sort(key=lambda each: place[hashable_id(each["_id"])])
-            # After a skip, nothing is known about what lies before.
-            last = None if skip else scan_position(seen[-1], now)
-            return found, last, not skip and len(ids) < wanted
+            # After a skip, nothing is known about what lies before. A lost update may have stopped
+            # half way.
+            last = None if skip or lost else scan_position(seen[-1], now)
+            return found, last, not skip and not lost and len(ids) < wanted
         # Other processes claimed all candidates, or there are none that far on.
         skip = random.randrange(2 * wanted) if ids else 0
 
 
 def _claim_each(
-    terms: ClaimTerms, match: Filter, now: datetime, wanted: int, update: ClaimUpdate
+    terms: ClaimTerms,
+    match: Filter,
+    now: datetime,
+    wanted: int,
+    update: ClaimUpdate,
+    limit_s: float | None,
 ) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
@@ -220,7 +313,10 @@ def _claim_each(
         for each in free:
             one = {"_id": each["_id"], "q": queue, "when": {"$lte": now}}
             try:
-                yield from Update(one, update, w1=True)
+                yield from Update(one, update, w1=True, server_limit_s=limit_s)
+            except TimeLimitReached:
+                if limit_s is None:
+                    raise  # else it may be locked, and the next claim finds out
             except InvalidMessage as refusal:
                 fault = yield from invalid.find_fault(one)
                 if fault is not None:

@@ -194,13 +194,13 @@ def _claim_messages(how: Reception, scan: ScanState, limit: int) -> Plan[list[Cl
     """Claim up to ``limit`` messages. Bury those that were tried too often or are invalid."""
     terms = how.terms
     claimed: list[Claimed] = []
-    bare = how.bare and limit == 1
     while len(claimed) < limit:
         if how.misfits.verdict is not None:
             if claimed:
                 break
             raise ConfigurationError(how.misfits.verdict)
         now = yield from ServerTime()
+        bare = how.bare and limit == 1 and not scan.locked.pops_claim(now)
         wanted = min(limit - len(claimed), MAX_CLAIM)
         documents, ended = yield from claim(terms, scan, now, wanted, delete=bare)
         for document in documents:

@@ -12,13 +12,14 @@ This module is pure: the instant is always an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bson import ObjectId
 
 from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.locked import LockedMessages
 from pyqueue.requests import Document
 
 __all__ = ["FIRST", "SCAN_ORDER", "ScanStart", "ScanState", "due_of", "scan_position"]
@@ -81,6 +82,8 @@ class ScanState:
     #: Whether another process took part of what the last claim saw. The next claim then looks
     #: further on, so that the two do not chase each other.
     contested: bool = False
+    #: The messages that claims pass over, because a transaction holds them.
+    locked: LockedMessages = field(default_factory=LockedMessages)
     #: No message is known below it.
     lower_bound: ScanStart | None = None
     #: When to rescan next; None: now.

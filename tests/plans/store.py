@@ -21,7 +21,7 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.scan import ScanState
-from pyqueue.errors import DuplicateKey
+from pyqueue.errors import DuplicateKey, QueueError
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Change,
@@ -89,6 +89,10 @@ _TYPES: dict[str, type] = {
 def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
     """Return whether a filter of the standard backend matches."""
     for name, wanted in filter.items():
+        if name == "$and":
+            if not all(matches(document, branch) for branch in wanted):
+                return False
+            continue
         if name == "$or":
             if not any(matches(document, branch) for branch in wanted):
                 return False
@@ -118,6 +122,8 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
             return bool(value != wanted)
         case "$in":
             return value in wanted
+        case "$nin":
+            return value not in wanted
         case "$exists":
             return there is wanted
         case "$not":
@@ -412,7 +418,7 @@ class Process:
             while True:
                 try:
                     answer = yield from self._answer(request, slow)
-                except DuplicateKey as error:
+                except QueueError as error:
                     request = plan.throw(error)
                 else:
                     request = plan.send(answer)

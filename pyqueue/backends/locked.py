@@ -1,0 +1,250 @@
+"""Messages that an open transaction holds, and how claims get past them.
+
+A transaction keeps the messages that it changed until it ends. The server ends the transaction of a
+process that was killed after up to a minute. An update that meets such a message waits for it, so a
+single locked message could stop every consumer of its queue. Therefore the server ends a claim
+after ``CLAIM_LIMIT_S``. The process then reads the next candidates, because reads do not wait, and
+tries each of them alone. It excludes those that time out again from its next claims. Later, it
+tries each of these alone again.
+
+A slow server looks the same. So a message counts as locked only if another write to the same queue
+was done within the limit meanwhile. If none was, claims have no limit for a while.
+
+A claim that the server ends has written nothing, because a claim waits for no other member. If a
+reply is lost after the write, the token finds the message, or its lease lapses. A pop that deletes
+can wait for other members after it has deleted, so it never gets this limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.transitions import record_id, still_claimable
+from pyqueue.documents import hashable_id
+from pyqueue.errors import TimeLimitReached, Unavailable
+from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, Update, UpdateDocument
+
+__all__ = ["CLAIM_LIMIT_S", "LockedMessages", "claim_unlocked", "retry_excluded"]
+
+log = logging.getLogger("pyqueue")
+
+#: How long the server may work on a claim, in seconds. A claim takes a millisecond.
+CLAIM_LIMIT_S: Final = 0.15
+#: How many candidates are read at least, to be tried alone.
+PAGE_SIZE: Final = 20
+#: After this many time-outs in a row, the rest of the page is left for later.
+MAX_TIMEOUTS_IN_A_ROW: Final = 3
+#: How long a locked message is excluded first. The pause doubles with each retry that times out.
+FIRST_PAUSE: Final = timedelta(seconds=1)
+LONGEST_PAUSE: Final = timedelta(seconds=60)
+#: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
+RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
+#: For how long claims of a slow server have no limit.
+SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
+#: For how long pops claim a message before they delete it, after a claim of the queue timed out.
+POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
+#: How far ahead of now the record of a queue is put. See ``ScanState.sentinel``.
+RECORD_AHEAD: Final = timedelta(seconds=2)
+
+
+class Exclusion(NamedTuple):
+    """A message that claims pass over."""
+
+    id: Any
+    #: Its place in the queue.
+    when: datetime
+    #: How long the next pause is at least. Zero: it was not tried alone so far.
+    pause: timedelta
+    retry_at: datetime
+
+
+@dataclass(slots=True)
+class LockedMessages:
+    """What one process knows of the locked messages of a queue."""
+
+    #: By id. Threads share it: it is replaced and never changed.
+    excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
+    #: No retry before this.
+    _next_retry: datetime | None = None
+    _unlimited_until: datetime | None = None
+    _pops_claim_until: datetime | None = None
+
+    def limit_s(self, now: datetime) -> float | None:
+        """Return the server's time limit for a claim, in seconds; None: the server is slow."""
+        return None if _before(now, self._unlimited_until) else CLAIM_LIMIT_S
+
+    def pops_claim(self, now: datetime) -> bool:
+        """Return whether a pop has to claim a message before it deletes it."""
+        return bool(self.excluded) or _before(now, self._pops_claim_until)
+
+    def on_time_limit(self, now: datetime) -> None:
+        """Learn that a claim timed out."""
+        self._pops_claim_until = now + POPS_CLAIM_INTERVAL
+
+    def on_slow_server(self, now: datetime) -> None:
+        """Learn that every write timed out."""
+        self._unlimited_until = now + SLOW_SERVER_INTERVAL
+
+    def exclude(
+        self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]
+    ) -> None:
+        """Pass over locked messages, and over those behind them until they are tried alone."""
+        for each in timed_out:
+            self._exclude(now, each["_id"], each["when"], FIRST_PAUSE)
+        for each in untried:
+            self._exclude(now, each["_id"], each["when"], timedelta())
+
+    def exclude_again(self, now: datetime, exclusion: Exclusion) -> None:
+        """Learn that a retry timed out."""
+        pause = min(max(2 * exclusion.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._exclude(now, exclusion.id, exclusion.when, pause)
+        self._next_retry = now + RETRY_INTERVAL
+
+    def _exclude(self, now: datetime, id: Any, when: datetime, pause: timedelta) -> None:
+        exclusion = Exclusion(id, when, pause, now + pause)
+        self.excluded = {**self.excluded, hashable_id(id): exclusion}
+
+    def forget(self, id: Any) -> None:
+        """Claim a message like any other again."""
+        key = hashable_id(id)
+        self.excluded = {each: self.excluded[each] for each in self.excluded if each != key}
+
+    def due(self, now: datetime) -> Exclusion | None:
+        """Return the message to retry now: the one whose pause ended first."""
+        if _before(now, self._next_retry):
+            return None
+        found = [each for each in self.excluded.values() if not _before(now, each.retry_at)]
+        return min(found, key=lambda each: (each.retry_at, each.when), default=None)
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When to retry next; None: nothing is excluded."""
+        first = min((each.retry_at for each in self.excluded.values()), default=None)
+        if first is None or self._next_retry is None:
+            return first
+        return max(first, self._next_retry)
+
+    @property
+    def first_when(self) -> datetime | None:
+        """The place of the first message that is excluded."""
+        return min((each.when for each in self.excluded.values()), default=None)
+
+    def passing_over(self, match: Filter, page: Sequence[Document] = ()) -> Filter:
+        """Return a filter without the excluded messages and without those of a page."""
+        ids = [*(each.id for each in self.excluded.values()), *(each["_id"] for each in page)]
+        return {"$and": [match, {"_id": {"$nin": ids}}]} if ids else match
+
+
+def _before(now: datetime, until: datetime | None) -> bool:
+    """Return whether an interval lasts. After a clock was set back, it does not."""
+    return until is not None and now < until <= now + LONGEST_PAUSE
+
+
+# ---- plans
+
+
+def retry_excluded(
+    queue: str, locked: LockedMessages, update: UpdateDocument, now: datetime, wanted: int
+) -> Plan[int]:
+    """Claim excluded messages whose pause is over, each alone. Return how many were claimed."""
+    claimed = 0
+    while claimed < wanted and (exclusion := locked.due(now)) is not None:
+        try:
+            one = still_claimable(queue, [exclusion.id], now)
+            change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
+        except Unavailable:
+            locked.exclude_again(now, exclusion)
+        else:
+            locked.forget(exclusion.id)  # it is ours, or another process changed it
+            claimed += change.matched
+    return claimed
+
+
+def claim_unlocked(
+    queue: str,
+    kind: Kind,
+    locked: LockedMessages,
+    match: Filter,
+    update: UpdateDocument,
+    now: datetime,
+    wanted: int,
+) -> Plan[bool]:
+    """Claim messages one by one after a claim timed out, and exclude those that are locked.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind.
+        locked: what is known of its locked messages.
+        match: the filter of the claim that timed out.
+        update: the update of that claim. It claimed nothing.
+        now: the instant.
+        wanted: how many to claim at most.
+
+    Returns:
+        False if the server is slow: no write was done within the limit. Nothing is claimed then.
+    """
+    locked.on_time_limit(now)
+    size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
+    page = yield from Find(
+        match, {"_id": 1, "when": 1}, sort=kind.order, limit=size, hint=kind.index
+    )
+    claimed = in_a_row = tried = 0
+    timed_out = []
+    for each in page:
+        if claimed == wanted or in_a_row == MAX_TIMEOUTS_IN_A_ROW:
+            break
+        tried += 1
+        try:
+            one = still_claimable(queue, [each["_id"]], now)
+            change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
+        except TimeLimitReached:
+            timed_out.append(each)
+            in_a_row += 1
+        else:
+            claimed += change.matched
+            in_a_row = 0
+    if not timed_out:
+        return True
+    untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
+    if not claimed and not (
+        yield from _writes_are_quick(queue, kind, locked.passing_over(match, page), update, now)
+    ):
+        locked.on_slow_server(now)
+        return False
+    log.warning(
+        "queue %r: another transaction holds %s; claims pass over it until the transaction ends",
+        queue,
+        ", ".join(f"message {each['_id']}" for each in timed_out),
+    )
+    locked.exclude(now, timed_out, untried)
+    return True
+
+
+def _writes_are_quick(
+    queue: str, kind: Kind, beyond: Filter, update: UpdateDocument, now: datetime
+) -> Plan[bool]:
+    """Return whether a claim behind the locked messages, or a write to the record, is quick.
+
+    The record decides if there is no other message that is free.
+    """
+    order, hint = kind.order, kind.index
+    try:
+        document = yield from FindAndModify(
+            beyond, update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S
+        )
+        if document is not None:
+            return True
+    except TimeLimitReached:
+        pass
+    record = {"_id": record_id(queue)}
+    ahead = {"$set": {"when": now + RECORD_AHEAD}}
+    try:
+        change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
+    except TimeLimitReached:
+        return False
+    return change.matched > 0

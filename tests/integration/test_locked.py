@@ -1,0 +1,127 @@
+"""Consumers get past messages that an open transaction holds, as after a kill inside of it.
+
+The transaction stays open until the test has received what it waits for. A loaded machine may take
+a slow moment for a lock, so the tests compare sets and leave time out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.monitoring import CommandListener
+
+from pyqueue import Client, Queue, Unavailable
+from tests.integration.conftest import Connect
+from tests.support.eventually import LONG, eventually
+
+Mongo = pymongo.MongoClient[dict[str, Any]]
+
+LOCKED = 2
+MESSAGES = 40
+
+
+@contextmanager
+def transaction(mongo: Mongo, client: Client, ids: list[Any]) -> Iterator[None]:
+    """An open transaction that has changed these messages. It is aborted at the end."""
+    stored = mongo[client.database.name][client.namespace]
+    with mongo.start_session() as session, session.start_transaction():
+        for id in ids:
+            stored.update_one({"_id": id}, {"$set": {"held": True}}, session=session)
+        yield
+        session.abort_transaction()
+
+
+def receive_all(count: int, receive: Callable[[], list[Any]]) -> list[Any]:
+    """Receive messages until there are so many. Return their payloads."""
+    payloads: list[Any] = []
+
+    def enough() -> bool:
+        with suppress(Unavailable):  # every write was slow: the machine is loaded
+            payloads.extend(each.payload for each in receive())
+        return len(payloads) >= count
+
+    eventually(enough, f"{count} messages")
+    return payloads
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "reserve",
+        pytest.param("reserve_many", marks=slow),
+        pytest.param("pop_many", marks=slow),
+        pytest.param("typed pop", marks=slow),
+    ],
+)
+def test_consumers_get_past_locked_messages(connect: Connect, mongo: Mongo, how: str) -> None:
+    client = connect(command_timeout=5)
+    queue: Queue[Any] = client.queue("jobs", int if how == "typed pop" else None, lease=600)
+    ids = queue.push_many(range(MESSAGES))
+    ways: dict[str, Callable[[], list[Any]]] = {
+        "reserve": lambda: [each for each in [queue.reserve(1)] if each],
+        "reserve_many": lambda: queue.reserve_many(7, timeout=1),
+        "pop_many": lambda: queue.pop_many(7, timeout=1),
+        "typed pop": lambda: [each for each in [queue.pop(1)] if each],
+    }
+    receive = ways[how]
+    with transaction(mongo, client, ids[:LOCKED]):
+        first = receive_all(MESSAGES - LOCKED, receive)
+        assert sorted(first) == list(range(LOCKED, MESSAGES))
+    assert sorted(receive_all(LOCKED, receive)) == list(range(LOCKED))
+    assert queue.counts().ready == 0
+
+
+def test_consumer_gets_what_comes_behind_a_lock(url: str, mongo: Mongo) -> None:
+    """The only message is locked, so nothing but the queue's record shows that writes are quick."""
+    with Client(url, command_timeout=5) as client:
+        queue = client.queue("jobs")
+        locked = queue.push("locked")
+        with transaction(mongo, client, [locked]):
+            receive_all(0, lambda: queue.reserve_many(1, timeout=0))
+            queue.push("new")
+            assert receive_all(1, lambda: queue.reserve_many(1, timeout=LONG)) == ["new"]
+        assert receive_all(1, lambda: queue.reserve_many(1, timeout=LONG)) == ["locked"]
+
+
+class Sent(CommandListener):
+    """Remembers the commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.commands: list[dict[str, Any]] = []
+
+    def started(self, event: Any) -> None:
+        self.commands.append(dict(event.command))
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    def failed(self, event: Any) -> None:
+        pass
+
+
+def test_only_claims_have_a_short_limit_on_the_wire(url: str) -> None:
+    sent = Sent()
+    with pymongo.MongoClient[dict[str, Any]](url, event_listeners=[sent]) as mongo:
+        client = Client(mongo.get_default_database(), signals="none:")
+        queue = client.queue("jobs")
+        queue.push_many(range(10))
+        queue.push("a", key="k")
+        sent.commands.clear()
+        assert queue.reserve(0)
+        assert queue.reserve_many(3, timeout=0)
+        claims = [each for each in sent.commands if "findAndModify" in each or "update" in each]
+        assert [each["maxTimeMS"] for each in claims] == [150, 150]
+        assert [each["writeConcern"] for each in claims] == [{"w": 1}] * 2
+        sent.commands.clear()
+        assert queue.pop(0)
+        pops = [each for each in sent.commands if "findAndModify" in each]
+        assert [each["remove"] for each in pops] == [True]
+        assert pops[0]["maxTimeMS"] > 1000
+        client.close()

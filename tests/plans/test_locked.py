@@ -1,0 +1,336 @@
+"""Claims get past messages that a transaction holds. There is no database: the time is virtual.
+
+A locked message makes a write wait. A write with a limit fails at its limit; a write without one
+fails after 29 s, or goes on once the message is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pyqueue.backends.locked import LockedMessages
+from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.scan import ScanState
+from pyqueue.errors import QueueError, TimeLimitReached, Unavailable
+from pyqueue.payloads import Codec
+from pyqueue.requests import Command, FindAndModify, Plan, Update
+from tests.plans.runner import after, standard
+from tests.plans.store import Pause, Process, Task, World
+
+#: How long a write without a limit waits for a locked message, in milliseconds.
+PATIENCE = 29_000.0
+#: How long each write of a slow server takes, in milliseconds.
+SLOW = 400.0
+
+
+class Killed(QueueError):
+    """The process was killed. No plan catches it."""
+
+
+class LockingProcess(Process):
+    """A client of a server where a transaction holds some messages."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "a")
+        self.locked: set[str] = set()
+        self.slow = False
+        #: After so many requests the process is killed.
+        self.requests_left = 1_000_000
+        #: Requests that are done although the server reports a time-out.
+        self.late_replies = 0
+        #: The writes that met their limit, and when.
+        self.timeouts: list[tuple[float, Any]] = []
+
+    def _answer(self, request: Any, slow: float) -> Generator[Pause, None, Any]:
+        self.requests_left -= 1
+        if self.requests_left < 0:
+            raise Killed
+        if isinstance(request, (Update, FindAndModify)):
+            yield from self._wait_for_locks(request)
+        return (yield from super()._answer(request, slow))
+
+    def _wait_for_locks(self, request: Update | FindAndModify) -> Generator[Pause, None, None]:
+        limit = PATIENCE if request.server_limit_s is None else 1000 * request.server_limit_s
+        world = self.world
+        if self.late_replies and request.server_limit_s is not None:
+            self.late_replies -= 1
+            # The server reports the time-out of a write that it has done.
+            yield from super()._answer(request, 0)
+            raise TimeLimitReached("late")
+        if self.slow:
+            yield world.sleep(min(SLOW, limit))
+            if limit >= SLOW:
+                return
+        else:
+            for _ in range(10):
+                if not self._meets_a_lock(request):
+                    return
+                yield world.sleep(limit / 10)
+        self.commands.append(request)
+        self.timeouts.append((world.time, request))
+        raise TimeLimitReached("time limit")
+
+    def _meets_a_lock(self, request: Update | FindAndModify) -> bool:
+        many = isinstance(request, Update) and request.many
+        sort = request.sort if isinstance(request, FindAndModify) else None
+        found = self.world.store._found(request.filter, sort, 0, 0 if many else 1)
+        return any(each["_id"] in self.locked for each in found)
+
+
+class Bench:
+    """A queue of messages m000, m001, ... and one client."""
+
+    def __init__(self, messages: int, *, locked: int = 0, **options: Any) -> None:
+        self.world = World(0)
+        self.process = LockingProcess(self.world)
+        self.queue = standard("a", **{"lease": 100_000, **options})
+        self.names = [f"m{number:03}" for number in range(messages)]
+        if messages:
+            self.run(self.queue.push(self.names, ids=self.names))
+        self.process.locked = set(self.names[:locked])
+        self.world.run(self.world.time + 1000)
+
+    @property
+    def state(self) -> LockedMessages:
+        return self.process.waiters.scan.locked
+
+    def run(self, plan: Plan[Any], process: Process | None = None) -> Any:
+        """Run a plan to its end. Return its result, or raise its error."""
+        results: list[Any] = []
+
+        def task() -> Task:
+            try:
+                results.append((yield from (process or self.process).run(plan)))
+            except QueueError as error:
+                results.append(error)
+
+        self.world.spawn(task(), self.world.time)
+        while not results:
+            self.world.run(self.world.time + 5)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
+
+    def receive(self, limit: int = 1, *, timeout: float = 0, **how: Any) -> list[str]:
+        plan = self.queue.receive(self.process.waiters, limit, timeout=timeout, **how)
+        return [each.id for each in self.run(plan)]
+
+    def drain(self, **how: Any) -> list[str]:
+        """Receive one by one until nothing comes for a while."""
+        received: list[str] = []
+        while got := self.receive(timeout=70, **how):
+            received += got
+        return received
+
+
+def receiving(bench: Bench, how: str) -> list[str]:
+    if how == "typed pop":
+        bench.queue = QueuePlans("a", bench.queue.options, Codec(str), owner="me")
+    return bench.receive(5 if "many" in how else 1, pop="pop" in how)
+
+
+@pytest.mark.parametrize("how", ["reserve", "reserve_many", "pop_many", "typed pop"])
+def test_claim_gets_past_locked_messages(how: str) -> None:
+    bench = Bench(30, locked=2)
+    began = bench.world.time
+    received = receiving(bench, how)
+    assert received == bench.names[2 : 2 + len(received)]
+    assert len(bench.process.timeouts) == 3  # the claim, and each locked message alone
+    assert bench.world.time - began < 600
+    assert received + [bench.receive()[0] for _ in range(20)] == bench.names[2 : 22 + len(received)]
+    assert len(bench.process.timeouts) == 3
+
+
+@pytest.mark.parametrize("how", ["reserve", "reserve_many", "pop_many", "typed pop"])
+def test_slow_server_marks_nothing_locked(how: str) -> None:
+    bench = Bench(30)
+    bench.process.slow = True
+    received = receiving(bench, how)
+    assert received == bench.names[: len(received)]
+    assert bench.state.excluded == {}
+    seen = len(bench.process.timeouts)
+    assert seen <= 6
+    assert len(receiving(bench, how)) == len(received)
+    assert len(bench.process.timeouts) == seen  # claims have no limit for a while
+
+
+def test_locked_messages_are_received_once_they_are_free() -> None:
+    bench = Bench(8, locked=2)
+    assert bench.drain() == bench.names[2:]
+    assert set(bench.state.excluded) == set(bench.names[:2])
+    bench.process.locked = set()
+    assert bench.drain() == bench.names[:2]
+    assert bench.state.excluded == {}
+    assert bench.process.waiters.scan.lower_bound is not None
+
+
+def test_long_row_of_locked_messages_skips_the_page() -> None:
+    bench = Bench(60, locked=15)
+    first = bench.receive()
+    assert first == [bench.names[20]]  # behind the page
+    assert len(bench.process.timeouts) == 4
+    for _ in range(10):  # of the rest, one is tried while the consumer goes on
+        bench.receive()
+    assert len(bench.process.timeouts) == 5
+    assert len(bench.drain()) == 34
+    bench.process.locked = set()
+    held = [each["_id"] for each in bench.world.store.documents.values() if "token" in each]
+    assert sorted([*held, *bench.drain()]) == bench.names
+
+
+def test_queue_of_locked_messages_seems_empty_and_goes_on() -> None:
+    bench = Bench(50, locked=50)
+    assert bench.receive() == []
+    assert bench.world.time < 10_000
+    bench.run(bench.queue.push(["new"], ids=["new"]))
+    began = bench.world.time
+    assert bench.receive() == ["new"]
+    assert bench.world.time - began < 500
+
+
+def test_claim_moves_the_start_up_to_a_locked_message() -> None:
+    bench = Bench(0)
+    for number in range(5):
+        bench.run(bench.queue.push([number], ids=[f"n{number}"]))
+        bench.world.run(bench.world.time + 1000)
+    bench.process.locked = {"n2"}
+    place = bench.world.store.documents["n2"]["when"]
+    assert [bench.receive()[0] for _ in range(4)] == ["n0", "n1", "n3", "n4"]
+    assert bench.receive() == []
+    bound = bench.process.waiters.scan.lower_bound
+    assert bound is not None
+    assert bound[0] <= place
+    assert bench.process.waiters.scan.due is not None  # the retry
+
+
+def test_waiting_consumer_retries_a_locked_message() -> None:
+    bench = Bench(1, locked=1)
+    bench.world.spawn(unlocking(bench), bench.world.time + 500)
+    began = bench.world.time
+    assert bench.receive(timeout=60) == bench.names
+    assert bench.world.time - began < 2000
+
+
+def unlocking(bench: Bench) -> Task:
+    bench.process.locked = set()
+    yield from ()
+
+
+def test_pauses_between_retries_double_up_to_a_minute() -> None:
+    bench = Bench(1, locked=1)
+    assert bench.receive(timeout=250) == []
+    tries = [
+        time
+        for time, each in bench.process.timeouts
+        if isinstance(each, Update) and each.filter.get("_id") == {"$in": bench.names}
+    ]
+    pauses = [round((after - before) / 1000) for before, after in pairwise(tries)]
+    assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_message_that_was_settled_meanwhile_is_forgotten() -> None:
+    bench = Bench(3, locked=1)
+    assert bench.receive() == [bench.names[1]]
+    del bench.world.store.documents[bench.names[0]]
+    bench.process.locked = set()
+    assert bench.drain() == [bench.names[2]]
+    assert bench.state.excluded == {}
+
+
+def test_deleting_pop_has_no_limit_and_then_claims_first() -> None:
+    """The server might report a time-out after the message was deleted."""
+    bench = Bench(30, locked=1)
+    with pytest.raises(Unavailable):
+        bench.receive(pop=True)
+    (_, command), *_ = bench.process.timeouts
+    assert (command.update, command.server_limit_s) == (None, None)
+    began = bench.world.time
+    assert bench.receive(pop=True) == [bench.names[1]]
+    assert bench.world.time - began < 600
+
+
+def test_reserve_that_timed_out_makes_pops_claim() -> None:
+    bench = Bench(30, locked=1)
+    bench.receive()
+    assert bench.receive(pop=True) == [bench.names[2]]
+    bench.process.locked = set()
+    bench.drain()
+    bench.world.run(bench.world.time + 61_000)
+    bench.run(bench.queue.push(["new"], ids=["new"]))
+    bench.process.commands.clear()
+    assert bench.receive(pop=True) == ["new"]
+    (take,) = (each for each in bench.process.commands if isinstance(each, FindAndModify))
+    assert take.update is None
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_time_limit_after_the_write_keeps_the_claim(limit: int) -> None:
+    bench = Bench(5)
+    bench.process.late_replies = 1
+    assert bench.receive(limit) == bench.names[:limit]
+    assert bench.state.excluded == {}
+    held = [each for each in bench.world.store.documents.values() if "token" in each]
+    assert len(held) == limit
+
+
+@pytest.mark.parametrize(("limit", "locked"), [(1, 2), (5, 2), (1, 6), (5, 30)])
+def test_interrupted_claim_loses_nothing(limit: int, locked: int) -> None:
+    """It is killed before each of its requests in turn. A lease ends what it held."""
+    requests = 0
+    killed = True
+    while killed:
+        bench = Bench(30, locked=locked, lease=30)
+        bench.process.requests_left = requests = requests + 1
+        try:
+            bench.receive(limit)
+            killed = False
+        except Killed:
+            pass
+        bench.process.locked = set()
+        bench.world.run(bench.world.time + 31_000)
+        others = Process(bench.world, "a")
+        received = bench.run(bench.queue.receive(others.waiters, 50, timeout=0, pop=True), others)
+        assert sorted(each.id for each in received) == bench.names
+    assert requests > 12
+
+
+def test_named_claim_waits_for_one_time_limit_at_most() -> None:
+    bench = Bench(5, locked=1)
+    began = bench.world.time
+    with pytest.raises(Unavailable):
+        bench.run(NamedClaims(bench.queue, "g").begin(5, 60))
+    assert bench.world.time - began < 1.1 * PATIENCE
+    bench.process.locked = set()
+    assert bench.run(NamedClaims(bench.queue, "g").begin(5, 60))[2] == bench.names
+
+
+def test_clock_that_is_set_back_ends_each_pause() -> None:
+    scan = ScanState()
+    scan.locked.exclude(after(3600), [{"_id": "m", "when": after(0)}], [])
+    scan.locked.on_slow_server(after(3600))
+    scan.locked.on_time_limit(after(3600))
+    assert scan.locked.due(after(3600)) is None
+    assert scan.locked.due(after(0)) is not None
+    assert scan.locked.limit_s(after(0)) == 0.15
+    scan.locked.forget("m")
+    assert not scan.locked.pops_claim(after(0))
+
+
+def test_limits_are_the_servers_and_only_on_claims() -> None:
+    bench = Bench(5)
+    bench.receive()
+    bench.receive(3)
+    bench.receive(pop=True)
+    limited = [
+        each
+        for each in bench.process.commands
+        if isinstance(each, Command) and each.server_limit_s is not None
+    ]
+    assert [type(each) for each in limited] == [FindAndModify, Update]
+    assert {each.server_limit_s for each in limited} == {0.15}
+    assert all(each.w1 and each.max_time_s == 29 for each in limited)
