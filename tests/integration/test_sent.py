@@ -1,0 +1,264 @@
+"""Each operation of a queue as it is sent: the durability of its writes, what it reads, its limit.
+
+A crash or a failover shows a wrong write concern only by chance. The commands show it always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pymongo
+import pytest
+from anyio.from_thread import start_blocking_portal
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import monitoring
+
+from pyqueue import AsyncClient, Client, Queue
+from tests.contract.portal import PortalClient
+
+COMMAND_TIMEOUT_S: Final = 100.0
+WRITES: Final = {"insert", "update", "delete", "findAndModify"}
+READS: Final = {"find", "aggregate", "count", "distinct"}
+#: Neither reads nor writes messages. The first three prepare a client.
+AROUND: Final = {"hello", "createIndexes", "listIndexes", "commitTransaction", "endSessions"}
+
+SAFE, FAST = "majority and journal", "primary"
+CONCERNS: Final = {
+    frozenset({("w", "majority"), ("j", True)}): SAFE,
+    frozenset({("w", 1)}): FAST,
+}
+
+
+class Recorder(monitoring.CommandListener):
+    """Keeps the commands of a client while it is on."""
+
+    def __init__(self) -> None:
+        self.commands: list[dict[str, Any]] = []
+        self.on = False
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Keep a command."""
+        if self.on and event.command_name not in AROUND:
+            self.commands.append({**event.command, "name": event.command_name})
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Do nothing."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the commands of a block."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+class Case(NamedTuple):
+    """One call of a public method."""
+
+    method: str
+    #: Gets the queue and its reserved messages.
+    call: Callable[[Any, list[Any]], Any]
+    #: The write concern of each write, in order, repeats left out; at durability="majority".
+    writes: tuple[str, ...] = ()
+    #: What the reads see: "local" by the server's default, or one instant.
+    reads: str = "local"
+    #: How many messages are ready, and how many of those are reserved.
+    ready: int = 2
+    held: int = 0
+    options: Mapping[str, Any] = MappingProxyType({})
+    #: The longest time limit that may be sent, in seconds.
+    limit_s: float = COMMAND_TIMEOUT_S
+
+
+def within(manager: Any) -> None:
+    with manager:
+        pass
+
+
+CASES: Final = [
+    Case("push", lambda queue, held: queue.push(1), (SAFE,), ready=0),
+    Case("push", lambda queue, held: queue.push(1, key="k"), (SAFE,)),
+    Case("push", lambda queue, held: queue.push(1, id="m"), (SAFE,)),
+    Case("push", lambda queue, held: queue.push(1, key="k", on_duplicate="replace"), (SAFE,)),
+    Case("push_many", lambda queue, held: queue.push_many([1, 2], keys=["a", "b"]), (SAFE,)),
+    Case("pop", lambda queue, held: queue.pop(0), (SAFE,)),
+    Case("pop", lambda queue, held: queue.pop(0), (FAST, SAFE), options={"model": int}),
+    Case("pop", lambda queue, held: queue.pop(0), (FAST, SAFE), options={"history": 60}),
+    Case("pop_many", lambda queue, held: queue.pop_many(2, timeout=0), (FAST, SAFE)),
+    Case("reserve", lambda queue, held: queue.reserve(0), (FAST,)),
+    Case("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), (FAST,)),
+    Case("reserved", lambda queue, held: within(queue.reserved(0)), (FAST, SAFE)),
+    Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1),
+    Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=2),
+    Case(
+        "commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1, options={"history": 60}
+    ),
+    Case("rollback", lambda queue, held: queue.rollback(*held), (SAFE,), held=1),
+    Case("rollback", lambda queue, held: queue.rollback(*held, error="x"), (SAFE,), held=2),
+    Case("extend", lambda queue, held: queue.extend(*held), (SAFE,), held=2),
+    Case("release", lambda queue, held: queue.release(*held), (SAFE,), held=1),
+    Case("move", lambda queue, held: queue.move(*held, to="other"), (SAFE,), held=2),
+    Case(
+        "move_many",
+        lambda queue, held: queue.move_many([(each, 5) for each in held], to="other"),
+        (SAFE,),
+        held=2,
+    ),
+    Case("bury", lambda queue, held: queue.bury(*held), (SAFE,), held=2),
+    Case("progress", lambda queue, held: queue.progress(*held, 0.5), (SAFE,), held=1),
+    Case("checkpoint", lambda queue, held: queue.checkpoint(*held, {"at": 1}), (SAFE,), held=1),
+    Case("claim", lambda queue, held: within(queue.claim("group", limit=2)), (SAFE,)),
+    Case("redrive", lambda queue, held: queue.redrive(), (SAFE,), options={"name": "jobs.dead"}),
+    Case("remove", lambda queue, held: queue.remove("first"), (SAFE,)),
+    Case("purge", lambda queue, held: queue.purge(), (SAFE,)),
+    Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options={"history": 60}),
+    Case("pause", lambda queue, held: queue.pause(), (SAFE,)),
+    Case("resume", lambda queue, held: queue.resume(), (SAFE,)),
+    Case("get", lambda queue, held: queue.get("first")),
+    Case("peek", lambda queue, held: queue.peek()),
+    Case("counts", lambda queue, held: queue.counts(), reads="one instant"),
+    Case("next_when", lambda queue, held: queue.next_when()),
+    Case("paused", lambda queue, held: queue.paused()),
+    Case("history", lambda queue, held: queue.history()),
+    Case("notify", lambda queue, held: queue.notify()),
+]
+#: The operations that send nothing.
+SILENT: Final = {"notify"}
+
+
+def test_every_operation_of_a_queue_has_a_case() -> None:
+    public = {name for name in vars(Queue) if not name.startswith("_") and name != "name"}
+    assert {case.method for case in CASES} == public
+
+
+class Place(NamedTuple):
+    """A client whose commands are recorded."""
+
+    client: Any
+    recorder: Recorder
+
+
+@contextmanager
+def opened(driver: str, url: str, durability: str) -> Iterator[Place]:
+    """Open a client of one kind."""
+    recorder = Recorder()
+    options: dict[str, Any] = {
+        "durability": durability,
+        "command_timeout": COMMAND_TIMEOUT_S,
+        "signals": "none:",
+    }
+    with ExitStack() as stack:
+        if driver == "blocking":
+            blocking = pymongo.MongoClient[dict[str, Any]](url, event_listeners=[recorder])
+            database = stack.enter_context(blocking).get_default_database()
+            yield Place(stack.enter_context(Client(database, **options)), recorder)
+            return
+        portal = stack.enter_context(start_blocking_portal())
+
+        async def connect() -> tuple[Any, AsyncClient]:
+            kind: Any = AsyncIOMotorClient if driver == "motor" else pymongo.AsyncMongoClient
+            mongo: Any = kind(url, event_listeners=[recorder])
+            return mongo, AsyncClient(mongo.get_default_database(), **options)
+
+        async def close() -> None:
+            await client.close()
+            closing = mongo.close()
+            if closing is not None:
+                await closing
+
+        mongo, client = portal.call(connect)
+        stack.callback(portal.call, close)
+        yield Place(PortalClient(portal, client), recorder)
+
+
+def sent(place: Place, case: Case, name: str) -> list[dict[str, Any]]:
+    """Prepare a queue, make the call and return its commands."""
+    options = dict(case.options)
+    name = options.pop("name", name)
+    queue = place.client.queue(name, options.pop("model", None), **options)
+    feeder = queue
+    if case.method == "redrive":
+        feeder = place.client.queue(name.removesuffix(".dead"))
+    if case.ready:
+        feeder.push_many(range(case.ready), ids=["first", "second"])
+    held = []
+    if case.held:
+        held = queue.reserve_many(case.held, timeout=0)
+        assert len(held) == case.held
+    if case.method == "redrive":
+        feeder.bury(*feeder.reserve_many(2, timeout=0))
+    if case.method == "replay":
+        feeder.push(1, id="popped", at=None)
+        feeder.commit(*feeder.reserve_many(3, timeout=0))
+    place.recorder.commands.clear()
+    with place.recorder.recording():
+        case.call(queue, held)
+    return list(place.recorder.commands)
+
+
+def concern(command: dict[str, Any]) -> str:
+    """Return the durability that a write asks for."""
+    asked = command.get("writeConcern", {})
+    return CONCERNS.get(frozenset(asked.items()), f"{command['name']} with {asked}")
+
+
+def seen(command: dict[str, Any]) -> str:
+    """Return what a read sees."""
+    if command.get("autocommit") is False:  # in a transaction
+        return "one instant"
+    return str(command.get("readConcern", {}).get("level", "local"))
+
+
+def without_repeats(values: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+@pytest.mark.parametrize(
+    ("driver", "durability"),
+    [
+        *((driver, "majority") for driver in ("blocking", "async", "motor")),
+        ("blocking", "acknowledged"),
+        # The part that all drivers share chooses the write concern.
+        *(
+            pytest.param(driver, "acknowledged", marks=pytest.mark.slow)
+            for driver in ("async", "motor")
+        ),
+    ],
+)
+def test_each_operation_sends_what_it_promises(driver: str, durability: str, url: str) -> None:
+    wrong = []
+    with (
+        pymongo.MongoClient[dict[str, Any]](url) as mongo,
+        opened(driver, url, durability) as place,
+    ):
+        raw = mongo.get_default_database()["pyqueue"]
+        for number, case in enumerate(CASES):
+            commands = sent(place, case, f"jobs{number}")
+            label = f"{number} {case.method}"
+            expected = case.writes
+            if durability == "acknowledged":
+                expected = without_repeats([FAST] * len(case.writes))
+            writes = [concern(each) for each in commands if each["name"] in WRITES]
+            if without_repeats(writes) != expected or writes[-1:] != [*expected][-1:]:
+                wrong.append(f"{label}: {writes}")
+            for each in commands:
+                if each["name"] not in WRITES | READS:
+                    wrong.append(f"{label}: sends {each['name']}")
+                elif each["name"] in READS and seen(each) != case.reads:
+                    wrong.append(f"{label}: reads {seen(each)}")
+                if each.get("$readPreference", {"mode": "primary"}) != {"mode": "primary"}:
+                    wrong.append(f"{label}: reads from {each['$readPreference']}")
+                if not 0 < each.get("maxTimeMS", 0) <= case.limit_s * 1000:
+                    wrong.append(f"{label}: {each['name']} may take {each.get('maxTimeMS')} ms")
+            if not commands and case.method not in SILENT:
+                wrong.append(f"{label}: nothing was sent")
+            raw.delete_many({"record": {"$exists": False}})
+    assert not wrong, "\n".join(wrong)
