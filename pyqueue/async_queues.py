@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
-import anyio
-
 from pyqueue.claim import AsyncClaim, claimed_async
-from pyqueue.errors import QueueError
 from pyqueue.messages import (
     UNCHANGED,
     Counts,
@@ -24,6 +21,7 @@ from pyqueue.messages import (
 from pyqueue.plan_runner import AsyncPlanRunner
 from pyqueue.queues import OnDuplicate, Queue, QueueBase
 from pyqueue.requests import Plan
+from pyqueue.reserved import OnLost, check_on_lost, held_async
 
 __all__ = ["AsyncQueue"]
 
@@ -124,26 +122,19 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
 
     @asynccontextmanager
     async def reserved(
-        self, timeout: Duration | None = None, *, lease: Duration | None = None
+        self,
+        timeout: Duration | None = None,
+        *,
+        lease: Duration | None = None,
+        on_lost: OnLost[T] = None,
     ) -> AsyncIterator[Reservation[T] | None]:
+        check_on_lost(on_lost)
         reservation = await self.reserve(timeout, lease=lease)
         if reservation is None:
             yield None
             return
-        renewer = self._runner.renewer
-        renewer.add(reservation, self.extend)
-        try:
+        async with held_async(self._runner, self, reservation, on_lost):
             yield reservation
-        except BaseException as error:
-            if renewer.discard(reservation):
-                with (
-                    anyio.CancelScope(shield=True),
-                    suppress(QueueError),
-                ):  # the exception of the block matters more
-                    await self.rollback(reservation, error=error)
-            raise
-        if renewer.discard(reservation) == "renewed":
-            await self.commit(reservation)
 
     async def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None

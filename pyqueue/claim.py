@@ -76,6 +76,9 @@ class ClaimBase(Generic[Runs]):
                 "were no longer held: they will be delivered again"
             )
 
+    def _renew(self) -> Plan[None]:
+        yield from self._claims.renew(self._token, self.lease)
+
     def _rollback(self, error: BaseException | str | None) -> Plan[None]:
         self._settle()
         yield from self._claims.rollback(self._token, self._upto, error)
@@ -167,9 +170,7 @@ def claimed(
     """Claim for the block of ``Queue.claim``."""
     claim = Claim(runner, *_checked(backend, group, limit, lease))
     runner.run(claim._begin(limit))
-    runner.renewer.add(
-        claim, lambda claim: runner.run(claim._claims.renew(claim._token, claim.lease))
-    )
+    runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     try:
         yield claim
     except BaseException as error:
@@ -188,9 +189,7 @@ async def claimed_async(
     """Claim for the block of ``AsyncQueue.claim``."""
     claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))
     await runner.run(claim._begin(limit))
-    runner.renewer.add(
-        claim, lambda claim: runner.run(claim._claims.renew(claim._token, claim.lease))
-    )
+    runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     try:
         yield claim
     except BaseException as error:

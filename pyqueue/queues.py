@@ -7,13 +7,13 @@ and returns; ``AsyncQueue`` shares them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
-from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
+from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import (
     UNCHANGED,
     Counts,
@@ -27,6 +27,7 @@ from pyqueue.messages import (
 )
 from pyqueue.plan_runner import PlanRunner, RunnerBase
 from pyqueue.requests import Plan
+from pyqueue.reserved import OnLost, check_on_lost, held
 
 __all__ = ["Duration", "OnDuplicate", "Queue", "QueueBase", "QueueOptions", "backend_of"]
 
@@ -90,14 +91,21 @@ class QueueBase(Generic[T, Runs]):
         """
         held = list(reservations)
         renewer = self._runner.renewer
-        if session is not None:
-            for each in held:
+        for each in held:
+            if session is not None:
                 renewer.suspend(each)
+            else:
+                renewer.settling(each, True)
         try:
             yield from plan
         except LeaseLost:
             for each in held:
                 renewer.discard(each)
+            raise
+        except BaseException:
+            if session is None:
+                for each in held:
+                    renewer.settling(each, False)
             raise
         if session is None:
             for each in held:
@@ -281,7 +289,11 @@ class Queue(QueueBase[T, PlanRunner]):
 
     @contextmanager
     def reserved(
-        self, timeout: Duration | None = None, *, lease: Duration | None = None
+        self,
+        timeout: Duration | None = None,
+        *,
+        lease: Duration | None = None,
+        on_lost: OnLost[T] = None,
     ) -> Iterator[Reservation[T] | None]:
         """Reserve a message for a ``with`` block.
 
@@ -292,28 +304,25 @@ class Queue(QueueBase[T, PlanRunner]):
         Args:
             timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
             lease: seconds; None: the lease of the queue.
+            on_lost: called with the reservation as soon as a renewal finds that the lease was lost,
+                or that the client was closed. A ``Queue`` calls it in a thread of the client's
+                renewer, an ``AsyncQueue`` in the event loop. It should return at once: set an
+                event, or cancel a task. Its exceptions are logged and ignored.
 
         Returns:
             A context manager that gives the reservation, or None after the timeout.
 
         Raises:
-            LeaseLost: The lease was lost before the block ended.
+            LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
+                block raises, its exception propagates instead.
         """
+        check_on_lost(on_lost)
         reservation = self.reserve(timeout, lease=lease)
         if reservation is None:
             yield None
             return
-        renewer = self._runner.renewer
-        renewer.add(reservation, self.extend)
-        try:
+        with held(self._runner, self, reservation, on_lost):
             yield reservation
-        except BaseException as error:
-            if renewer.discard(reservation):
-                with suppress(QueueError):  # the exception of the block matters more
-                    self.rollback(reservation, error=error)
-            raise
-        if renewer.discard(reservation) == "renewed":
-            self.commit(reservation)
 
     def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None

@@ -10,8 +10,17 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
+from pyqueue.backends import (
+    extending,
+    managing,
+    moving,
+    namespace,
+    pushing,
+    reading,
+    receiving,
+    settling,
+)
 from pyqueue.backends import kind as kinds
-from pyqueue.backends import managing, moving, namespace, pushing, reading, receiving, settling
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
@@ -136,7 +145,7 @@ class QueuePlans:
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
         """Hold messages for another lease, from now."""
-        return settling.extend(self.queue, held, lease=lease)
+        return extending.extend(self.queue, held, self.command_timeout, lease=lease)
 
     def release(self, held: Sequence[object]) -> Plan[None]:
         """Give messages back unprocessed."""

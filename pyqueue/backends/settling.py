@@ -18,12 +18,12 @@ from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.moving import dump
 from pyqueue.backends.options import Options, Target
-from pyqueue.errors import ConfigurationError, LeaseLost, Unavailable
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Plan, ServerTime
 
-__all__ = ["bury", "checkpoint", "commit", "extend", "progress", "release", "rollback"]
+__all__ = ["bury", "checkpoint", "commit", "progress", "release", "rollback"]
 
 ErrorRecord = Mapping[str, Any] | None
 
@@ -91,40 +91,6 @@ def rollback(
         build = partial(transitions.rolling_back, kind, delay_s, record)
         settlements.append(Settlement(each, build, group))
     yield from settle(queue, settlements, session)
-
-
-def extend(
-    queue: str, given: Sequence[object], *, lease: float | timedelta | None = None
-) -> Plan[None]:
-    """Hold messages for another lease, from now."""
-    held = arguments.reservations(queue, tuple(given))
-    given_s = None if lease is None else arguments.duration("lease", lease, positive=True)
-    leases = [each.lease if given_s is None else given_s for each in held]
-    now = yield from ServerTime()  # not later than the start of any lease that is stored
-    extended: Sequence[Reservation[Any]] = ()  # a cancelled call does not know
-    try:
-        yield from settle(
-            queue,
-            [
-                Settlement(each, partial(_extension, lease_s), ("extend", lease_s))
-                for each, lease_s in zip(held, leases, strict=True)
-            ],
-        )
-        extended = held
-    except LeaseLost as error:
-        extended = [each for each in held if each not in (*error.lost, *error.unknown)]
-        raise
-    except Unavailable as error:
-        extended = [each for each in held if each.id not in error.ids]
-        raise
-    finally:
-        for each, lease_s in zip(held, leases, strict=True):
-            if each in extended:
-                each.until, each.lease = now + timedelta(seconds=lease_s), lease_s
-
-
-def _extension(lease_s: float, now: datetime) -> SettlementUpdate:
-    return {"$set": {"when": now + timedelta(seconds=lease_s)}}
 
 
 def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:

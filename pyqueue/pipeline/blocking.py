@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 
@@ -23,6 +23,7 @@ from pyqueue.messages import QueueOptions, Reservation
 from pyqueue.queues import Queue, backend_of
 from pyqueue.renewal import LeaseRenewer
 from pyqueue.requests import Plan
+from pyqueue.reserved import renewal
 from pyqueue.thread_pool import DaemonThreadPool
 from pyqueue.waiters import Waiters
 
@@ -110,6 +111,11 @@ class ClientRunner:
     def stats(self) -> Counter[str]:
         """The counters of the client."""
         return self._driver.stats
+
+    @property
+    def renewal(self) -> Callable[[Sequence[Reservation[Any]]], Any]:
+        """What extends leases, for the renewer of the client."""
+        return renewal(self._connection)
 
     @property
     def replicated(self) -> bool:

@@ -377,7 +377,8 @@ class Run:
         self._in_flight.add(work)
         running.count("in")
         renewer = self._runner.renewer
-        renewer.add(message, stage.queue.extend, partial(self._on_lost_lease, stage, work))
+        on_lost = partial(self._on_lost_lease, stage, work)
+        renewer.add(message, self._runner.renewal, on_lost, stage.name)
         answer, failure = await self._call_handler(stage, work)
         lease = renewer.discard(message)
         try:

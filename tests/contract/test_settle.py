@@ -5,12 +5,15 @@ block.
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from pyqueue import Backoff, Finished, LeaseLost, Reservation
+from pyqueue import Backoff, ConfigurationError, Finished, LeaseLost, Reservation, Unavailable
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near
 from tests.support.eventually import eventually
 
@@ -521,6 +524,80 @@ def test_reserved_raises_a_lost_lease(world: World, queue: AnyQueue) -> None:
     assert caught.value.lost == [held]
     queue.commit(*taken)
     assert queue.counts().total == 0
+
+
+def take_over(world: World, held: Reservation[Any] | None) -> None:
+    """Give a message to another holder, as a claim after a lapse does."""
+    assert held is not None
+    fields = {"token": "another's", "when": datetime.now(UTC) + timedelta(minutes=5)}
+    world.raw().update_one({"_id": held.id}, {"$set": fields})
+
+
+def test_reserved_tells_at_once_that_a_lease_was_lost(world: World, queue: AnyQueue) -> None:
+    """The renewer hears it while the block runs; the exit says that nothing was committed."""
+    id = queue.push("x")
+    told: list[Reservation[Any]] = []
+    with (  # noqa: PT012
+        pytest.raises(LeaseLost, match="while the block ran") as caught,
+        queue.reserved(0, lease=0.9, on_lost=told.append) as held,
+    ):
+        take_over(world, held)
+        eventually(lambda: told, "on_lost is called")
+    assert told == [held]
+    assert caught.value.lost == [held]
+    assert world.document(id)["token"] == "another's"
+
+
+def test_reserved_keeps_the_exception_after_a_lost_lease(world: World, queue: AnyQueue) -> None:
+    id = queue.push("x")
+    told: list[Reservation[Any]] = []
+    with (  # noqa: PT012
+        pytest.raises(Oops),
+        queue.reserved(0, lease=0.9, on_lost=told.append) as held,
+    ):
+        take_over(world, held)
+        eventually(lambda: told, "on_lost is called")
+        raise Oops
+    assert world.document(id)["token"] == "another's"
+
+
+def test_reserved_refuses_what_cannot_be_called(queue: AnyQueue) -> None:
+    async def never_awaited(held: Any) -> None:
+        pass
+
+    queue.push("x")
+    for wrong in ("a name", never_awaited):
+        with pytest.raises(ConfigurationError, match="on_lost"), queue.reserved(0, on_lost=wrong):
+            pass
+    assert queue.counts().ready == 1
+
+
+def test_reserved_logs_a_failed_rollback(
+    queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.push("x")
+
+    def fail(*given: Any, **options: Any) -> Plan[None]:
+        yield from ()
+        raise Unavailable("the server went away")
+
+    monkeypatch.setattr(QueuePlans, "rollback", fail)
+    with pytest.raises(Oops), queue.reserved(0):
+        raise Oops
+    assert "was not rolled back and is left to its lease: the server went away" in caplog.text
+
+
+def test_renewals_of_a_queue_share_commands(client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(range(30))
+    with ExitStack() as blocks:
+        held = [blocks.enter_context(queue.reserved(0, lease=0.9)) for _ in range(30)]
+        sent = client.stats["commands"]
+        ends = [each.until for each in held]
+        eventually(
+            lambda: all(each.until > end for each, end in zip(held, ends, strict=True)),
+            "each is renewed",
+        )
+        assert client.stats["commands"] - sent < 30
 
 
 def test_lost_lease_does_not_hide_the_block_exception(world: World, queue: AnyQueue) -> None:

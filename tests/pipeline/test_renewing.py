@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import pymongo
 import pytest
 
-from pyqueue import Reservation
+from pyqueue import LeaseLost, Reservation, Unavailable
 from pyqueue.renewal import AsyncRenewer, Entry, Renewer, Schedule
 from tests.support.eventually import async_eventually, eventually
 
@@ -61,7 +62,7 @@ def test_schedule_forgets_what_is_discarded() -> None:
         schedule.add(Entry(held, print, print))
         assert schedule.discard(held) == "renewed"
         assert schedule.discard(held) is None
-    assert (schedule.entries, schedule._by_interval, schedule.pause()) == ({}, {}, None)
+    assert (schedule.entries, schedule._lines, schedule.pause()) == ({}, {}, None)
 
 
 def test_schedule_cost_does_not_grow_with_its_size() -> None:
@@ -77,7 +78,7 @@ def test_schedule_cost_does_not_grow_with_its_size() -> None:
                 held = reservation()
                 schedule.add(Entry(held, print, print))
                 schedule.pause()
-                schedule.due()
+                schedule.take()
                 schedule.discard(held)
             best = min(best, time.perf_counter() - began)
         return best
@@ -128,16 +129,152 @@ def test_renewer_task_sleeps_while_messages_pass() -> None:
     assert asyncio.run(main()) <= 2
 
 
-class Counting:
-    """An extend that counts."""
+@pytest.mark.parametrize("failure", [RuntimeError("a bug"), SystemExit(3), Unavailable("down")])
+def test_renewer_thread_survives_any_exception(
+    failure: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each exception is logged, and the lease is renewed again."""
+    renewer, calls = Renewer(), Counting(failure)
+    try:
+        held = reservation(0.05)
+        renewer.add(held, calls)
+        eventually(lambda: calls.times >= 3, "it is renewed again")
+        assert renewer.discard(held) == "renewed"
+    finally:
+        renewer.close()
+    assert f"could not renew the lease of id, trying again: {failure}" in caplog.text
 
-    def __init__(self) -> None:
+
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("a bug"), asyncio.CancelledError("inside"), Unavailable("down")]
+)
+def test_renewer_task_survives_any_exception(
+    failure: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        renewer, calls = AsyncRenewer(), Counting(failure)
+        held = reservation(0.05)
+        renewer.add(held, calls.awaited)
+        await async_eventually(lambda: calls.times >= 3, "it is renewed again")
+        assert renewer.discard(held) == "renewed"
+        await renewer.close()
+
+    asyncio.run(main())
+    assert f"could not renew the lease of id, trying again: {failure}" in caplog.text
+
+
+def test_renewer_survives_a_failing_callback(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise SystemExit("from the callback")
+
+    renewer, calls = Renewer(), Counting()
+    try:
+        lost, held = reservation(0.05), reservation(0.05)
+        renewer.add(lost, Counting(LeaseLost("taken")), fail)
+        renewer.add(held, calls)
+        eventually(lambda: calls.times >= 3)
+        eventually(lambda: "callback for the lost lease of id failed" in caplog.text)
+        assert renewer.discard(lost) == "lost"
+    finally:
+        renewer.close()
+
+
+def test_renewer_logs_one_line_for_many_failures(caplog: pytest.LogCaptureFixture) -> None:
+    renewer = Renewer()
+    failing = [Counting(*[Unavailable("down")] * 5) for _ in range(20)]
+    try:
+        for calls in failing:
+            renewer.add(reservation(0.05), calls)
+        eventually(lambda: all(calls.times >= 5 for calls in failing))
+    finally:
+        renewer.close()
+    assert caplog.text.count("could not renew") < 20
+
+
+def test_renewer_thread_does_not_wait_for_a_blocked_group() -> None:
+    """A renewal that waits for a lock delays no other one."""
+    renewer, calls, release = Renewer(), Counting(), threading.Event()
+    blocked = Counting()
+
+    def block(held: Sequence[Reservation[Any]]) -> None:
+        blocked(held)
+        release.wait()
+
+    try:
+        renewer.add(reservation(0.05), block, group="locked")
+        eventually(lambda: blocked.times)
+        renewer.add(reservation(0.05), calls, group="free")
+        eventually(lambda: calls.times >= 2, "the other group is renewed")
+        assert blocked.times == 1
+    finally:
+        release.set()
+        renewer.close()
+
+
+def test_renewer_task_does_not_wait_for_a_blocked_group() -> None:
+    async def main() -> None:
+        renewer, calls, blocked = AsyncRenewer(), Counting(), Counting()
+
+        async def block(held: Sequence[Reservation[Any]]) -> None:
+            blocked(held)
+            await asyncio.Event().wait()
+
+        renewer.add(reservation(0.05), block, group="locked")
+        await async_eventually(lambda: blocked.times)
+        renewer.add(reservation(0.05), calls.awaited, group="free")
+        await async_eventually(lambda: calls.times >= 2, "the other group is renewed")
+        assert blocked.times == 1
+        await renewer.close()
+
+    asyncio.run(main())
+
+
+def test_renewer_task_starts_again_after_it_was_cancelled() -> None:
+    async def main() -> None:
+        renewer, first, second = AsyncRenewer(), Counting(), Counting()
+        renewer.add(reservation(0.05), first.awaited)
+        await async_eventually(lambda: first.times)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        seen = first.times
+        renewer.add(reservation(0.05), second.awaited)
+        await async_eventually(lambda: second.times and first.times > seen)
+        await renewer.close()
+
+    asyncio.run(main())
+
+
+def test_renewer_task_ignores_the_time_limit_of_its_first_caller() -> None:
+    async def main() -> None:
+        renewer, limits = AsyncRenewer(), []
+
+        async def extend(held: Sequence[Reservation[Any]]) -> None:
+            limits.append(pymongo._csot.get_timeout())
+
+        with pymongo.timeout(60):
+            renewer.add(reservation(0.05), extend)
+        await async_eventually(lambda: limits)
+        await renewer.close()
+        assert limits[0] is None
+
+    asyncio.run(main())
+
+
+class Counting:
+    """An extend that counts, after it raised these exceptions."""
+
+    def __init__(self, *failures: BaseException) -> None:
         self.times = 0
         self.threads: set[str] = set()
+        self._failures = list(failures)
 
-    def __call__(self, held: Reservation[Any]) -> None:
+    def __call__(self, held: Sequence[Reservation[Any]]) -> None:
         self.times += 1
         self.threads.add(threading.current_thread().name)
+        if self._failures:
+            raise self._failures.pop()
 
-    async def awaited(self, held: Reservation[Any]) -> None:
+    async def awaited(self, held: Sequence[Reservation[Any]]) -> None:
         self(held)

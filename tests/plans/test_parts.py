@@ -360,13 +360,8 @@ def test_unchanged_stays_itself() -> None:
 
 
 class TestSchedule:
-    def entry(self, lease: float = 60) -> Entry[Any]:
-        self.lost = 0
-
-        def lost() -> None:
-            self.lost += 1
-
-        return Entry(reservation("m1", lease=lease), lambda: None, lost)
+    def entry(self, lease: float = 60, group: str | None = None) -> Entry[Any]:
+        return Entry(reservation("m1", lease=lease), lambda: None, lambda: None, group)
 
     def test_renewal_is_due_after_a_third_of_the_lease(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
@@ -374,32 +369,33 @@ class TestSchedule:
         schedule.add(entry)
         assert schedule.pause() == pytest.approx(20)
         hands.move(19.9)
-        assert schedule.due() == []
+        assert schedule.take() == []
         hands.move(0.2)
-        assert schedule.due() == [entry]
         assert schedule.pause() == 0
-        schedule.renewed(entry, None)
-        assert schedule.due() == []
+        assert schedule.take() == [entry]
+        assert schedule.take() == [], "it is in progress"
+        assert not schedule.renewed(entry, None)
+        assert schedule.take() == []
         assert schedule.pause() == pytest.approx(20)
 
     def test_failure_is_repeated_a_tenth_of_the_lease_later(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)
-        schedule.renewed(entry, Unavailable("gone"))
+        assert schedule.take() == [entry]
+        assert not schedule.renewed(entry, Unavailable("gone"))
         assert schedule.pause() == pytest.approx(6)
-        assert self.lost == 0
         assert schedule.discard(entry.reservation) == "renewed"
 
     def test_lost_lease_is_reported_once_and_not_renewed(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
         hands.move(20)
-        schedule.renewed(entry, LeaseLost("gone"))
-        schedule.renewed(entry, LeaseLost("gone"))
-        assert self.lost == 1
+        assert schedule.take() == [entry]
+        assert schedule.renewed(entry, LeaseLost("gone"))
+        assert not schedule.renewed(entry, LeaseLost("gone"))
         hands.move(1000)
-        assert schedule.due() == []
+        assert schedule.take() == []
         assert schedule.pause() is None
         assert schedule.discard(entry.reservation) == "lost"
 
@@ -408,9 +404,9 @@ class TestSchedule:
         schedule.add(entry)
         schedule.suspend(entry.reservation)
         hands.move(1000)
-        assert schedule.due() == []
+        assert schedule.take() == []
         schedule.renewed(entry, None)  # a renewal that was in progress
-        assert schedule.due() == []
+        assert schedule.take() == []
         assert schedule.discard(entry.reservation) == "suspended"
 
     def test_discarded_reservation_stays_discarded(self, hands: Hands) -> None:
@@ -418,9 +414,54 @@ class TestSchedule:
         schedule.add(entry)
         assert schedule.discard(entry.reservation) == "renewed"
         assert schedule.discard(entry.reservation) is None
-        schedule.renewed(entry, LeaseLost("settled meanwhile"))
-        assert self.lost == 0
-        assert schedule.due() == []
+        assert not schedule.renewed(entry, LeaseLost("settled meanwhile"))
+        assert schedule.take() == []
+
+    def test_settlement_in_progress_is_not_a_lost_lease(self, hands: Hands) -> None:
+        """The answer to a commit may arrive after that to a renewal which found nothing."""
+        schedule, entry = Schedule[Any](), self.entry()
+        schedule.add(entry)
+        hands.move(20)
+        assert schedule.take() == [entry]
+        schedule.settling(entry.reservation, True)
+        assert not schedule.renewed(entry, LeaseLost("committed, or lost"))
+        schedule.settling(entry.reservation, False)  # it failed, so the next renewal tells
+        hands.move(6)
+        assert schedule.take() == [entry]
+        assert schedule.renewed(entry, LeaseLost("lost"))
+
+    def test_batch_is_a_hundred_of_one_group(self, hands: Hands) -> None:
+        schedule = Schedule[Any]()
+        for number in range(300):
+            schedule.add(self.entry(group="b" if number % 6 == 0 else "a"))
+        schedule.add(self.entry())
+        schedule.add(self.entry())
+        hands.move(20)
+        batches = []
+        while batch := schedule.take():
+            assert len({each.group for each in batch}) == 1
+            batches.append((batch[0].group or "", len(batch)))
+        assert sorted(batches) == [("", 1), ("", 1), ("a", 50), ("a", 100), ("a", 100), ("b", 50)]
+
+    def test_leases_that_are_due_soon_are_taken_along(self, hands: Hands) -> None:
+        schedule = Schedule[Any]()
+        for _ in range(10):
+            schedule.add(self.entry(group="a"))
+            hands.move(0.5)
+        hands.move(15)
+        assert len(schedule.take()) == 5
+        assert schedule.take() == []
+
+    def test_failed_leases_are_tried_again_apart(self, hands: Hands) -> None:
+        """One of them may be locked, and would delay the rest."""
+        schedule, failed, sound = Schedule[Any](), self.entry(group="a"), self.entry(group="a")
+        schedule.add(failed)
+        schedule.add(sound)
+        hands.move(20)
+        for entry in schedule.take():
+            schedule.renewed(entry, Unavailable("locked") if entry is failed else None)
+        hands.move(20)
+        assert sorted(map(len, (schedule.take(), schedule.take()))) == [1, 1]
 
     def test_schedule_wakes_for_the_earliest(self, hands: Hands) -> None:
         schedule, long, short = Schedule[Any](), self.entry(300), self.entry(3)
@@ -428,4 +469,4 @@ class TestSchedule:
         schedule.add(short)
         assert schedule.pause() == pytest.approx(1)
         hands.move(1)
-        assert schedule.due() == [short]
+        assert schedule.take() == [short]

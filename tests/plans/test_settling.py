@@ -5,7 +5,6 @@ There is no database.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from pyqueue.requests import (
     EnsureQueue,
     Find,
     Plan,
-    ServerTime,
     Update,
     UpdateEach,
     WriteFailure,
@@ -410,57 +408,3 @@ def test_settle_in_a_transaction_refuses_a_short_lease() -> None:
             with pytest.raises(ConfigurationError, match=r"extend\(\).*lease="):
                 runner.run(standard().commit((held,), session=session))
             assert runner.commands == []
-
-
-def test_extend_keeps_until_if_the_outcome_is_unknown() -> None:
-    held = reservation("m1")
-    before = held.until
-    with pytest.raises(Unavailable):
-        Runner(Unavailable("gone")).run(standard().extend((held,), lease=100))
-    assert held.until == before
-
-
-def test_cancelled_extend_keeps_until() -> None:
-    """The command may have been sent or not: the holder must not rely on it."""
-    held = reservation("m1")
-    before = (held.until, held.lease)
-    plan = standard().extend((held,), lease=100)
-    assert isinstance(next(plan), ServerTime)
-    request = plan.send(NOW)
-    assert isinstance(request, Coalesce)
-    batch = request.batch([request.item])
-    assert isinstance(next(batch), ServerTime)
-    assert isinstance(batch.send(NOW), Update)
-    with pytest.raises(asyncio.CancelledError):
-        plan.throw(asyncio.CancelledError())
-    assert (held.until, held.lease) == before
-
-
-def test_concurrent_extends_each_move_until() -> None:
-    """They share one command and one update."""
-    held = [reservation("m1"), reservation("m2")]
-    plans = [standard().extend((each,), lease=100) for each in held]
-    requests: list[Any] = []
-    for plan in plans:
-        assert isinstance(next(plan), ServerTime)
-        requests.append(plan.send(after(1)))
-    runner = Runner(Change(2, None), now=after(2))
-    results = runner.run(requests[0].batch([each.item for each in requests]))
-    for plan, result in zip(plans, results, strict=True):
-        with pytest.raises(StopIteration):
-            plan.send(result)
-    assert len(runner.commands) == 1
-    assert [each.until for each in held] == [after(101)] * 2
-
-
-def test_extend_moves_until_only_of_held_messages() -> None:
-    held, gone = reservation("m1"), reservation("m2", until=NOW)
-
-    def answer(command: Update) -> Change:
-        return Change(0 if ("m2", "t1") in pairs(command.filter) else 1, None)
-
-    runner = Runner(answer, answer, now=after(1))
-    with pytest.raises(LeaseLost):
-        runner.run(standard().extend((held, gone), lease=100))
-    assert (held.until, held.lease) == (after(101), 100)
-    assert (gone.until, gone.lease) == (NOW, 60)

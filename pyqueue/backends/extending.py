@@ -1,0 +1,159 @@
+"""Extending leases: ``Queue.extend``, and the renewals of a client's renewer.
+
+An extension may be repeated: it only writes a later end of the lease. So many leases share one
+command, and a command that times out is divided and sent again, until the messages that something
+locks are alone. Such a message costs the rest no lease.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pyqueue import arguments
+from pyqueue.backends import transitions
+from pyqueue.documents import hashable_id
+from pyqueue.errors import LeaseLost, QueueError, Unavailable
+from pyqueue.messages import Reservation
+from pyqueue.requests import Find, Plan, ServerTime, Update
+
+__all__ = ["MAX_GROUP", "extend", "renew"]
+
+#: The most leases that one command extends. An update of 1000 messages with a token each takes the
+#: server 50 times as long as one of 100.
+MAX_GROUP: Final = 100
+#: A group that timed out is divided into this many. So 100 messages take two divisions, and a
+#: locked one costs the rest three time limits at most.
+_PARTS: Final = 10
+
+Held = Sequence[Reservation[Any]]
+
+
+def extend(
+    queue: str,
+    given: Sequence[object],
+    command_timeout_s: float,
+    *,
+    lease: float | timedelta | None = None,
+) -> Plan[None]:
+    """Hold messages for another lease, from now.
+
+    Raises:
+        LeaseLost: some were no longer held; the rest are extended.
+        Unavailable: the outcome is unknown for ``ids``; the rest are extended or lost.
+    """
+    held = arguments.reservations(queue, tuple(given))
+    lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
+    failures = yield from _extend(held, lease_s, command_timeout_s, patient=len(held) == 1)
+    failed = [(each, error) for each, error in failures if isinstance(error, Unavailable)]
+    if failed:
+        error = failed[0][1]
+        raise Unavailable(str(error), ids=[each.id for each, _ in failed]) from error
+    if failures:
+        raise LeaseLost(
+            f"{len(failures)} of {len(held)} reservations of queue {queue!r} are no longer held: "
+            f"{[each.id for each, _ in failures[:10]]}",
+            lost=[each for each, _ in failures],
+        )
+
+
+def renew(held: Held) -> Plan[list[QueueError | None]]:
+    """Extend each lease by its own length.
+
+    Returns:
+        One entry for each: None, or the error that its extension met.
+    """
+    budget_s = min(each.lease for each in held) / 2
+    failures = yield from _extend(held, None, budget_s)
+    errors = {id(each): error for each, error in failures}
+    return [errors.get(id(each)) for each in held]
+
+
+def _extend(
+    held: Held, lease_s: float | None, budget_s: float, *, patient: bool = False
+) -> Plan[list[tuple[Reservation[Any], QueueError]]]:
+    """Extend leases in groups. Return the reservations that failed, each with its error.
+
+    Args:
+        held: the reservations.
+        lease_s: the new length; None: each keeps its length.
+        budget_s: once this time has passed, a failure is not tried again.
+        patient: whether a command may take as long as the client allows.
+    """
+    failures: list[tuple[Reservation[Any], QueueError]] = []
+    groups = deque(_groups(held, lease_s))
+    trouble: Unavailable | None = None
+    end = (yield from ServerTime()) + timedelta(seconds=budget_s)
+    while groups:
+        length_s, group = groups.popleft()
+        now = yield from ServerTime()
+        if trouble is not None and now >= end:
+            failures += [(each, trouble) for each in group]
+            continue
+        limit_s = None if patient else _limit_s(min(each.lease for each in group), budget_s)
+        until = now + timedelta(seconds=length_s)
+        try:
+            lost = yield from _extend_group(group, until, limit_s)
+        except Unavailable as error:
+            trouble = error
+            if len(group) == 1:
+                failures.append((group[0], error))
+            else:
+                # The parts come after all other groups, which may meet no lock.
+                groups += [(length_s, part) for part in _divided(group, _PARTS)]
+            continue
+        trouble = None
+        for each in group:
+            if each not in lost:
+                each.until, each.lease = until, length_s
+        failures += [(each, _lost(each)) for each in lost]
+    return failures
+
+
+def _limit_s(lease_s: float, budget_s: float) -> float:
+    """Return the time limit of one command, in seconds.
+
+    It is long enough for a slow link. Three of them, one after the other, fit into the budget.
+    """
+    return min(max(lease_s / 20, 0.5), budget_s / 4)
+
+
+def _groups(held: Held, lease_s: float | None) -> Iterable[tuple[float, Held]]:
+    """Divide reservations into groups of one length."""
+    by_length: dict[float, list[Reservation[Any]]] = {}
+    for each in held:
+        by_length.setdefault(each.lease if lease_s is None else lease_s, []).append(each)
+    for length_s, same in by_length.items():
+        for start in range(0, len(same), MAX_GROUP):
+            yield length_s, same[start : start + MAX_GROUP]
+
+
+def _divided(group: Held, parts: int) -> Iterable[Held]:
+    size = -(-len(group) // parts)
+    return (group[start : start + size] for start in range(0, len(group), size))
+
+
+def _extend_group(group: Held, until: datetime, limit_s: float | None) -> Plan[Held]:
+    """Extend a group by one command. Return the reservations that are no longer held."""
+    match = transitions.holds_filter(group)
+    change = {"$set": {"when": until}}
+    many = len(group) > 1
+    found = yield from Update(match, change, many=many, max_time_s=limit_s)
+    if found.matched == len(group):
+        return []
+    if not many:
+        return group
+    live = {"_id": {"$in": [each.id for each in group]}, "processed": {"$exists": False}}
+    documents = yield from Find(live, {"token": 1})
+    tokens = {hashable_id(each["_id"]): each.get("token") for each in documents}
+    return [each for each in group if tokens.get(hashable_id(each.id)) != each.token]
+
+
+def _lost(held: Reservation[Any]) -> LeaseLost:
+    return LeaseLost(
+        f"message {held.id} of queue {held.queue!r} is no longer held: its lease ended, "
+        "or it was settled",
+        lost=[held],
+    )

@@ -1,0 +1,136 @@
+"""The context managers of ``Queue.reserved``: renew a lease while a block runs, then settle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any, Protocol, TypeVar
+
+import anyio
+
+from pyqueue.backends import extending
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
+from pyqueue.messages import Reservation
+from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner
+
+__all__ = ["OnLost", "check_on_lost", "held", "held_async", "renewal"]
+
+T = TypeVar("T")
+#: Called with a reservation whose lease was lost.
+OnLost = Callable[[Reservation[T]], object] | None
+
+log = logging.getLogger("pyqueue")
+
+
+class Settles(Protocol):
+    """What a block needs of its queue."""
+
+    name: str
+
+    def commit(self, *reservations: Reservation[Any]) -> None:
+        """Finish messages."""
+
+    def rollback(self, *reservations: Reservation[Any], error: BaseException) -> None:
+        """Give messages back for another try."""
+
+
+class SettlesAsync(Protocol):
+    """What a block of async code needs of its queue."""
+
+    name: str
+
+    def commit(self, *reservations: Reservation[Any]) -> Awaitable[None]:
+        """Finish messages."""
+
+    def rollback(self, *reservations: Reservation[Any], error: BaseException) -> Awaitable[None]:
+        """Give messages back for another try."""
+
+
+def check_on_lost(on_lost: object) -> None:
+    """Refuse what a renewer cannot call.
+
+    Raises:
+        ConfigurationError: it is not a plain function.
+    """
+    if on_lost is not None and (not callable(on_lost) or iscoroutinefunction(on_lost)):
+        raise ConfigurationError(
+            "on_lost: give a plain function that takes the reservation, not "
+            f"{'a coroutine function' if callable(on_lost) else type(on_lost).__name__}; "
+            "it may set an event or cancel a task"
+        )
+
+
+def renewal(runner: PlanRunner | AsyncPlanRunner) -> Callable[[Sequence[Reservation[Any]]], Any]:
+    """Return what extends leases, for the renewer of a client."""
+    return lambda reservations: runner.run(extending.renew(reservations))
+
+
+@contextmanager
+def held(
+    runner: PlanRunner, queue: Settles, reservation: Reservation[T], on_lost: OnLost[T]
+) -> Iterator[None]:
+    """Hold a reservation while a block of ``Queue.reserved`` runs."""
+    renewer = runner.renewer
+    renewer.add(reservation, renewal(runner), _callback(on_lost, reservation), queue.name)
+    try:
+        yield
+    except BaseException as error:
+        if renewer.discard(reservation) not in (None, "lost"):
+            try:
+                queue.rollback(reservation, error=error)
+            except QueueError as failure:  # the exception of the block matters more
+                _log_failed_rollback(reservation, failure)
+        raise
+    state = renewer.discard(reservation)
+    if state == "lost":
+        raise _lost(reservation)
+    if state == "renewed":
+        queue.commit(reservation)
+
+
+@asynccontextmanager
+async def held_async(
+    runner: AsyncPlanRunner, queue: SettlesAsync, reservation: Reservation[T], on_lost: OnLost[T]
+) -> AsyncIterator[None]:
+    """Hold a reservation while a block of ``AsyncQueue.reserved`` runs."""
+    renewer = runner.renewer
+    renewer.add(reservation, renewal(runner), _callback(on_lost, reservation), queue.name)
+    try:
+        yield
+    except BaseException as error:
+        if renewer.discard(reservation) not in (None, "lost"):
+            try:
+                with anyio.CancelScope(shield=True):
+                    await queue.rollback(reservation, error=error)
+            except QueueError as failure:  # the exception of the block matters more
+                _log_failed_rollback(reservation, failure)
+        raise
+    state = renewer.discard(reservation)
+    if state == "lost":
+        raise _lost(reservation)
+    if state == "renewed":
+        await queue.commit(reservation)
+
+
+def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], object]:
+    return (lambda: None) if on_lost is None else partial(on_lost, reservation)
+
+
+def _lost(reservation: Reservation[Any]) -> LeaseLost:
+    return LeaseLost(
+        f"message {reservation.id} of queue {reservation.queue!r} is no longer held: its lease was "
+        "lost while the block ran, so nothing was committed",
+        lost=[reservation],
+    )
+
+
+def _log_failed_rollback(reservation: Reservation[Any], error: QueueError) -> None:
+    log.warning(
+        "message %s of queue %r was not rolled back and is left to its lease: %s",
+        reservation.id,
+        reservation.queue,
+        error,
+    )
