@@ -41,6 +41,8 @@ _NAMESPACE = re.compile(r"(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_\-]*(\.[A-Za-z0-9_\-]
 _CENTURY_S = 100 * 365 * 86400.0
 #: The largest count that every command of the server accepts.
 _MAX_COUNT = (1 << 31) - 1
+_MAX_HEADERS = 64
+_MAX_HEADERS_BYTES = 8192
 
 
 def queue_name(value: Any) -> str:
@@ -180,34 +182,53 @@ def identity(value: Any) -> Id:
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:
-    """Return valid headers. Names are not empty, contain no dot and do not start with "$"."""
+    """Return valid headers: 64 at most, with 8 KB in names and values.
+
+    Names are not empty, contain no dot and do not start with "$".
+    """
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"headers: give a mapping, not {type(value).__name__}")
+    if len(value) > _MAX_HEADERS:
+        raise ConfigurationError(
+            f"headers: {len(value)} headers are too many: give {_MAX_HEADERS} at most, and put the "
+            "rest into the payload"
+        )
+    size = 0
     for name, item in value.items():
-        if (
-            not isinstance(name, str)
-            or not name
-            or "." in name
-            or name.startswith("$")
-            or "\0" in name
-            or not is_unicode(name)
-        ):
-            raise ConfigurationError(
-                f"headers: the name {_shown(name)} is not allowed: "
-                "give a str without dots and without a leading $"
-            )
-        if (
-            not isinstance(item, (str, int, float, bool))
-            or (isinstance(item, int) and not -(1 << 63) <= item < 1 << 63)
-            or (isinstance(item, str) and not is_unicode(item))
-        ):
-            raise ConfigurationError(
-                f"headers: {name}: give a str of Unicode, an int of 64 bits, a float or a bool, "
-                f"not {type(item).__name__} {_shown(item)}"
-            )
+        _check_header(name, item)
+        size += len(name.encode()) + (len(item.encode()) if isinstance(item, str) else 8)
+    if size > _MAX_HEADERS_BYTES:
+        raise ConfigurationError(
+            f"headers: {size} bytes are too many: give {_MAX_HEADERS_BYTES} bytes at most in names "
+            "and values, and put the rest into the payload"
+        )
     return dict(value)
+
+
+def _check_header(name: Any, item: Any) -> None:
+    if (
+        not isinstance(name, str)
+        or not name
+        or "." in name
+        or name.startswith("$")
+        or "\0" in name
+        or not is_unicode(name)
+    ):
+        raise ConfigurationError(
+            f"headers: the name {_shown(name)} is not allowed: "
+            "give a str without dots and without a leading $"
+        )
+    if (
+        not isinstance(item, (str, int, float, bool))
+        or (isinstance(item, int) and not -(1 << 63) <= item < 1 << 63)
+        or (isinstance(item, str) and not is_unicode(item))
+    ):
+        raise ConfigurationError(
+            f"headers: {name}: give a str of Unicode, an int of 64 bits, a float or a bool, "
+            f"not {type(item).__name__} {_shown(item)}"
+        )
 
 
 def backoff(value: Any) -> None:

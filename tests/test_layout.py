@@ -272,7 +272,7 @@ BACKENDS: dict[str, set[str]] = {
     "reading": {"invalid", "kind", "namespace", "scan"},
     "inserting": set(),
     "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
-    "claiming": {"invalid", "kind", "locked", "namespace", "scan", "transitions"},
+    "claiming": {"invalid", "kind", "locked", "namespace", "options", "scan", "transitions"},
     "applying": {"transitions"},
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "receiving": {

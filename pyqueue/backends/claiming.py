@@ -24,6 +24,7 @@ from bson.errors import BSONError
 from pyqueue.backends import invalid, namespace, transitions
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.locked import claim_unlocked, retry_excluded
+from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
 from pyqueue.documents import hashable_id
 from pyqueue.errors import InvalidMessage, TimeLimitReached, Unavailable
@@ -57,6 +58,30 @@ class ClaimTerms(NamedTuple):
     command_timeout_s: float
     #: The longest time between rescans of an idle queue, in seconds.
     poll_s: float
+
+    @classmethod
+    def of(
+        cls,
+        queue: str,
+        kind: Kind,
+        options: Options,
+        owner: str,
+        lease_s: float,
+        command_timeout_s: float,
+        *,
+        counts_try: bool = True,
+    ) -> ClaimTerms:
+        """Return the terms of a queue with these options."""
+        return cls(
+            queue,
+            kind,
+            options.dead_letter,
+            owner,
+            lease_s,
+            counts_try,
+            command_timeout_s,
+            options.poll,
+        )
 
     @property
     def claim_timeout_s(self) -> float:

@@ -293,15 +293,8 @@ class NamedClaims:
         filters = list(_INVALID)
         if options.max_tries is not None:
             filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
-        terms = ClaimTerms(
-            backend.queue,
-            backend.kind,
-            options.dead_letter,
-            backend.owner,
-            lease_s,
-            True,
-            backend.command_timeout,
-            options.poll,
+        terms = ClaimTerms.of(
+            backend.queue, backend.kind, options, backend.owner, lease_s, backend.command_timeout
         )
         misfits = invalid.Misfits()
         how = receiving.Reception(

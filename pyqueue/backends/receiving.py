@@ -96,8 +96,8 @@ def receive(
     arguments.count("limit", limit)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
     lease_s = command_timeout_s if pop else _lease(options, lease)
-    terms = ClaimTerms(
-        queue, kind, options.dead_letter, owner, lease_s, not pop, command_timeout_s, options.poll
+    terms = ClaimTerms.of(
+        queue, kind, options, owner, lease_s, command_timeout_s, counts_try=not pop
     )
     misfits = misfits or waiting.misfits
     how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)

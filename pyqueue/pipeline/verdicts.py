@@ -37,10 +37,10 @@ log = logging.getLogger("pyqueue")
 #: The seconds between two tries while the server does not answer.
 UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
 
-#: A message is held for this many seconds while a transaction settles it. If the process dies, the
-#: server keeps its transaction open for 60 s. If the lease ended before that, the message under the
-#: open transaction would block every claim of its queue.
-TRANSACTION_LEASE_S = 75.0
+#: A message is held for at least this many seconds while a transaction settles it. The settlement
+#: needs 20 s of it, and the pushes before it take some time. If the process dies and the lease ends
+#: under its open transaction, claims pass over the message.
+TRANSACTION_LEASE_S = 30.0
 
 #: Dumps values of pydantic models and dataclasses by their own type.
 _ANY_TYPE: Final = Codec[Any](Any)

@@ -94,6 +94,16 @@ BAD_PUSHES: dict[str, Push] = {
     "header that is no str": ({"headers": {1: 1}}, ConfigurationError, "headers"),
     "header without a name": ({"headers": {"": 1}}, ConfigurationError, "headers"),
     "header of another type": ({"headers": {"a": [1]}}, ConfigurationError, "headers.*a"),
+    "65 headers": (
+        {"headers": {f"h{number}": 1 for number in range(65)}},
+        ConfigurationError,
+        "headers: 65 .*64",
+    ),
+    "headers of more than 8 KB": (
+        {"headers": {"a": "x" * 4096, "b": "\N{EURO SIGN}" * 1366}},
+        ConfigurationError,
+        "headers: 8196 bytes.*8192",
+    ),
     "header of None": ({"headers": {"a": None}}, ConfigurationError, "headers.*a"),
     "header over 64 bits": ({"headers": {"a": 1 << 63}}, ConfigurationError, "headers.*a"),
     "empty id": ({"id": ""}, ConfigurationError, "id.*1-512"),
@@ -318,6 +328,10 @@ BAD_SETTLES: dict[str, tuple[Settle, str]] = {
     "progress negative": (lambda queue, held: queue.progress(held, -0.1), "fraction"),
     "progress note": (lambda queue, held: queue.progress(held, 0.5, 5), "note"),
     "move key": (lambda queue, held: queue.move(held, to="x", key=""), "key"),
+    "move 65 headers": (
+        lambda queue, held: queue.move(held, to="x", headers={f"h{n}": n for n in range(65)}),
+        "headers.*64",
+    ),
     "move headers": (lambda queue, held: queue.move(held, to="x", headers={"a.b": 1}), "headers"),
     "move to nothing": (lambda queue, held: queue.move(held, to=None), "to"),
     "move update operator": (

@@ -125,14 +125,11 @@ def test_many_lost_lease_undoes_the_outputs(server: Place) -> None:
     assert server.payloads("a") == [2]
 
 
-@pytest.mark.parametrize("lease", [5, 600])
-def test_many_holds_the_message_for_75_s(
-    server: Place, monkeypatch: pytest.MonkeyPatch, lease: float
+@pytest.mark.parametrize(("lease", "expected"), [(5, 30), (60, 60), (600, 600)])
+def test_many_holds_the_message_for_30_s_at_least(
+    server: Place, monkeypatch: pytest.MonkeyPatch, lease: float, expected: float
 ) -> None:
-    """The server keeps the transaction of a process that died for 60 s.
-
-    If the lease ended under the open transaction, no consumer could claim from the queue.
-    """
+    """A settlement in a transaction is refused with less than 20 s left."""
     real = AsyncQueue.commit
     held: list[float] = []
 
@@ -144,9 +141,9 @@ def test_many_holds_the_message_for_75_s(
     monkeypatch.setattr(AsyncQueue, "commit", look)
     server.queue("in").push("x")
     assert server.run_stage(lambda x: Many([To("a")]), lease=lease) == {"in": 1, "out": 1}
-    assert (70 < held[0] < 90) if lease < 70 else held[0] == pytest.approx(lease, abs=1), (
-        "a long lease is not cut short"
-    )
+    # The extension begins some time after the claim. A lease that is long enough stays.
+    assert expected <= held[0] < expected + 20
+    assert lease == 5 or held[0] == expected
 
 
 def test_many_transaction_is_retried_while_unavailable(
