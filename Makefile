@@ -60,7 +60,7 @@ bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 soak: $(VENV)/.dev  ## half an hour of mixed load, to find leaks
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
-faults: $(VENV)/.demo  ## make servers, network and clients fail, and count what is lost
+faults: $(VENV)/.dev  ## make servers, network and clients fail, and count what is lost
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean:  ## remove .venv and caches

@@ -10,6 +10,7 @@ import typer
 
 from pyqueue.cli.common import Commands, Json, emit
 from tests.chaos import report, runner
+from tests.chaos.mutants import MUTANTS
 
 __all__ = ["app"]
 
@@ -38,16 +39,27 @@ def faults(
             metavar="DIR", help="Keep the records of the run there: who did what, and when."
         ),
     ] = None,
+    mutant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Run with a guarantee removed until a check fails: {', '.join(MUTANTS)}.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make three private servers, their network and the clients of queues fail, and count losses.
 
-    The exit status is 1 if a message was lost, settled twice, or settled by a consumer that had
-    lost its lease.
+    The exit status is 1 if a message was lost, settled twice, settled by a consumer that had lost
+    its lease, or received too late, or if a call failed without a fault.
     """
-    result = runner.run(
-        minutes, random.randrange(1_000_000) if seed is None else seed, plot=plot, keep=keep
-    )
+    seed = random.randrange(1_000_000) if seed is None else seed
+    if mutant is None:
+        result = runner.run(minutes, seed, plot=plot, keep=keep)
+    elif mutant in MUTANTS:
+        result = runner.run_mutant(mutant, seed, keep=keep)
+    else:
+        raise typer.BadParameter(f"choose from {', '.join(MUTANTS)}", param_hint="--mutant")
     if as_json:
         emit(result)
     else:

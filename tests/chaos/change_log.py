@@ -4,14 +4,18 @@ A process reads the change stream of the namespace's collection. The stream has 
 majority has, and no write that a fail-over rolled back. So the log does not depend on what any
 client believes. Each change that the checker needs is a line of JSON:
 
-``["in", id, queue, n, pushed]``
+``["in", id, queue, n, pushed, at, when]``
     A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in
     milliseconds.
-``["set", id, {field: value}]``
-    It was updated: ``q``, ``token`` (None: removed), ``owner``, ``processed``, ``dead``, ``n``, and
-    ``by``, the token that the settling client wrote into the message with the same update.
+``["set", id, {field: value}, at]``
+    It was updated: ``q``, ``token`` (None: removed), ``owner``, ``when``, ``processed``, ``dead``,
+    ``n``, and ``by``, the token that the settling client wrote into the message with the same
+    update.
 ``["out", id, at]``
-    It was deleted, at this time of the machine's monotonic clock in seconds.
+    It was deleted.
+
+``at`` is the time of the change and ``when`` is the time from which the message may be claimed,
+both in seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from bson import Timestamp
@@ -40,25 +45,33 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     kind, id = event["operationType"], str(event["documentKey"]["_id"])
     if id.startswith("~"):
         return None  # the record of a queue
+    at = _monotonic(event["wallTime"])
     if kind == "insert":
         document = event["fullDocument"]
         pushed = round(document["pushed"].timestamp() * 1000)
-        return ["in", id, document["q"], (document.get("payload") or {}).get("n"), pushed]
+        content = (document.get("payload") or {}).get("n")
+        return ["in", id, document["q"], content, pushed, at, _monotonic(document["when"])]
     if kind == "delete":
-        ago = time.time() - event["wallTime"].timestamp()
-        return ["out", id, round(time.monotonic() - ago, 3)]
+        return ["out", id, at]
     update = event["updateDescription"]
     put, removed = update["updatedFields"], update["removedFields"]
     logged: dict[str, Any] = {name: put[name] for name in _COPIED if name in put}
     if "token" in removed:
         logged["token"] = None
+    if "when" in put:
+        logged["when"] = _monotonic(put["when"])
     for name in ("processed", "dead"):
         if name in put:
             logged[name] = True
     if "dead" not in put:
         for name, value in put.items():
             logged |= _evidence(name, value)
-    return ["set", id, logged] if logged else None
+    return ["set", id, logged, at] if logged else None
+
+
+def _monotonic(instant: datetime) -> float:
+    """Return an instant of the machine's wall clock as seconds of its monotonic clock."""
+    return round(time.monotonic() - (time.time() - instant.timestamp()), 3)
 
 
 def _evidence(name: str, value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 
@@ -31,6 +31,8 @@ _ENDS = {
 }
 _POPPED_QUEUE, _KEYED_QUEUE = "events", "states"
 _SHOWN = 10  # lines of each kind in the result
+#: A receive that takes longer counts as a wait, even if it returns messages.
+_LONG_RECEIVE_S = 2.0
 
 Line = list[Any]
 #: When a call began, when it returned, and its number of messages.
@@ -81,7 +83,7 @@ class ChangeLog:
             else:
                 self._updated(id, *rest)
 
-    def _inserted(self, id: str, queue: str, content: str | None, pushed: int) -> None:
+    def _inserted(self, id: str, queue: str, content: str | None, pushed: int, *_: float) -> None:
         self.stored[id] = StoredMessage(queue)
         if self.popped.get(id) and self._pushed[id] == pushed:
             self.popped[id].pop()  # given back; a new push would have another time
@@ -101,7 +103,7 @@ class ChangeLog:
         else:
             self.claims[message.token][id] = "out"
 
-    def _updated(self, id: str, put: Mapping[str, Any]) -> None:
+    def _updated(self, id: str, put: Mapping[str, Any], *_: float) -> None:
         message = self.stored[id]
         if put.get("n", id) != id:
             self.contents[id].add(put["n"])
@@ -196,6 +198,32 @@ class RecordedCall:
     ended: float = 0.0
 
 
+class Asked(NamedTuple):
+    """A call to receive that got nothing, or that took long."""
+
+    began: float
+    ended: float
+    process: str
+
+
+class UnavailableCall(NamedTuple):
+    """A call that raised Unavailable. ``ids`` are those of the messages that it was about."""
+
+    began: float
+    ended: float
+    process: str
+    op: str
+    queue: str
+    ids: frozenset[str]
+
+
+def _ids_of(items: Any) -> list[str]:
+    """Return the ids in the items of a push or a settle."""
+    if isinstance(items, dict):
+        return [id for ids in items.values() for id in ids]
+    return items if isinstance(items, list) else []
+
+
 class Ledgers:
     """What the processes recorded.
 
@@ -222,6 +250,10 @@ class Ledgers:
         self.refused: list[Settled] = []
         #: The ids that each claim asked to commit: {token: ids}.
         self.committing: dict[str, set[str]] = defaultdict(set)
+        #: The calls to receive that got nothing or took long, by queue.
+        self.asked: dict[str, list[Asked]] = defaultdict(list)
+        #: The calls that raised Unavailable.
+        self.unavailable: list[UnavailableCall] = []
         for name, lines in ledgers.items():
             self._read(name, lines)
         self.times.pushes.sort()
@@ -240,9 +272,20 @@ class Ledgers:
                 call.outcome == "taken" and call.queue == _KEYED_QUEUE
             ):
                 answered.append(at)
-            elif call.outcome not in ("unknown", "cancelled"):
+            elif call.outcome == "unknown":
+                ids = frozenset(_ids_of(call.items))
+                self.unavailable.append(
+                    UnavailableCall(call.began, at, name, call.op, call.queue, ids)
+                )
+            elif call.outcome != "cancelled":
                 self.errors[f"{call.op}: {call.outcome}"] += 1
             self._add(name, call)
+            if call.op in ("reserve", "pop") and (
+                at - call.began > _LONG_RECEIVE_S
+                if call.result
+                else call.outcome in ("ok", "unknown")
+            ):
+                self.asked[call.queue].append(Asked(call.began, at, name))
         for call in calls.values():
             self._add(name, call)
 
@@ -315,6 +358,8 @@ class _Check:
         self.wrong: dict[str, list[str]] = defaultdict(list)
         #: How often each message left a queue by an acknowledged commit or move: (id, queue).
         self.finals: Counter[tuple[str, str]] = Counter()
+        #: How many lost pops were excused, and how many could have been.
+        self.excuses: dict[str, dict[str, int]] = {}
 
     def pushes(self) -> None:
         """Every acknowledged push must have stored its message."""
@@ -344,7 +389,7 @@ class _Check:
 
     def pops(self) -> None:
         """Every popped message must have reached one caller, as far as this can be known."""
-        lost, twice = check_pops(
+        lost, twice, self.excuses = check_pops(
             self._log.popped, self._ledgers.returned, self._ledgers.unknown_pops, self._known
         )
         self.wrong["lost"] += [f"{id}: popped, but no process got it" for id in lost]
@@ -433,6 +478,7 @@ def check(
         "stored": len(remaining),
         "dead": sum(message.queue.endswith(".dead") for message in log.stored.values()),
         **{name: len(found.wrong[name]) for name in (*MUST_BE_ZERO, "refused_though_done")},
+        "excuses": found.excuses,
         "errors": dict(ledgers.errors.most_common()),
         "wrong": {name: lines[:_SHOWN] for name, lines in found.wrong.items() if lines},
     }

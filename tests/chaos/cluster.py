@@ -19,6 +19,8 @@ from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
 from tests.chaos.processes import Process
 from tests.chaos.proxies import Proxies
+from tests.chaos.redis_server import Redis
+from tests.chaos.windows import Lock
 from tests.chaos.workload import QUEUES, ROLES
 
 __all__ = ["Cluster", "WorkloadProcesses"]
@@ -50,11 +52,12 @@ class WorkloadProcesses:
         for role in roles:
             self.start(role)
 
-    def kill(self, role: str) -> None:
-        """Kill the process of a role."""
+    def kill(self, role: str) -> str:
+        """Kill the process of a role and return its name."""
         process = self.processes.pop(role)
         process.kill()
         self.killed[process.name] = time.monotonic()
+        return process.name
 
     def start(self, role: str) -> None:
         """Start a process for a role."""
@@ -67,7 +70,7 @@ class WorkloadProcesses:
         """Choose a role of a kind.
 
         Args:
-            kind: "producer", "mover" or "consumer".
+            kind: "producer", "mover", "consumer" or "holder".
             dice: The source of randomness.
             asynchronous: Choose among roles with an async client, or with a blocking one.
         """
@@ -111,17 +114,22 @@ class Cluster:
         folder: A folder for data, logs and ledgers.
         seed: The seed of the workload.
         rate: Messages pushed per second.
+        mutant: The change of the product to run with; see ``mutants``.
     """
 
-    def __init__(self, folder: Path, seed: int, rate: float) -> None:
+    def __init__(self, folder: Path, seed: int, rate: float, mutant: str | None = None) -> None:
         self.folder = folder
         #: Whether a fault of the servers or the network is active.
         self.broken = False
         #: Whether no such fault may begin.
         self.calm = False
+        #: What transactions of another program held, as their faults say.
+        self.locks: list[Lock] = []
         with ExitStack() as stack:
             self.servers = stack.enter_context(ReplicaSet(folder))
-            self.proxies = Proxies(folder, [each.port for each in self.servers.members])
+            self.proxies = Proxies(
+                folder, [each.port for each in self.servers.members], self.servers.network.ports
+            )
             stack.callback(self.proxies.close)
             self.mongo: MongoClient[dict[str, Any]] = stack.enter_context(
                 MongoClient(self.servers.url, tz_aware=True, appname="faults", socketTimeoutMS=5000)
@@ -140,7 +148,16 @@ class Cluster:
                 },
             )
             stack.callback(self._logger.kill)
-            spec = {"url": self.proxies.url, "namespace": NAMESPACE, "seed": seed, "rate": rate}
+            self.redis = Redis(folder)
+            stack.callback(self.redis.kill)
+            spec = {
+                "url": self.proxies.url,
+                "namespace": NAMESPACE,
+                "seed": seed,
+                "rate": rate,
+                "redis": self.redis.url,
+                "mutant": mutant,
+            }
             self.workload = WorkloadProcesses(folder, spec, tuple(ROLES))
             stack.callback(self.workload.close)
             while not all(map(self.workload.is_running, ROLES)):
@@ -158,8 +175,14 @@ class Cluster:
     def check(self) -> None:
         """Raise QueueError if a process has ended that should run."""
         self.proxies.check()
+        self.servers.network.check()
         self._logger.check()
         self.workload.check()
+
+    def open_transaction(self, spec: dict[str, Any]) -> Process:
+        """Start a process that holds messages in a transaction; see ``transaction``."""
+        address = {"url": self.servers.url, "database": DATABASE, "namespace": NAMESPACE}
+        return Process("transaction", self.folder, {**address, **spec})
 
     def drop_bus(self, member: Member) -> None:
         """Drop the collection of the bus."""
@@ -183,7 +206,7 @@ class Cluster:
         while is_any_left(self.messages, live) and time.monotonic() < deadline:
             self.check()
             time.sleep(0.2)
-        self.workload.stop("mover", "consumer")
+        self.workload.stop("mover", "consumer", "holder")
         self.messages.insert_one({"_id": END, "q": END, "when": datetime.now(UTC), "record": True})
         self._logger.wait()
         return list(self.messages.find({"record": {"$exists": False}}, {"q": 1, "processed": 1}))

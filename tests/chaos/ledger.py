@@ -2,7 +2,7 @@
 
 Each line reaches the file by one write, before the call and after it, so a killed process leaves
 all that it knew. The outcome of a call without a result is unknown. Times are those of the
-machine's monotonic clock, which all processes share.
+machine's true monotonic clock, which all processes share.
 
 A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
 outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
@@ -16,13 +16,13 @@ import asyncio
 import itertools
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyqueue import DuplicateKey, LeaseLost, QueueError, Reservation, Unavailable
+from tests.chaos.clock_skew import true_monotonic
 
 __all__ = ["Call", "Ledger", "ids_by_token", "read"]
 
@@ -64,7 +64,7 @@ class Ledger:
     def about_to(self, op: str, queue: str, items: object) -> int:
         """Record a call before it is made and return its number."""
         number = next(self._numbers)
-        self._write(["call", number, round(time.monotonic(), 3), op, queue, items])
+        self._write(["call", number, round(true_monotonic(), 3), op, queue, items])
         return number
 
     @contextmanager
@@ -91,7 +91,7 @@ class Ledger:
         self._record_result(number, call.outcome, items)
 
     def _record_result(self, number: int, outcome: str, items: object) -> None:
-        self._write(["result", number, round(time.monotonic(), 3), outcome, items])
+        self._write(["result", number, round(true_monotonic(), 3), outcome, items])
 
     def _write(self, line: Line) -> None:
         os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")

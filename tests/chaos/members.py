@@ -1,7 +1,7 @@
 """The replica set of the fault suite: three mongods, and the faults of a single server.
 
 A watchdog ends each mongod when this process ends (see ``pyqueue/_watchdog.py``). The members know
-each other by their real addresses; clients reach them through ``proxies``.
+each other by the addresses of proxies, and clients reach them through other ones; see ``proxies``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,14 @@ from pymongo.errors import PyMongoError
 
 from pyqueue import _watchdog, embedded
 from pyqueue.errors import Unavailable
+from tests.chaos.proxies import REPLICA_SET, Proxies, url_of
 
-__all__ = ["Member", "ReplicaSet", "url_of"]
+__all__ = ["TRANSACTION_LIFETIME_S", "Member", "ReplicaSet"]
 
 START_TIMEOUT_S = 60.0
 
-_REPLICA_SET = "pyqueue"  # as in the options of an embedded server
+#: The server aborts a transaction whose client is gone after this time. Its default is a minute.
+TRANSACTION_LIFETIME_S = 8
 #: A silent primary is replaced after two seconds. Its successor waits at most one second for writes
 #: that only the old primary had.
 _SETTINGS = {
@@ -41,12 +43,6 @@ _SETTINGS = {
 _FULL_DISK_FAILS = ["/bin/sh", "-c", 'trap "" XFSZ; exec "$@"', "mongod"]
 
 Document = dict[str, Any]
-
-
-def url_of(ports: list[int], database: str = "") -> str:
-    """Return the URL of the replica set whose members are reached at these ports."""
-    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    return f"mongodb://{hosts}/{database}?replicaSet={_REPLICA_SET}"
 
 
 class Member:
@@ -84,7 +80,11 @@ class Member:
         """Start the server unless it runs."""
         if self.running:
             return
-        parameters = {**embedded._PARAMETERS, "enableTestCommands": True}
+        parameters = {
+            **embedded._PARAMETERS,
+            "enableTestCommands": True,
+            "transactionLifetimeLimitSeconds": TRANSACTION_LIFETIME_S,
+        }
         command = [
             *_FULL_DISK_FAILS,
             *(
@@ -134,10 +134,11 @@ class Member:
                 return reply
         return {}
 
-    def kill(self) -> None:
+    def kill(self, *, wait: bool = True) -> None:
         """Kill the server and wait until it is gone."""
         os.kill(self.pid, signal.SIGKILL)
-        self.wait()
+        if wait:
+            self.wait()
 
     def suspend(self) -> None:
         """Stop the server by SIGSTOP: its connections stay open and get no answers."""
@@ -199,14 +200,18 @@ class ReplicaSet:
     def __init__(self, path: Path) -> None:
         mongod = embedded.find_mongod()
         self.members = [Member(place, path / f"member-{place}", mongod) for place in range(3)]
+        self.network = Proxies(path, [each.port for each in self.members])
         try:
             for member in self.members:
                 member.start()
             for member in self.members:
                 self._until(partial(_answers, member), f"member {member.place} did not start")
-            hosts = [{"_id": each.place, "host": f"127.0.0.1:{each.port}"} for each in self.members]
+            hosts = [
+                {"_id": place, "host": f"127.0.0.1:{port}"}
+                for place, port in enumerate(self.network.ports)
+            ]
             self.members[0].command(
-                "replSetInitiate", {"_id": _REPLICA_SET, "members": hosts, "settings": _SETTINGS}
+                "replSetInitiate", {"_id": REPLICA_SET, "members": hosts, "settings": _SETTINGS}
             )
             self._until(self.healthy, "there is no primary with two secondaries")
         except BaseException:
@@ -250,11 +255,21 @@ class ReplicaSet:
             (True, False),
         ]
 
+    def keep_apart(self, member: Member, others: Sequence[Member]) -> None:
+        """Let no message pass between a member and others, and all messages elsewhere."""
+        for each in self.members:
+            if each is member:
+                ports = [other.port for other in others]
+            else:
+                ports = [member.port] if each in others else []
+            self.network.change(each.place, apart=ports)
+
     def close(self) -> None:
         """End the members."""
         for member in self.members:
             with suppress(OSError):
                 member.close()
+        self.network.close()
 
     def __enter__(self) -> ReplicaSet:
         return self

@@ -16,9 +16,17 @@ from pymongo.errors import PyMongoError
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
-from tests.chaos.workload import QUEUES
+from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
+from tests.chaos.workload import KEYS, POLL_S, QUEUES
 
-__all__ = ["CLIENT_FAULTS", "SERVER_FAULTS", "Fault", "Injection", "in_rounds"]
+__all__ = [
+    "CLIENT_FAULTS",
+    "SCOPES",
+    "SERVER_FAULTS",
+    "Fault",
+    "Injection",
+    "in_rounds",
+]
 
 Injection = Generator[float | None, None, str]
 Fault = Callable[[Cluster, random.Random], Injection]
@@ -26,6 +34,11 @@ Fault = Callable[[Cluster, random.Random], Injection]
 LONGEST_LEASE_S: float = max(options["lease"] for options in QUEUES.values())
 WRITES = ["insert", "update", "delete", "findAndModify"]
 CLOCK_SKEW_S = 600.0
+#: The clocks of servers step by so much at most. What they date ahead is late by as much.
+SERVER_CLOCK_STEP_S = 4.0
+#: A client notices within this time that the clock of the servers has stepped.
+NOTICES_CLOCK_S = 32.0
+RENEWED, RENEWED_FOR_S = 2000, 12.0
 #: After this time, everything that cancelled pops took has been given back.
 GIVE_BACK_S = 5.0
 
@@ -100,6 +113,64 @@ def undo_claims(cluster: Cluster, dice: random.Random) -> Injection:
     finally:
         member.resume()
     return f"member {member.place}; {new.place} took over"
+
+
+def cut_power(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill all members at once and start them again. What no disk has is lost."""
+    members = cluster.servers.members
+    yield from _primary(cluster)
+    for member in members:
+        member.kill(wait=False)
+    for member in members:
+        member.wait()
+    yield dice.uniform(0.2, 1)
+    for member in members:
+        member.start()
+    return "3 members"
+
+
+def part_primary(cluster: Cluster, dice: random.Random) -> Injection:
+    """Keep the primary apart from the secondaries. Clients still reach all members."""
+    member = yield from _primary(cluster)
+    others = [each for each in cluster.servers.members if each is not member]
+    cluster.servers.keep_apart(member, others)
+    try:
+        new = yield from _new_primary(cluster, member)
+        yield dice.uniform(0.5, 3)
+    finally:
+        cluster.servers.keep_apart(member, [])
+    return f"member {member.place}; {new.place} took over"
+
+
+def part_secondary(cluster: Cluster, dice: random.Random) -> Injection:
+    """Keep a secondary apart from one or both of the other members."""
+    primary = yield from _primary(cluster)
+    member = dice.choice([each for each in cluster.servers.members if each is not primary])
+    others = [each for each in cluster.servers.members if each is not member]
+    others = dice.choice([others, [primary]])
+    cluster.servers.keep_apart(member, others)
+    try:
+        yield dice.uniform(3, 6)
+    finally:
+        cluster.servers.keep_apart(member, [])
+    return f"member {member.place} from {', '.join(str(each.place) for each in others)}"
+
+
+def step_clocks(cluster: Cluster, dice: random.Random) -> Injection:
+    """Let the clocks of all servers step forward or back, and some time later back again."""
+    offset = dice.choice([-1, 1]) * dice.uniform(1, SERVER_CLOCK_STEP_S)
+    places = [each.place for each in cluster.servers.members]
+    before = sum(cluster.proxies.change(place, clock=offset)["misdated"] for place in places)
+    times = 0
+    try:
+        yield from _wait(dice.uniform(5, 10))
+        while not times:
+            yield None
+            times = sum(cluster.proxies.change(place)["misdated"] for place in places) - before
+    finally:
+        for place in places:
+            cluster.proxies.change(place, clock=0)
+    return f"{offset:+.1f} s, read {times} times"
 
 
 def fill_disk(cluster: Cluster, dice: random.Random) -> Injection:
@@ -214,10 +285,10 @@ def tear(cluster: Cluster, dice: random.Random) -> Injection:
 
 def _kill(cluster: Cluster, dice: random.Random, kind: str) -> Injection:
     name = cluster.workload.choose(kind, dice)
-    cluster.workload.kill(name)
+    killed = cluster.workload.kill(name)
     yield dice.uniform(0, 1)
     cluster.workload.start(name)
-    return name
+    return killed
 
 
 def kill_producer(cluster: Cluster, dice: random.Random) -> Injection:
@@ -247,6 +318,88 @@ def suspend_consumer(cluster: Cluster, dice: random.Random) -> Injection:
     finally:
         process.resume()
     return process.name
+
+
+def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
+    """Suspend a process for longer than its leases, as if its machine slept.
+
+    Its monotonic clock stands still, unlike that of a process that only got SIGSTOP.
+    """
+    kind = dice.choice(["producer", "mover", "consumer"])
+    name = cluster.workload.choose(kind, dice)
+    while not cluster.workload.is_running(name):
+        yield None
+    process = cluster.workload.processes[name]
+    process.send(["sleep"])
+    while not process.is_stopped:
+        yield None
+    try:
+        yield from _wait(LONGEST_LEASE_S + 0.5)
+    finally:
+        process.resume()
+    return process.name
+
+
+def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> Injection:
+    """Hold messages and keys in a transaction, until it is aborted or its client was killed."""
+    queue = dice.choice(["orders", "parsed", "billed", "packed", "states", "many-00"])
+    keys = [f"key-{number}" for number in dice.sample(range(KEYS), 3)]
+    spec = {"queue": queue, "messages": dice.randint(1, 5), "keys": keys}
+    began = time.monotonic()
+    process = cluster.open_transaction(spec)
+    try:
+        while not process.has_printed:
+            yield None
+        ids = process.receive()
+        if not killed:
+            yield from _wait(dice.uniform(3, 7))
+            process.send([])
+    finally:
+        process.kill()
+    while (member := cluster.servers.primary()) is None or _open_transactions(member):
+        yield None
+    locked = [*ids, KEYS_LOCKED]
+    cluster.locks.append(Lock(began, time.monotonic(), locked))
+    return f"{len(ids)} messages of {queue}"
+
+
+def _open_transactions(member: Member) -> int:
+    """Return how many transactions are open. The workload has none."""
+    return int(member.command("serverStatus")["transactions"]["currentOpen"])
+
+
+def hold_messages(cluster: Cluster, dice: random.Random) -> Injection:
+    """Hold messages and keys in a transaction of another program for some seconds."""
+    return _hold_messages(cluster, dice, killed=False)
+
+
+def kill_in_transaction(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill a program in its transaction, which the server aborts seconds later."""
+    return _hold_messages(cluster, dice, killed=True)
+
+
+def kill_redis(cluster: Cluster, dice: random.Random) -> Injection:
+    """Kill the Redis that is the bus of some clients, and start it again."""
+    cluster.redis.kill()
+    try:
+        yield dice.uniform(1, 6)
+    finally:
+        cluster.redis.start()
+    return "killed"
+
+
+def renew_thousands(cluster: Cluster, dice: random.Random) -> Injection:
+    """Hold thousands of messages for some lengths of their leases. No server fault begins."""
+    process = cluster.workload.processes["holder-1"]
+    cluster.calm = True
+    try:
+        while cluster.broken:
+            yield None
+        process.send(["hold", RENEWED, RENEWED_FOR_S])
+        yield from _wait(RENEWED_FOR_S + LONGEST_LEASE_S)
+    finally:
+        cluster.calm = False
+    return f"{RENEWED} leases"
 
 
 def set_clock(cluster: Cluster, dice: random.Random) -> Injection:
@@ -319,6 +472,10 @@ SERVER_FAULTS: dict[str, Fault] = {
         "primary suspended": suspend_primary,
         "primary stepped down": step_down,
         "claims undone by a fail-over": undo_claims,
+        "power cut of all members": cut_power,
+        "primary cut off from the members": part_primary,
+        "secondary cut off from members": part_secondary,
+        "server clocks stepped": step_clocks,
         "disk of a secondary full": fill_disk,
         "clients cut off": cut,
         "network stalled": stall,
@@ -339,6 +496,26 @@ CLIENT_FAULTS: dict[str, Fault] = {
     "clock set wrong": set_clock,
     "cancellation storm": cancellation_storm,
     "bus dropped": drop_bus,
+    "Redis killed": kill_redis,
+    "machine of a process asleep": sleep_machine,
+    "messages held by a transaction": hold_messages,
+    "program killed in a transaction": kill_in_transaction,
+    "thousands of leases renewed": renew_thousands,
+}
+#: What each kind of fault excuses.
+SCOPES: dict[str, Scope] = {
+    **dict.fromkeys(SERVER_FAULTS, Scope("all")),
+    **dict.fromkeys(CLIENT_FAULTS, Scope("process")),
+    **dict.fromkeys(("bus dropped", "Redis killed"), Scope("none", POLL_S)),
+    **dict.fromkeys(
+        (
+            "messages held by a transaction",
+            "program killed in a transaction",
+            "thousands of leases renewed",
+        ),
+        Scope("none"),
+    ),
+    "server clocks stepped": Scope("all", NOTICES_CLOCK_S + SERVER_CLOCK_STEP_S),
 }
 
 

@@ -15,6 +15,7 @@ Callers of one process share a claim: if one of them got an answer, all of them 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -95,11 +96,20 @@ class UnknownPop:
         if late or not self.limit or not popped.may_be_of(self.process, single=self.single):
             return False
         if self.reason == "cancelled":
-            times = [(killed, killed), *known.broken]
-            return any(
-                start - _GIVE_BACK_S <= popped.at <= end + _AFTER_FAULT_S for start, end in times
-            )
+            return any(start <= popped.at <= end for start, end in self._excuses(known))
         return self.reason == "killed" or not shared
+
+    def _excuses(self, known: Disturbances) -> list[tuple[float, float]]:
+        """Return when a cancelled pop may have lost what it took."""
+        killed = known.killed.get(self.process, float("inf"))
+        times = [(killed, killed), *known.broken]
+        return [(start - _GIVE_BACK_S, end + _AFTER_FAULT_S) for start, end in times]
+
+    def is_excused(self, known: Disturbances) -> bool:
+        """Return whether it may have lost anything at all."""
+        return self.reason != "cancelled" or any(
+            start <= self.ended and self.began <= end for start, end in self._excuses(known)
+        )
 
 
 def check_pops(
@@ -107,7 +117,7 @@ def check_pops(
     returned: Mapping[str, Sequence[Returned]],
     unknown: Sequence[UnknownPop],
     known: Disturbances,
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[str], dict[str, dict[str, int]]]:
     """Match the popped messages with the calls that returned or may have taken them.
 
     Args:
@@ -116,9 +126,14 @@ def check_pops(
         the call is matched to. known: The faults of the run.
 
     Returns:
-        The ids of messages that were popped and that no call can have taken, and the ids of
-        messages that were returned more often than popped.
+        The ids of messages that were popped and that no call can have taken, the ids of messages
+        that were returned more often than popped, and the excuses: how many messages calls without
+        a result may have taken ("allowed") and are taken to have taken ("used"), by reason.
     """
+    excuses = {name: {"used": 0, "allowed": 0} for name in ("killed", "unknown", "cancelled")}
+    for call in unknown:
+        if call.is_excused(known):
+            excuses[call.reason]["allowed"] += call.limit
     twice = []
     unmatched: list[tuple[Popped, str]] = []
     shared_claims: set[str | None] = set()
@@ -136,8 +151,11 @@ def check_pops(
             else:
                 twice.append(id)
         unmatched += [(each, id) for each in left]
-    lost = _match(unmatched, sorted(unknown, key=lambda call: call.began), shared_claims, known)
-    return lost, sorted(twice)
+    calls = sorted(unknown, key=lambda call: call.began)
+    lost, used = _match(unmatched, calls, shared_claims, known)
+    for reason, times in used.items():
+        excuses[reason]["used"] = times
+    return lost, sorted(twice), excuses
 
 
 def _match(
@@ -145,15 +163,15 @@ def _match(
     calls: Sequence[UnknownPop],
     shared_claims: set[str | None],
     known: Disturbances,
-) -> list[str]:
-    """Assign messages to calls, and return the ids of those that fit no call.
+) -> tuple[list[str], Counter[str]]:
+    """Assign messages to calls. Return the ids of those that fit no call, and the excuses used.
 
     A greedy match: messages of single pops come first, and each message takes the fitting call
     with the smallest limit. So a message that fits many calls does not take the place of one that
     fits one.
     """
     starts = [call.began for call in calls]
-    lost = []
+    lost, used = [], Counter[str]()
     for each, id in sorted(
         unmatched, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])
     ):
@@ -162,7 +180,9 @@ def _match(
         shared = each.token in shared_claims
         fitting = [call for call in calls[first:last] if call.may_have_taken(each, shared, known)]
         if fitting:
-            min(fitting, key=lambda call: call.limit).limit -= 1
+            taker = min(fitting, key=lambda call: call.limit)
+            taker.limit -= 1
+            used[taker.reason] += 1
         else:
             lost.append(id)
-    return lost
+    return lost, used

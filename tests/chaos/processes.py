@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,6 +62,12 @@ class Process:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
+    @property
+    def has_printed(self) -> bool:
+        """Whether ``receive`` has something to return, or an error to raise, at once."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
     def receive(self) -> Any:
         """Wait for the next line that the process prints and return its value."""
         assert self._process.stdout is not None
@@ -85,6 +92,15 @@ class Process:
         """Stop the process by SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
         self.suspended = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is suspended now, by whatever sent it SIGSTOP."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:  # it has ended
+            return False
+        return state.rpartition(")")[2].split()[0] in "Tt"
 
     def resume(self) -> None:
         """Continue the suspended process."""

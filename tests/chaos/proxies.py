@@ -1,8 +1,9 @@
-"""The network of the fault suite: one TCP proxy for each member of the replica set, in one process.
+"""The network of the fault suite: TCP proxies in front of the members of the replica set.
 
-Clients know only the addresses of the proxies. The members know each other by their real addresses
-and tell them to clients in every reply to ``hello``, so the proxies replace them. All ports have
-five digits, so a message keeps its length.
+There are two sets, each of one proxy for each member and in one process. The members know each
+other by the addresses of the inner set, so that it can keep members apart. Clients know only the
+outer set. The members tell clients their addresses in every reply to ``hello``, so the outer
+proxies replace them. All ports have five digits, so a message keeps its length.
 
 ``serve`` runs in the process; ``Proxies`` controls it from the program.
 """
@@ -18,11 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from pyqueue import embedded
-from tests.chaos.members import url_of
 from tests.chaos.processes import Process
 from tests.support.proxy import ProxyLink
 
-__all__ = ["Proxies", "serve"]
+__all__ = ["REPLICA_SET", "Proxies", "serve", "url_of"]
+
+REPLICA_SET = "pyqueue"  # as in the options of an embedded server
+
+
+def url_of(ports: list[int], database: str = "") -> str:
+    """Return the URL of the replica set whose members are reached at these ports."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return f"mongodb://{hosts}/{database}?replicaSet={REPLICA_SET}"
 
 
 def serve(spec: dict[str, Any]) -> None:
@@ -32,15 +40,17 @@ def serve(spec: dict[str, Any]) -> None:
     answer is a line with the counters of that proxy.
 
     Args:
-        spec: ``ports`` holds pairs: the port of a proxy and that of its member.
+        spec: ``ports`` holds for each proxy its port, that of its member, and the port that the
+            member announces.
     """
 
     async def main() -> None:
         names = [
-            (f"127.0.0.1:{real}".encode(), f"127.0.0.1:{ours}".encode())
-            for ours, real in spec["ports"]
+            (f"127.0.0.1:{announced}".encode(), f"127.0.0.1:{ours}".encode())
+            for ours, _, announced in spec["ports"]
+            if ours != announced
         ]
-        links = [ProxyLink(real, names, port=ours) for ours, real in spec["ports"]]
+        links = [ProxyLink(real, names, port=ours) for ours, real, _ in spec["ports"]]
         async with AsyncExitStack() as stack:
             for link in links:
                 await stack.enter_async_context(link)
@@ -59,16 +69,20 @@ class Proxies:
     Args:
         folder: A folder for the standard error of the process.
         targets: The ports of the members.
+        announced: The ports that the members announce; those of these proxies if None.
     """
 
-    def __init__(self, folder: Path, targets: list[int]) -> None:
+    def __init__(
+        self, folder: Path, targets: list[int], announced: list[int] | None = None
+    ) -> None:
         self.ports: list[int] = []
         while len(self.ports) < len(targets):
             port = embedded._free_port(0)
-            if port not in (*targets, *self.ports):
+            if port not in (*targets, *self.ports, *(announced or ())):
                 self.ports.append(port)
-        pairs = list(zip(self.ports, targets, strict=True))
-        self._process = Process("proxies", folder, {"ports": pairs})
+        ports = list(zip(self.ports, targets, announced or self.ports, strict=True))
+        name = "proxies" if announced else "inner-proxies"
+        self._process = Process("proxies", folder, {"ports": ports}, name)
         self._process.receive()  # they listen
 
     @property

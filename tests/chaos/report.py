@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.chaos.checker import MUST_BE_ZERO, Times
+from tests.chaos.starvation import LONGEST_WAIT_AFTER_FAULT_S, LONGEST_WAIT_S, TIMELY
 
-__all__ = ["is_good", "progress", "show", "timings"]
+__all__ = ["VERDICT", "failed_checks", "is_good", "progress", "show", "timings"]
+
+#: The figures that must be 0.
+VERDICT = (*MUST_BE_ZERO, *TIMELY, "unfinished")
 
 #: Shown in one line, next to what must be zero.
 FIGURES = (
     *("messages", "pushed", "acknowledged", "received", "settled", "redelivered", "refused"),
-    *("refused_though_done", "claims_undone", "stored", "dead", "unfinished"),
+    *("refused_though_done", "claims_undone", "stored", "dead"),
 )
 
 Result = dict[str, Any]
@@ -22,7 +26,12 @@ Result = dict[str, Any]
 
 def is_good(result: Result) -> bool:
     """Return whether nothing happened that must not."""
-    return not any(result[name] for name in MUST_BE_ZERO)
+    return not failed_checks(result)
+
+
+def failed_checks(result: Result) -> list[str]:
+    """Return the names of the figures that are not 0, although they must be."""
+    return [name for name in VERDICT if result[name]]
 
 
 def timings(times: Times, events: Sequence[Mapping[str, Any]], begun: float) -> Result:
@@ -130,13 +139,36 @@ def show(result: Result) -> None:
         f"Longest time without a successful call: {outage['producer']:.1f} s for a producer, "
         f"{outage['consumer']:.1f} s for a consumer."
     )
+    starved = result["longest_starvation"]
+    console.print(
+        "Longest time that a message could be received and consumers asked in vain: "
+        f"{starved['without_fault']:.1f} s without a fault (limit {LONGEST_WAIT_S:g} s), "
+        f"{starved['with_fault']:.1f} s after the recovery from faults "
+        f"(limit {LONGEST_WAIT_AFTER_FAULT_S:g} s)."
+    )
+    excuses = (
+        f"{reason} {each['used']} of at most {each['allowed']}"
+        for reason, each in result["excuses"].items()
+    )
+    console.print(
+        f"Popped messages that may be with a call without a result: {', '.join(excuses)}."
+    )
+    console.print(
+        f"seed {result['seed']}, {result['faults']} faults of {len(result['kinds'])} kinds "
+        f"in {result['seconds']:.0f} s"
+    )
     console.print(_figures(result, FIGURES))
     for error, times in result["errors"].items():
         console.print(f"error, {times} times: {error}")
     for name, lines in result["wrong"].items():
         for line in lines:
             console.print(f"WRONG: {name.replace('_', ' ')}: {line}")
-    console.print(_figures(result, MUST_BE_ZERO))
+    console.print(_figures(result, VERDICT))
+    if "mutant" in result:
+        found = "not noticed in ten minutes"
+        if result["noticed"] is not None:
+            found = f"noticed after {result['noticed']:.0f} s: {', '.join(failed_checks(result))}"
+        console.print(f"mutant {result['mutant']}: {found}")
 
 
 def _figures(result: Result, names: Sequence[str]) -> str:

@@ -1,9 +1,15 @@
 """``python -m tests.chaos.roles ROLE`` is a process of the fault suite; see ``processes``."""
 
-from tests.chaos import change_log, proxies, workload
+from tests.chaos import change_log, proxies, redis_server, transaction, workload
 from tests.chaos.processes import start_role
 
 if __name__ == "__main__":
     start_role(
-        {"workload": workload.work, "proxies": proxies.serve, "change_log": change_log.watch}
+        {
+            "workload": workload.work,
+            "proxies": proxies.serve,
+            "change_log": change_log.watch,
+            "redis": redis_server.serve,
+            "transaction": transaction.hold,
+        }
     )

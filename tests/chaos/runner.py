@@ -8,6 +8,7 @@ with the ``ledger`` of each process.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import tempfile
@@ -20,15 +21,23 @@ from pathlib import Path
 from tests.chaos import ledger
 from tests.chaos.checker import ChangeLog, Ledgers, Times, check
 from tests.chaos.cluster import Cluster
-from tests.chaos.nemesis import CLIENT_FAULTS, SERVER_FAULTS
+from tests.chaos.mutants import MUTANTS
+from tests.chaos.nemesis import CLIENT_FAULTS, SCOPES, SERVER_FAULTS
 from tests.chaos.plot import draw, per_second
 from tests.chaos.pop_checker import Disturbances
-from tests.chaos.report import Result, progress, timings
+from tests.chaos.report import Result, is_good, progress, timings
 from tests.chaos.schedule import PAUSE_S, POLL_S, Schedule
+from tests.chaos.starvation import Availability, check_times
+from tests.chaos.windows import windows_of
+from tests.chaos.workload import QUEUES
 
-__all__ = ["ALL_FAULTS", "run"]
+__all__ = ["ALL_FAULTS", "run", "run_mutant"]
 
-RATE = 400.0
+RATE = 300.0
+#: In the last part of each period no fault begins, so that the run also shows times without faults.
+PERIOD_S, QUIET_S = 120.0, 30.0
+#: The length of a round with a mutant, and the time until a mutant must be noticed.
+ROUND_MINUTES, MUTANT_S = 0.75, 600.0
 ALL_FAULTS = (*SERVER_FAULTS, *CLIENT_FAULTS)
 
 
@@ -43,6 +52,7 @@ def run(
     plot: Path | None = None,
     rate: float = RATE,
     keep: Path | None = None,
+    mutant: str | None = None,
 ) -> Result:
     """Run the suite once.
 
@@ -53,7 +63,7 @@ def run(
         each kind of fault, even if that takes longer. haste: The factor for the lengths of faults.
         pause: The shortest and the longest pause between two faults, in seconds. plot: The path of
         a chart to draw. rate: Messages pushed per second. keep: A folder to keep the records in:
-        the ledgers, the change log and the faults.
+        the ledgers, the change log and the faults. mutant: The change of the product to run with.
 
     Returns:
         The result, as ``show`` takes it.
@@ -65,9 +75,12 @@ def run(
     with tempfile.TemporaryDirectory(
         prefix="pyqueue-faults-", ignore_cleanup_errors=True
     ) as folder:
-        with Cluster(Path(folder), seed, rate) as cluster, progress(minutes * 60) as update:
+        with (
+            Cluster(Path(folder), seed, rate, mutant) as cluster,
+            progress(minutes * 60) as update,
+        ):
             begun = time.monotonic()
-            schedules = _schedules(cluster, kinds, seed, haste, pause)
+            schedules = _schedules(cluster, kinds, seed, haste, pause, quiet=minutes > 0)
             _inject(cluster, schedules, begun, minutes * 60, at_least, update)
             ended = time.monotonic()
             stored = cluster.finish()
@@ -82,6 +95,11 @@ def run(
         changes = ChangeLog(ledger.read(cluster.change_log))
         found = check(ledgers, changes, [str(each["_id"]) for each in stored], known)
         found["unfinished"] = cluster.unfinished(stored)
+        recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}
+        windows = windows_of(events, recovered, SCOPES, cluster.locks)
+        available = Availability(ledger.read(cluster.change_log), QUEUES)
+        in_time = check_times(ledgers, available, windows)
+        found["wrong"] |= in_time.pop("wrong")
     timed = timings(ledgers.times, events, begun)
     if plot is not None:  # one way only: as above
         title = f"{len(events)} faults, seed {seed}"
@@ -93,9 +111,44 @@ def run(
         "faults": len(events),
         "kinds": dict(Counter(event["kind"] for event in events)),
         **found,
+        **in_time,
         **timed,
         "drained_in": round(drained - ended, 1),
     }
+
+
+def run_mutant(name: str, seed: int, *, keep: Path | None = None) -> Result:
+    """Run with a mutant of the product, round by round, until a check fails.
+
+    Args:
+        name: The name of the mutant.
+        seed: The seed of the first round.
+        keep: As of ``run``; each round replaces the records of the one before.
+
+    Returns:
+        The result of the last round, with ``mutant``, and under ``noticed`` the seconds since the
+        beginning, or None if ten minutes passed without a failed check.
+    """
+    begun = time.monotonic()
+    for number in itertools.count():
+        result = run(
+            ROUND_MINUTES,
+            seed + number,
+            kinds=MUTANTS[name].kinds,
+            haste=0.5,
+            pause=(0.5, 1.5),
+            keep=keep,
+            mutant=name,
+        )
+        passed, good = time.monotonic() - begun, is_good(result)
+        if not good or passed > MUTANT_S:
+            return {**result, "mutant": name, "noticed": None if good else round(passed, 1)}
+    raise AssertionError("unreachable")
+
+
+def _recovered(times: Times, at: float) -> float:
+    """Return the seconds from ``at`` to the first successful push and settle that began later."""
+    return max(seconds or 0.0 for seconds in times.recovered(at).values())
 
 
 def _rates(times: Times, begun: float, ended: float) -> dict[str, list[tuple[float, float]]]:
@@ -127,18 +180,31 @@ def _inject(
 
 
 def _schedules(
-    cluster: Cluster, kinds: Collection[str], seed: int, haste: float, pause: tuple[float, float]
+    cluster: Cluster,
+    kinds: Collection[str],
+    seed: int,
+    haste: float,
+    pause: tuple[float, float],
+    *,
+    quiet: bool,
 ) -> tuple[Schedule, Schedule]:
-    """Return the schedules of server faults and of client faults, which run side by side."""
+    """Return the schedules of server faults and of client faults, which run side by side.
+
+    With ``quiet``, no fault begins in the last part of each period.
+    """
+    begun = time.monotonic()
+
+    def is_quiet() -> bool:
+        return quiet and (time.monotonic() - begun) % PERIOD_S > PERIOD_S - QUIET_S
 
     def may_break() -> bool:
-        return not cluster.calm and cluster.servers.healthy()
+        return not is_quiet() and not cluster.calm and cluster.servers.healthy()
 
     servers = {name: fault for name, fault in SERVER_FAULTS.items() if name in kinds}
     clients = {name: fault for name, fault in CLIENT_FAULTS.items() if name in kinds}
     return (
         Schedule(servers, cluster, f"{seed}/servers", may_break, haste, pause),
-        Schedule(clients, cluster, f"{seed}/clients", lambda: True, haste, pause),
+        Schedule(clients, cluster, f"{seed}/clients", lambda: not is_quiet(), haste, pause),
     )
 
 

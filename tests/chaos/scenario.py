@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.chaos.checker import MUST_BE_ZERO, ChangeLog, Ledgers, check
 from tests.chaos.pop_checker import Disturbances
+from tests.chaos.starvation import Availability, check_times
+from tests.chaos.windows import Windows
 
 __all__ = ["Scenario", "expect_only"]
 
@@ -29,17 +31,17 @@ class Scenario:
 
     # ---- the change log
 
-    def inserted(self, id: str, queue: str = "orders", *, pushed: int = 1) -> None:
+    def inserted(self, id: str, queue: str = "orders", *, pushed: int = 1, at: float = 0.0) -> None:
         """A message was stored. One that is given back has the same time of its push."""
-        self._changes.append(["in", id, queue, id, pushed])
+        self._changes.append(["in", id, queue, id, pushed, at, at])
 
-    def updated(self, id: str, **put: Any) -> None:
+    def updated(self, id: str, *, at: float = 0.0, **put: Any) -> None:
         """A message was updated."""
-        self._changes.append(["set", id, put])
+        self._changes.append(["set", id, put, at])
 
-    def claimed(self, id: str, token: str) -> None:
-        """A message was reserved."""
-        self.updated(id, token=token)
+    def claimed(self, id: str, token: str, *, at: float = 0.0, when: float = 0.0) -> None:
+        """A message was reserved, under a lease until ``when``."""
+        self.updated(id, token=token, at=at, when=when)
 
     def moved(self, id: str, by: str, to: str = "parsed") -> None:
         """A message was moved by the holder of this token."""
@@ -61,6 +63,7 @@ class Scenario:
         *,
         process: str = "consumer-1.1",
         at: float | None = None,
+        seconds: float = 0.5,
     ) -> None:
         """A call and its result. An outcome of None means that the process was killed before.
 
@@ -68,7 +71,9 @@ class Scenario:
         """
         ledger = self._ledgers.setdefault(process, [])
         self._number += 1
-        began, ended = (self._number - 10.0, self._number + 0.5) if at is None else (at, at + 0.5)
+        began, ended = (
+            (self._number - 10.0, self._number + 0.5) if at is None else (at, at + seconds)
+        )
         ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
             ledger.append(["result", self._number, ended, outcome, result])
@@ -107,5 +112,15 @@ class Scenario:
             stored: The ids of the messages that are stored at the end.
             known: The fields of ``Disturbances``.
         """
-        ledgers = Ledgers({name: iter(lines) for name, lines in self._ledgers.items()})
-        return check(ledgers, ChangeLog(iter(self._changes)), stored, Disturbances(**known))
+        return check(
+            self._read_ledgers(), ChangeLog(iter(self._changes)), stored, Disturbances(**known)
+        )
+
+    def check_times(self, windows: Windows | None = None) -> dict[str, Any]:
+        """Return what the checker finds about waits and about Unavailable."""
+        queues = {line[2] for line in self._changes if line[0] == "in"}
+        found = Availability(iter(self._changes), queues)
+        return check_times(self._read_ledgers(), found, windows or Windows())
+
+    def _read_ledgers(self) -> Ledgers:
+        return Ledgers({name: iter(lines) for name, lines in self._ledgers.items()})

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ OP_MSG, OP_QUERY = 2013, 2004
 GONE = (OSError, asyncio.IncompleteReadError)  # what a client gets from a reset connection
 
 
-def message(command: str, *, about: str = "", operation: int = OP_MSG, documents: int = 0) -> bytes:
+def message(
+    command: str, *, about: str = "", operation: int = OP_MSG, documents: int = 0, **more: object
+) -> bytes:
     """Return a command as drivers send it, after a sequence of documents if there are any."""
     sequence = b"documents\0" + bson.encode({"n": 1}) * documents
     first = b"\1" + (len(sequence) + 4).to_bytes(4, "little") + sequence if documents else b""
-    body = bytes(4) + first + b"\0" + bson.encode({command: "jobs", "about": about})
+    body = bytes(4) + first + b"\0" + bson.encode({command: "jobs", "about": about, **more})
     head = (16 + len(body), 1, 0, operation)
     return b"".join(each.to_bytes(4, "little") for each in head) + body
 
@@ -202,6 +205,45 @@ def test_link_without_a_server_resets_connections() -> None:
     on(scenario)
 
 
+def test_link_keeps_a_server_apart_and_no_client() -> None:
+    """Messages of a server that names its port wait. They pass when a change leaves it out."""
+
+    async def scenario(net: Net) -> None:
+        net.link.change(apart=[27018])
+        async with net.client() as server, net.client() as other, net.client() as client:
+            hello = message("hello", hostInfo="machine:27018")
+            asking = asyncio.create_task(server.ask(hello))
+            await async_eventually(lambda: net.link.done["apart"])
+            assert await other.ask(message("hello", hostInfo="machine:27019"))
+            assert await client.ask(message("ping"))
+            net.link.change(apart=[27019])
+            assert await asking == hello
+            asking = asyncio.create_task(other.ask(message("ping")))
+            await async_eventually(lambda: net.link.done["apart"] == 2)
+            net.link.change(apart=[])
+            assert await asking == message("ping")
+
+    on(scenario)
+
+
+def test_link_steps_the_clock_of_the_server() -> None:
+    async def scenario(net: Net) -> None:
+        noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+        async with net.client() as client:
+            for seconds in (-2.5, 3600):
+                net.link.change(clock=seconds)
+                later = noon + timedelta(seconds=seconds)
+                reply = await client.ask(message("hello", localTime=noon))
+                assert reply == message("hello", localTime=later)
+            net.link.change(clock=0)
+            assert await client.ask(message("hello", localTime=noon)) == message(
+                "hello", localTime=noon
+            )
+            assert net.link.done == {"misdated": 2}
+
+    on(scenario)
+
+
 def test_proxies_follow_orders_until_the_input_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,7 +261,7 @@ def test_proxies_follow_orders_until_the_input_ends(
 
     monkeypatch.setattr(proxies, "ProxyLink", RecordedLink)
     monkeypatch.setattr(sys, "stdin", io.StringIO('[1, {"delay": 0.5}]\n[0, {"cut": true}]\n'))
-    serve({"ports": [(free_port(), 1), (free_port(), 2)]})
+    serve({"ports": [(free_port(), 1, 1), (free_port(), 2, 2)]})
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {},
         {"late": 1},
@@ -235,7 +277,7 @@ def test_proxies_use_different_ports_and_report_their_end(
     # The port of a member, and then the same port twice.
     drawn = itertools.chain([ports[0], ports[1], ports[1]], ports[2:])
     monkeypatch.setattr(embedded, "_free_port", lambda _: next(drawn))
-    held = Proxies(tmp_path, [ports[0], 1])
+    held = Proxies(tmp_path, [ports[0], 1], [ports[0], 1])
     assert held.ports == ports[1:]
     assert all(f"127.0.0.1:{port}" in held.url for port in ports[1:])
     assert held.change(1, delay=0.5) == {}

@@ -105,6 +105,7 @@ def test_process_that_does_not_end_in_time_is_an_error(tmp_path: Path) -> None:
 
 def test_workload_processes_are_killed_on_close(tmp_path: Path, url: str) -> None:
     spec = {"url": url, "namespace": "load", "seed": 1, "rate": 100.0}
+    spec |= {"redis": "none:", "mutant": None}
     workload = WorkloadProcesses(tmp_path, spec, ("producer-1",))
     eventually(lambda: workload.is_running("producer-1"))
     workload.check()
@@ -253,10 +254,12 @@ def test_workload_follows_orders_until_the_input_ends(
     start: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload, statuses = start("consumer-2"), list[int]()
-    monkeypatch.setattr(sys, "stdin", io.StringIO('["drain"]\n["storm", 60]\n["stop"]\n'))
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO('["drain"]\n["storm", 60]\n["hold", 5, 2]\n["stop"]\n')
+    )
     monkeypatch.setattr(os, "_exit", statuses.append)
     workload.follow_orders()
-    assert workload.draining
+    assert (workload.draining, workload.to_hold) == (True, (5, 2))
     assert workload.stopping.is_set()
     assert 0 < workload.storm_until - time.monotonic() <= 60
     assert statuses == [1]

