@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pymongo import WriteConcern
 
-from pyqueue import drivers, renewal
+from pyqueue import base_driver, renewal
 from pyqueue.backends import receiving, transitions
 from pyqueue.messages import Reservation
 
@@ -38,7 +38,7 @@ def _no_fence() -> None:
 
 
 def _w1() -> None:
-    _replace(drivers, "WriteConcern", lambda w, **_: WriteConcern(w=1))
+    _replace(base_driver, "WriteConcern", lambda w, **_: WriteConcern(w=1))
 
 
 def _no_renewal() -> None:

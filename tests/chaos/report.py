@@ -49,7 +49,8 @@ def timings(times: Times, events: Sequence[Mapping[str, Any]], begun: float) -> 
             suspended.setdefault(event["what"], []).append(span)
     shown = [
         {
-            **event,
+            "kind": event["kind"],
+            "what": event["what"],
             "at": round(event["at"] - begun, 2),
             "seconds": round(event["seconds"], 2),
             "recovered": {

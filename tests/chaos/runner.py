@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.chaos import ledger
 from tests.chaos.checker import ChangeLog, Ledgers, Times, check
@@ -26,7 +27,7 @@ from tests.chaos.nemesis import CLIENT_FAULTS, SCOPES, SERVER_FAULTS
 from tests.chaos.plot import draw, per_second
 from tests.chaos.pop_checker import Disturbances
 from tests.chaos.report import Result, is_good, progress, timings
-from tests.chaos.schedule import PAUSE_S, POLL_S, Schedule
+from tests.chaos.schedule import PAUSE_S, POLL_S, Event, Schedule
 from tests.chaos.starvation import Availability, check_times
 from tests.chaos.windows import windows_of
 from tests.chaos.workload import QUEUES
@@ -75,10 +76,8 @@ def run(
     with tempfile.TemporaryDirectory(
         prefix="pyqueue-faults-", ignore_cleanup_errors=True
     ) as folder:
-        with (
-            Cluster(Path(folder), seed, rate, mutant) as cluster,
-            progress(minutes * 60) as update,
-        ):
+        path = Path(folder)
+        with Cluster(path, seed, rate, mutant) as cluster, progress(minutes * 60) as update:
             begun = time.monotonic()
             schedules = _schedules(cluster, kinds, seed, haste, pause, quiet=minutes > 0)
             _inject(cluster, schedules, begun, minutes * 60, at_least, update)
@@ -87,23 +86,11 @@ def run(
             drained = time.monotonic()
         servers, clients = (each.events for each in schedules)
         events = sorted(servers + clients, key=lambda event: float(event["at"]))
-        broken = [(event["at"], event["at"] + event["seconds"]) for event in servers]
-        known = Disturbances(cluster.workload.killed, broken)
-        if keep is not None:  # one way only: a run takes long, so the tests make one, and it keeps
-            _keep(keep, cluster, known)
-        ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
-        changes = ChangeLog(ledger.read(cluster.change_log))
-        found = check(ledgers, changes, [str(each["_id"]) for each in stored], known)
-        found["unfinished"] = cluster.unfinished(stored)
-        recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}
-        windows = windows_of(events, recovered, SCOPES, cluster.locks)
-        available = Availability(ledger.read(cluster.change_log), QUEUES)
-        in_time = check_times(ledgers, available, windows)
-        found["wrong"] |= in_time.pop("wrong")
-    timed = timings(ledgers.times, events, begun)
+        times, found = _judge(cluster, stored, servers, events, keep)
+    timed = timings(times, events, begun)
     if plot is not None:  # one way only: as above
         title = f"{len(events)} faults, seed {seed}"
-        plot.write_text(draw(_rates(ledgers.times, begun, ended), timed["events"], title))
+        plot.write_text(draw(_rates(times, begun, ended), timed["events"], title))
     return {
         "seed": seed,
         "minutes": minutes,
@@ -111,10 +98,33 @@ def run(
         "faults": len(events),
         "kinds": dict(Counter(event["kind"] for event in events)),
         **found,
-        **in_time,
         **timed,
         "drained_in": round(drained - ended, 1),
     }
+
+
+def _judge(
+    cluster: Cluster,
+    stored: list[dict[str, Any]],
+    servers: list[Event],
+    events: list[Event],
+    keep: Path | None,
+) -> tuple[Times, Result]:
+    """Check the records of a run, and return the times in them and what was found."""
+    broken = [(event["at"], event["at"] + event["seconds"]) for event in servers]
+    known = Disturbances(cluster.workload.killed, broken)
+    if keep is not None:  # one way only: a run takes long, so the tests make one, and it keeps
+        _keep(keep, cluster, known, events)
+    ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
+    changes = ChangeLog(ledger.read(cluster.change_log))
+    found = check(ledgers, changes, [str(each["_id"]) for each in stored], known)
+    found["unfinished"] = cluster.unfinished(stored)
+    recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}
+    windows = windows_of(events, recovered, SCOPES, cluster.locks)
+    available = Availability(ledger.read(cluster.change_log), QUEUES)
+    in_time = check_times(ledgers, available, windows)
+    found["wrong"] |= in_time.pop("wrong")
+    return ledgers.times, found | in_time
 
 
 def run_mutant(name: str, seed: int, *, keep: Path | None = None) -> Result:
@@ -208,8 +218,10 @@ def _schedules(
     )
 
 
-def _keep(folder: Path, cluster: Cluster, known: Disturbances) -> None:
+def _keep(folder: Path, cluster: Cluster, known: Disturbances, events: list[Event]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in (*cluster.workload.ledgers, cluster.change_log):
         shutil.copy(path, folder)
     (folder / "known.json").write_text(json.dumps(asdict(known)))
+    faults = {"events": events, "locks": cluster.locks}
+    (folder / "faults.json").write_text(json.dumps(faults))

@@ -13,7 +13,7 @@ from pyqueue.errors import Unavailable
 from tests.chaos.cluster import Cluster
 from tests.chaos.nemesis import Fault, Injection, in_rounds
 
-__all__ = ["PAUSE_S", "POLL_S", "Schedule"]
+__all__ = ["PAUSE_S", "POLL_S", "Event", "Schedule"]
 
 FAULT_TIMEOUT_S = 60.0  # for a fault and the recovery from it
 PAUSE_S = (2.0, 8.0)  # the shortest and the longest pause between two faults
@@ -52,7 +52,8 @@ class Schedule:
         self._faults, self._kinds = in_rounds(faults, self._dice), len(faults)
         self._injection: Injection | None = None
         self._due = self._began = time.monotonic()
-        #: The faults so far: "kind", and "at", "seconds" and "what" when they are known.
+        #: The faults so far: "kind", "began" (the first step), and "at" (when it was broken),
+        #: "seconds" and "what" when they are known.
         self.events: list[Event] = []
         #: The name of the active fault.
         self.active = ""
@@ -89,7 +90,7 @@ class Schedule:
             self.active, fault = next(self._faults)
             self._began = time.monotonic()
             self._injection = fault(self._cluster, self._dice)
-            self.events.append({"kind": self.active})
+            self.events.append({"kind": self.active, "began": self._began})
 
     def _advance(self, injection: Injection) -> None:
         try:

@@ -121,7 +121,8 @@ def windows_of(
         kind, at = event["kind"], event["at"]
         scope = scopes[kind]
         seconds = max(event["seconds"], recovered.get(at, 0.0))
-        span = (at, at + seconds + scope.recovery_s)
+        # The step that breaks something takes time, too.
+        span = (event.get("began", at), at + seconds + scope.recovery_s)
         faults.append(span)
         if scope.excuses == "all":
             servers.append(span)
