@@ -8,10 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends import namespace as namespaces
-from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.client import make_backend, queue_infos
+from pyqueue.backends import listing
+from pyqueue.client import make_backend
 from pyqueue.connecting import AsyncConnection, Connected, Durability
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
@@ -91,13 +89,13 @@ class AsyncClient(Connected[AsyncConnection]):
         """Return a pipeline of queues of this namespace. See ``Client.pipeline``."""
         return Pipeline(self, name)
 
-    async def queues(self) -> list[QueueInfo]:
+    async def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message. See ``Client.queues``."""
-        run = self._connection.run
-        names = await run(namespaces.names())
-        plans = [QueuePlans(name, Options()) for name in names]
-        counts = [await run(each.counts()) for each in plans]
-        return queue_infos(names, counts, [await run(each.paused()) for each in plans])
+        return await self._connection.run(listing.queues(cap, held))
+
+    async def delete_queue(self, name: str, force: bool = False) -> int:
+        """Delete a queue. See ``Client.delete_queue``."""
+        return await self._connection.run(listing.delete_queue(name, force))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

@@ -27,6 +27,7 @@ from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Command,
     EnsureQueue,
+    ForgetQueue,
     Hello,
     Insert,
     Plan,
@@ -60,6 +61,10 @@ L = TypeVar("L", Listener, ListensAsync)
 
 #: How often the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
+
+#: How long the kind of a queue is taken as known. Then its record is read, because the queue may
+#: have been deleted.
+_KIND_LIFETIME_S: Final = 30.0
 
 #: The driver has to wait for the answer.
 PENDING: Final = object()
@@ -126,7 +131,8 @@ class BaseDriver(Generic[L]):
         self._all_waiters = [self._waiters]
         #: By topic.
         self._listeners: dict[str, L] = {}
-        self._kinds: dict[str, str] = {}
+        #: The kinds of queues, and when their records were read, by the monotonic clock.
+        self._kinds: dict[str, tuple[str, float]] = {}
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
             self._plain = self._durable = self._w1 = MemoryCollection(database, name)
@@ -263,7 +269,10 @@ class BaseDriver(Generic[L]):
         if type(request) is ServerTime:
             return self.clock.now()
         if type(request) is EnsureQueue:
-            return self._kinds.get(request.queue, PENDING)
+            kind, read = self._kinds.get(request.queue, (PENDING, 0.0))
+            return kind if time.monotonic() - read < _KIND_LIFETIME_S else PENDING
+        if type(request) is ForgetQueue:
+            return self._kinds.pop(request.queue, None) and None
         if type(request) is Signal:
             return self.signal(request)
         return PENDING

@@ -8,17 +8,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import namespace as namespaces
+from pyqueue.backends import listing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
-from pyqueue.messages import Backoff, Counts, Duration, QueueInfo, QueueOptions
+from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
 from signals import Bus
 
-__all__ = ["Client", "make_backend", "queue_infos", "runner_of"]
+__all__ = ["Client", "make_backend", "runner_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -56,11 +56,6 @@ def make_backend(
         owner=connection.owner,
         command_timeout=connection.command_timeout,
     )
-
-
-def queue_infos(names: list[str], counts: list[Counts], paused: list[bool]) -> list[QueueInfo]:
-    """Return the answer of ``Client.queues``."""
-    return [QueueInfo(*each) for each in zip(names, counts, paused, strict=True)]
 
 
 class Client(Connected[Connection]):
@@ -171,18 +166,40 @@ class Client(Connected[Connection]):
         """
         return Pipeline(self, name)
 
-    def queues(self) -> list[QueueInfo]:
+    def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message, with its counts.
+
+        The numbers of one queue may be of slightly different instants; ``Queue.counts`` is exact.
+
+        Args:
+            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
+            held: False counts what is held as scheduled. That is faster if many messages are
+                scheduled or held, because telling them apart reads each of them.
 
         Returns:
             One QueueInfo for each queue, sorted by name.
         """
-        run = self._connection.run
-        names = run(namespaces.names())
-        plans = [QueuePlans(name, Options()) for name in names]
-        return queue_infos(
-            names, [run(each.counts()) for each in plans], [run(each.paused()) for each in plans]
-        )
+        return self._connection.run(listing.queues(cap, held))
+
+    def delete_queue(self, name: str, force: bool = False) -> int:
+        """Delete a queue: its record and its history, and with ``force`` all of its messages.
+
+        Without ``force``, no message that can still be received is ever deleted, even if it is
+        pushed at the same time. Processes that still use the queue make it again: a consumer within
+        seconds, a producer within a minute.
+
+        Args:
+            name: the name of the queue. Its dead-letter queue is another queue.
+            force: delete live messages, too. Their holders get ``LeaseLost``.
+
+        Returns:
+            How many messages were deleted, those of the history included.
+
+        Raises:
+            ConfigurationError: The queue has live messages, and ``force`` is False.
+            Unavailable: The server did not answer; call it again.
+        """
+        return self._connection.run(listing.delete_queue(name, force))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

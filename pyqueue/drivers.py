@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -88,7 +89,7 @@ class Driver(BaseDriver[Listener]):
             kind = self._drive(
                 namespace.read_or_create_record(request.queue, request.kind, request.options)
             )
-            self._kinds[request.queue] = kind
+            self._kinds[request.queue] = kind, time.monotonic()
             return kind
         if isinstance(request, Coalesce):
             return self._drive(request.batch([request.item]))[0]
@@ -216,7 +217,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             kind = await self._drive(
                 namespace.read_or_create_record(request.queue, request.kind, request.options)
             )
-            self._kinds[request.queue] = kind
+            self._kinds[request.queue] = kind, time.monotonic()
             return kind
         if isinstance(request, Coalesce):
             return await self._coalescer.join(request)

@@ -50,7 +50,7 @@ class MemoryCollection:
     """A mongomock collection that is safe to use from several threads."""
 
     def __init__(self, database: Any, name: str) -> None:
-        self.database = database
+        self.database, self.name = database, name
         shared = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
         # A second collection object over the same store. The change below must not affect the
         # program that passed in this database.
@@ -97,6 +97,17 @@ class MemoryCollection:
         if errors:
             raise BulkWriteError({"writeErrors": errors, "nMatched": matched})
         return BulkWriteResult({"nMatched": matched}, acknowledged=True)
+
+    def aggregate(self, pipeline: list[dict[str, Any]], *, session: Any = None) -> list[Any]:
+        """Run a pipeline that may end in $unionWith, which mongomock lacks."""
+        own = [stage for stage in pipeline if "$unionWith" not in stage]
+        more = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]
+        with self._lock:
+            return [
+                document
+                for part in (own, *more)
+                for document in self._collection.aggregate([_given(stage) for stage in part])
+            ]
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         call = getattr(self._collection, method)

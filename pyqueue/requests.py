@@ -29,6 +29,7 @@ __all__ = [
     "Coalesce",
     "Command",
     "Count",
+    "CountEach",
     "CreateIndex",
     "Delete",
     "Distinct",
@@ -37,6 +38,7 @@ __all__ = [
     "Filter",
     "Find",
     "FindAndModify",
+    "ForgetQueue",
     "Hello",
     "Indexes",
     "Insert",
@@ -331,6 +333,30 @@ class Count(Command[int]):
 
 
 @dataclass(slots=True)
+class CountEach(Command[list[int]]):
+    """Count the matches of several filters in one command, at most ``cap`` of each."""
+
+    filters: Sequence[Filter]
+    cap: int | None = None
+    cursor: ClassVar[bool] = True
+
+    def send(self, collection: Any) -> Any:
+        """Send an aggregate that counts one filter after the other."""
+        limit = [] if self.cap is None else [{"$limit": self.cap}]
+        first, *rest = (
+            [{"$match": match}, *limit, {"$count": "n"}, {"$set": {"place": place}}]
+            for place, match in enumerate(self.filters)
+        )
+        more = [{"$unionWith": {"coll": collection.name, "pipeline": each}} for each in rest]
+        return collection.aggregate([*first, *more], session=self.session)
+
+    def read(self, raw: Any) -> list[int]:
+        """Return one number for each filter. The server leaves zeros out."""
+        found = {document["place"]: document["n"] for document in raw}
+        return [found.get(place, 0) for place in range(len(self.filters))]
+
+
+@dataclass(slots=True)
 class Distinct(Command[list[object]]):
     """List the distinct values of a field."""
 
@@ -384,13 +410,20 @@ class ServerTime(Request[datetime]):
 class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
-    A driver remembers the answer until it next takes the time.
+    A driver remembers the answer for half a minute.
     """
 
     queue: str
     kind: str
     #: Returns the options that the record shows to people; None: leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
+
+
+@dataclass(slots=True)
+class ForgetQueue(Request[None]):
+    """Forget the record of a queue, which was deleted."""
+
+    queue: str
 
 
 @dataclass(slots=True)

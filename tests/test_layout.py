@@ -281,6 +281,7 @@ BACKENDS: dict[str, set[str]] = {
     "moving": {"applying", "kind", "namespace", "options", "transitions"},
     "extending": {"transitions"},
     "settling": {"applying", "invalid", "kind", "moving", "namespace", "options", "transitions"},
+    "listing": {"applying", "namespace", "reading", "scan", "transitions"},
     "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
         *("extending", "invalid", "kind", "managing", "moving", "namespace", "options"),
@@ -667,7 +668,8 @@ CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind='standard'",
-    "queues": "",
+    "queues": "*, cap=None, held=True",
+    "delete_queue": "name, force=False",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",

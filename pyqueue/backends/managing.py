@@ -13,7 +13,7 @@ from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.documents import hashable_id, invalid_fields
 from pyqueue.errors import InvalidName, Unavailable
 from pyqueue.messages import Id
@@ -25,15 +25,6 @@ _REDRIVE_FIELDS: Final = {"when": 1, "dead": 1, "key": 1, "last_key": 1, "token"
 #: The time limit of one delete of a purge. A transaction that holds a message delays a purge for
 #: so long.
 _PURGE_TIMEOUT_S: Final = 1.0
-
-
-def _end_of(page: Sequence[Document]) -> ScanStart | None:
-    """Return the last position of a page; None if all of it is foreign documents."""
-    for document in reversed(page):
-        when, id = document["when"], document["_id"]
-        if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
-            return when, id
-    return None
 
 
 def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
@@ -62,7 +53,7 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
                     return moved
                 if not transitions.is_held(document, now):
                     moved += yield from _redrive_one(queue, kind, document, now)
-            end = _end_of(page)
+            end = page_end(page)
             if len(page) < MAX_BATCH or end is None:
                 return moved
             start = end
@@ -138,7 +129,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
             deleted, passed = yield from _delete_each(queue, ids, now)
             purged += deleted
             locked += passed
-            end = _end_of(page)
+            end = page_end(page)
             if len(page) < MAX_BATCH or end is None:
                 break
             start = end

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue.backends import kind as kinds
@@ -21,7 +21,6 @@ from pyqueue.messages import Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     CreateIndex,
-    Distinct,
     Document,
     EnsureQueue,
     Find,
@@ -37,18 +36,20 @@ __all__ = [
     "CLAIMS",
     "HOT",
     "INDEXES",
+    "RECORD_IDS",
+    "bury_record",
     "check_kind",
     "dead_letter_target",
     "ensure",
     "find_anywhere",
     "kind_of",
     "make_indexes",
-    "names",
     "options_of",
     "paused",
     "ping",
     "read_or_create_record",
     "record_id",
+    "revive_record",
     "set_paused",
     "shell_command",
     "target",
@@ -80,6 +81,14 @@ INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
 
 #: The version of a record that this release writes, and the latest that it reads.
 VERSION: Final = 1
+
+#: The range of the ids of records.
+RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
+#: The ``q`` of the records of deleted queues. A record stays so long that every process that uses
+#: the queue meets it, and makes it live again with its kind.
+_DELETED: Final = "~deleted"
+_DELETED_FOR: Final = timedelta(hours=1)
+_MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
 
 
 # ---- indexes
@@ -157,6 +166,8 @@ def read_or_create_record(
     if found:
         record = found[0]
         stored_kind = _readable_kind(queue, record)
+        if "deleted" in record:
+            yield from revive_record(queue)
         seen = record.get("options")
         if options is not None and seen != options and stored_kind == kind:
             if isinstance(seen, Mapping):
@@ -188,6 +199,20 @@ def _readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
             "not know: update pyqueue-mongo here"
         )
     return kind
+
+
+def bury_record(queue: str) -> Plan[None]:
+    """Mark a record as that of a deleted queue. The server removes it later."""
+    now = yield from ServerTime()
+    deleted = {"q": _DELETED, "deleted": now, "processed": now, "expires": now + _DELETED_FOR}
+    match = {"_id": record_id(queue), "deleted": {"$exists": False}}
+    yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
+
+
+def revive_record(queue: str) -> Plan[None]:
+    """Make the record of a deleted queue live again."""
+    match = {"_id": record_id(queue), "deleted": {"$exists": True}}
+    yield from Update(match, {"$set": {"q": queue}, "$unset": _MARKS})
 
 
 def ensure(queue: str, kind: Kind, options: Options | None) -> Plan[None]:
@@ -253,9 +278,14 @@ def dead_letter_target(queue: str, kind: Kind, dead_letter: str) -> Plan[Target]
     return (yield from target(dead_letter))
 
 
-def paused(queue: str) -> Plan[bool]:
-    """Return whether a queue is paused. A queue without a record is not."""
-    found = yield from Find({"_id": record_id(queue)}, {"paused": 1}, limit=1)
+def paused(queue: str, *, revive: bool = False) -> Plan[bool]:
+    """Return whether a queue is paused. A queue without a record is not.
+
+    With ``revive``, the caller uses the queue: if it was deleted, its record becomes live again.
+    """
+    found = yield from Find({"_id": record_id(queue)}, {"paused": 1, "deleted": 1}, limit=1)
+    if revive and found and "deleted" in found[0]:
+        yield from revive_record(queue)
     return bool(found and found[0].get("paused"))
 
 
@@ -263,7 +293,8 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     """Pause or resume a queue."""
     now = yield from ServerTime()
     record = _new_record(queue, now, kind)
-    update: UpdateDocument = {"$set": {"paused": value}, "$setOnInsert": record}
+    put = {"paused": value, "q": record.pop("q")}
+    update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)
 
 
@@ -286,9 +317,3 @@ def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
 def ping() -> Plan[None]:
     """Reach the server. The driver reads the clock and creates the indexes on the way."""
     yield from ServerTime()
-
-
-def names() -> Plan[list[str]]:
-    """Return the names of the queues that have a record or a message."""
-    found = yield from Distinct("q")
-    return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))

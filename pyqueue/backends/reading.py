@@ -16,7 +16,7 @@ from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Filter, Find, Plan, ServerTime
 
-__all__ = ["counts", "get", "history", "next_when", "peek"]
+__all__ = ["counts", "get", "history", "next_when", "peek", "states"]
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
@@ -44,18 +44,26 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
     return (yield from AtOneInstant(partial(_count, queue, cap, now)))
 
 
-def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
+def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]:
+    """Return the filters of the states in ``Counts``. Without ``held``, what is held counts as
+    scheduled."""
     messages = {"q": queue, "_id": {"$ne": record_id(queue)}}
     later = {"$gt": now, "$lt": BAND}
-    states: dict[str, Filter] = {
-        "ready": {"when": {"$lte": now}},
-        "scheduled": {"when": later, "token": {"$exists": False}},
-        "reserved": {"when": later, "token": {"$exists": True}},
-        "history": {"when": {"$gte": BAND}},
+    found: dict[str, Filter] = {
+        "ready": {**messages, "when": {"$lte": now}},
+        "scheduled": {**messages, "when": later},
+        "history": {**messages, "when": {"$gte": BAND}},
     }
+    if held:
+        found["reserved"] = {**found["scheduled"], "token": {"$exists": True}}
+        found["scheduled"] = {**found["scheduled"], "token": {"$exists": False}}
+    return found
+
+
+def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
     numbers = {}
-    for state, match in states.items():
-        numbers[state] = yield from Count({**messages, **match}, HOT, cap, session=session)
+    for state, match in states(queue, now).items():
+        numbers[state] = yield from Count(match, HOT, cap, session=session)
     return Counts(**numbers)
 
 

@@ -151,7 +151,7 @@ def _is_paused(queue: str, scan: ScanState, now: datetime) -> Plan[bool]:
     read = scan.flag_read
     if read is None or (now - read).total_seconds() >= PAUSE_READ_INTERVAL_S:
         scan.flag_read = now
-        scan.paused = yield from namespace.paused(queue)
+        scan.paused = yield from namespace.paused(queue, revive=True)
     return scan.paused
 
 

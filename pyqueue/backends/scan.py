@@ -12,6 +12,7 @@ This module is pure: the instant is always an argument.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -22,7 +23,7 @@ from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.locked import LockedMessages
 from pyqueue.requests import Document
 
-__all__ = ["FIRST", "SCAN_ORDER", "ScanStart", "ScanState", "due_of", "scan_position"]
+__all__ = ["FIRST", "SCAN_ORDER", "ScanStart", "ScanState", "due_of", "page_end", "scan_position"]
 
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))
@@ -65,6 +66,15 @@ def scan_position(document: Document, now: datetime) -> ScanStart:
     """
     id, due = document["_id"], due_of(document)
     return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
+
+
+def page_end(page: Sequence[Document]) -> ScanStart | None:
+    """Return where the scan goes on after a page; None if all of it is foreign documents."""
+    for document in reversed(page):
+        when, id = document["when"], document["_id"]
+        if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
+            return when, id
+    return None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The commands on queues: ls, push, pop, peek, move, redrive, purge, pause and resume."""
+"""The commands on queues: ls, push, pop, peek, move, redrive, purge, pause, resume and rm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,15 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
 @app.command()
-def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False) -> None:
+def ls(
+    cap: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Stop counting at N, which is shown as N+."),
+    ] = None,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    as_json: Json = False,
+) -> None:
     """List the queues and their numbers of messages."""
     columns = ("queue", "ready", "scheduled", "reserved", "history", "paused")
     with connect(url, namespace) as client:
@@ -51,12 +59,14 @@ def ls(url: Url = None, namespace: Namespace = "pyqueue", as_json: Json = False)
                 name: getattr(info.counts, name)
                 for name in ("ready", "scheduled", "reserved", "history")
             }
-            for info in client.queues()
+            for info in client.queues(cap=cap)
         ]
     if as_json:
         for row in rows:
             emit(row)
     else:
+        for row in rows:
+            row |= {name: f"{cap}+" for name in columns[1:5] if row[name] == cap}
         table(columns, rows, right=columns[1:5])
 
 
@@ -427,3 +437,26 @@ def _show_paused(target: Queue[Any], as_json: bool) -> None:
         emit({"queue": target.name, "paused": paused})
     else:
         print(f"{target.name}: {'paused' if paused else 'not paused'}")
+
+
+# ---- rm
+
+
+@app.command()
+def rm(
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete its messages too, even those that are held.")
+    ] = False,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a queue with its history. Print how many messages were deleted.
+
+    A queue with messages needs --force. Programs that still use the queue make it again.
+    """
+    with connect(url, namespace, signals) as client:
+        deleted = client.delete_queue(name, force)
+    emit({"deleted": deleted}) if as_json else print(deleted)

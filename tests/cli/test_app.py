@@ -31,9 +31,9 @@ from tests.support.shared import Mongod
 def test_help_names_every_command(bare_shell: Shell) -> None:
     status, out, errors = bare_shell.run("--help")
     assert (status, errors) == (0, "")
-    queues = ("ls", "push", "pop", "peek", "move", "redrive", "purge", "pause", "resume", "trace")
+    queues = ("ls", "push", "pop", "peek", "move", "redrive", "purge", "pause", "resume", "rm")
     programs = ("demo", "embedded", "doctor", "worker", "pipeline", "bench", "faults")
-    for name in ("--version", *programs, *queues):
+    for name in ("--version", "trace", *programs, *queues):
         assert name in out
 
 

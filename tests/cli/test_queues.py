@@ -309,6 +309,24 @@ def test_purge_asks_first(shell: Shell, client: Client) -> None:
     assert shell.json("purge", "b", "--yes") == [{"purged": 1}]
 
 
+def test_rm_deletes_an_empty_queue_or_any_with_force(shell: Shell, client: Client) -> None:
+    client.queue("a").push(1)
+    status, out, errors = shell.run("rm", "a")
+    assert (status, out) == (2, "")
+    assert "1 ready" in errors
+    assert "force" in errors
+    assert shell.run("rm", "a", "--force")[:2] == (0, "1\n")
+    assert client.queues() == []
+    assert shell.json("rm", "a") == [{"deleted": 0}]
+
+
+def test_ls_stops_counting_at_a_cap(shell: Shell, client: Client) -> None:
+    client.queue("a").push_many(range(3))
+    assert shell.run("ls", "--cap", "2")[1].splitlines()[1] == "a\t2+\t0\t0\t0\t"
+    assert shell.run("ls", "--cap", "4")[1].splitlines()[1] == "a\t3\t0\t0\t0\t"
+    assert shell.json("ls", "--cap", "2")[0]["ready"] == 2
+
+
 def test_pause_stops_pop_until_resume(shell: Shell, client: Client) -> None:
     b = client.queue("b")
     b.push(1)

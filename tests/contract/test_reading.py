@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pyqueue import ConfigurationError, Counts, Finished, Message, QueueInfo, Reservation
+from pyqueue import ConfigurationError, Counts, Finished, LeaseLost, Message, QueueInfo, Reservation
 from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.contract.world import AnyClient, AnyQueue, Began, World, near
 
 # ---- get, peek, counts, next_when
 
@@ -291,6 +291,124 @@ def test_queues_without_a_record_are_listed(world: World, name: str) -> None:
     world.raw(f"ns_{name}").delete_one({"_id": "~queue:a"})
     assert client.queues() == [QueueInfo("a", Counts(ready=1), False)]
     world.raw(f"ns_{name}").drop()
+
+
+def test_queues_stop_counting_at_a_cap(world: World, name: str) -> None:
+    client = world.connect(namespace=f"ns_{name}")
+    queue = client.queue("a")
+    queue.push_many(range(6))
+    queue.push(1, delay=60)
+    queue.reserve_many(2, timeout=0)
+    client.queue("b").pause()
+    assert client.queues(cap=3) == [
+        QueueInfo("a", Counts(ready=3, scheduled=1, reserved=2), False),
+        QueueInfo("b", Counts(), True),
+    ]
+    assert client.queues(held=False)[0].counts == Counts(ready=4, scheduled=3)
+    with pytest.raises(ConfigurationError, match="cap"):
+        client.queues(cap=0)
+    world.raw(f"ns_{name}").drop()
+
+
+def test_more_queues_than_one_command_counts(world: World, name: str) -> None:
+    raw = world.raw(f"ns_{name}")
+    client = world.connect(namespace=f"ns_{name}")
+    client.queue("q000").push(1)
+    raw.insert_many({"q": f"q{n:03}", "when": Began.at, "n": n} for n in range(1, 120))
+    infos = client.queues()
+    assert [each.name for each in infos] == [f"q{n:03}" for n in range(120)]
+    assert {each.counts for each in infos} == {Counts(ready=1)}
+    raw.drop()
+
+
+# ---- delete_queue
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled", "reserved"])
+def test_delete_is_refused_for_live_messages(
+    world: World, client: AnyClient, queue: AnyQueue, state: str
+) -> None:
+    queue.push(1, delay=60 if state == "scheduled" else None)
+    if state == "reserved":
+        assert queue.reserve(0) is not None
+    before = world.stored(queue)
+    with pytest.raises(ConfigurationError, match=rf"1 {state}.*force=True"):
+        client.delete_queue(queue.name)
+    assert world.stored(queue) == before
+
+
+def test_delete_of_an_empty_queue_lasts(
+    world: World, client: AnyClient, queue: AnyQueue, other: AnyQueue
+) -> None:
+    """The record stays for an hour with its kind, and the server then removes it."""
+    queue.push(1)
+    queue.pause()
+    assert queue.purge() == 1
+    kind = world.document(f"~queue:{queue.name}")["kind"]
+    other.push("stays")
+    assert client.delete_queue(queue.name) == 0
+    assert queue.name not in [each.name for each in client.queues()]
+    record = world.document(f"~queue:{queue.name}")
+    assert (record["kind"], record["v"]) == (kind, 1)
+    assert near(record["expires"], 3600)
+    assert near(record["processed"], 0)
+    assert not queue.paused()
+    assert client.delete_queue(queue.name) == 0
+    assert other.counts().ready == 1
+    with pytest.raises(ValueError, match="name"):
+        client.delete_queue("no name")
+
+
+def test_deleted_queue_is_made_again_by_a_push(
+    world: World, client: AnyClient, queue: AnyQueue
+) -> None:
+    queue.push(1)
+    assert queue.pop(0) is not None
+    client.delete_queue(queue.name)
+    queue.push(2)
+    assert queue.name in [each.name for each in client.queues()]
+    record = world.document(f"~queue:{queue.name}")
+    assert not {"expires", "processed", "deleted"} & set(record)
+    assert queue.pop(0).payload == 2
+
+
+def test_deleted_queue_is_made_again_by_a_pause(
+    world: World, client: AnyClient, queue: AnyQueue
+) -> None:
+    queue.push(1)
+    assert queue.pop(0) is not None
+    client.delete_queue(queue.name)
+    queue.pause()
+    assert QueueInfo(queue.name, Counts(), True) in client.queues()
+    assert not {"expires", "processed"} & set(world.document(f"~queue:{queue.name}"))
+
+
+def test_delete_with_force_takes_everything(
+    world: World, client: AnyClient, queue: AnyQueue, other: AnyQueue
+) -> None:
+    queue.push_many(range(world.many))
+    queue.push(1, delay=60)
+    held = queue.reserve(0)
+    assert held is not None
+    other.push("stays")
+    if world.place.server:  # a foreign document
+        world.raw().insert_one({"q": queue.name, "when": "never", "_id": f"{queue.name}/odd"})
+    odd = int(world.place.server)
+    assert client.delete_queue(queue.name, force=True) == world.many + 1 + odd
+    assert world.stored(queue) == []
+    with pytest.raises(LeaseLost):
+        queue.commit(held)
+    assert other.counts().ready == 1
+    assert queue.name not in [each.name for each in client.queues()]
+
+
+@pytest.mark.needs("history")
+def test_delete_takes_the_history(world: World, client: AnyClient, name: str) -> None:
+    queue = client.queue(name, history=3600)
+    queue.push_many(range(3))
+    queue.commit(*queue.reserve_many(3, timeout=0))
+    assert client.delete_queue(name) == 3
+    assert world.stored(queue) == []
 
 
 def test_namespaces_do_not_see_each_other(world: World, queue: AnyQueue) -> None:

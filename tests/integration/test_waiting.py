@@ -402,3 +402,21 @@ def test_pause_is_noticed_in_five_seconds_without_a_bus(connect: Connect, client
     began = time.monotonic()
     assert queue.pop(LONG) is not None
     assert time.monotonic() - began < 5 + SOON
+
+
+def test_waiting_consumer_makes_a_deleted_queue_again(
+    connect: Connect, pool: ThreadPoolExecutor
+) -> None:
+    """It hears of the deletion. What a producer pushes that still knows the queue arrives."""
+    consumer, producer, admin = connect(), connect(), connect()
+    jobs = producer.queue("jobs")
+    jobs.push("warm")
+    assert jobs.pop(0) is not None
+    queue = consumer.queue("jobs", poll=NEVER)
+    future = waiting(pool, consumer, queue, queue.reserve)
+    assert admin.delete_queue("jobs") == 0
+    eventually(lambda: [each.name for each in admin.queues()] == ["jobs"], "made again")
+    jobs.push("kept")
+    reservation, _ = future.result(LONG)
+    assert reservation is not None
+    assert reservation.payload == "kept"

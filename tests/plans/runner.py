@@ -18,6 +18,7 @@ from pyqueue.requests import (
     Coalesce,
     Command,
     EnsureQueue,
+    ForgetQueue,
     Listen,
     Plan,
     ServerTime,
@@ -121,6 +122,8 @@ class Runner:
                 return request.kind
             case Signal():
                 return self.signals.append((request.queue, request.when))
+            case ForgetQueue():
+                return None
             case AtOneInstant():
                 return self._drive(request.plan(None))
             case Coalesce():

@@ -1,0 +1,117 @@
+"""All queues of a namespace: list them, count their messages, delete one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, reading, transitions
+from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.namespace import HOT, record_id
+from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.messages import NEVER, Counts, QueueInfo
+from pyqueue.requests import (
+    CountEach,
+    Delete,
+    Distinct,
+    Filter,
+    Find,
+    ForgetQueue,
+    Plan,
+    ServerTime,
+    Signal,
+)
+
+__all__ = ["delete_queue", "names", "queues"]
+
+#: How many queues one command counts.
+_QUEUES_PER_COMMAND: Final = 50
+
+
+def names() -> Plan[list[str]]:
+    """Return the names of the queues that have a record or a message."""
+    found = yield from Distinct("q")
+    return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))
+
+
+def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
+    """Return the queues with their counts, in each state up to ``cap``; None: all.
+
+    ``held`` tells reserved messages from scheduled ones, which reads every such message.
+    """
+    if cap is not None:
+        arguments.count("cap", cap)
+    found = yield from names()
+    flags = yield from Find({"_id": namespace.RECORD_IDS, "paused": True}, {"q": 1})
+    paused = {record["q"] for record in flags}
+    infos: list[QueueInfo] = []
+    for first in range(0, len(found), _QUEUES_PER_COMMAND):
+        portion = found[first : first + _QUEUES_PER_COMMAND]
+        now = yield from ServerTime()
+        states = [reading.states(name, now, held=held) for name in portion]
+        filters: list[Filter] = [match for each in states for match in each.values()]
+        numbers = iter((yield from CountEach(filters, cap)))
+        for name, each in zip(portion, states, strict=True):
+            counts = Counts(**{state: next(numbers) for state in each})
+            infos.append(QueueInfo(name, counts, name in paused))
+    return infos
+
+
+def delete_queue(queue: str, force: bool) -> Plan[int]:
+    """Delete a queue. Return how many messages were deleted, those of the history included.
+
+    The record goes first, so that a process that still uses the queue makes it again. Without
+    ``force`` no live message is ever deleted, whatever arrives meanwhile.
+
+    Raises:
+        ConfigurationError: the queue has live messages, and ``force`` is False.
+        Unavailable: the server did not answer. The text has the number of deleted messages.
+    """
+    arguments.queue_name(queue)
+    if not force:
+        yield from _refuse_live(queue)
+    yield from namespace.bury_record(queue)
+    yield from ForgetQueue(queue)
+    upto = {"$lte": NEVER} if force else {"$gte": BAND}
+    kept = {} if force else {"processed": {"$exists": True}}
+    deleted = 0
+    start: ScanStart | None = None
+    try:
+        if not force:
+            try:
+                yield from _refuse_live(queue)  # messages that came before the record went
+            except ConfigurationError:
+                yield from namespace.revive_record(queue)
+                raise
+        while True:
+            match = transitions.scan_range(queue, upto, start)
+            fields = {"_id": 1, "when": 1}
+            page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
+            if not page:
+                break
+            gone = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue, **kept}
+            deleted += yield from Delete(gone, many=True, hint="_id_")
+            start = page_end(page)
+            if len(page) < MAX_BATCH or start is None:
+                break
+        if force:  # foreign documents, whose ``when`` is no date
+            rest = {"q": queue, "_id": {"$ne": record_id(queue)}}
+            deleted += yield from Delete(rest, many=True)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
+        ) from error
+    yield from Signal(queue, None)
+    return deleted
+
+
+def _refuse_live(queue: str) -> Plan[None]:
+    if (yield from Find(transitions.live(queue, None), {"_id": 1}, limit=1, hint=HOT)):
+        counts = yield from reading.counts(queue, None)
+        raise ConfigurationError(
+            f"queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
+            f"{counts.reserved} reserved messages: finish or move them, or give force=True to "
+            "delete them, too"
+        )
