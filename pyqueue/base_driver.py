@@ -62,9 +62,9 @@ L = TypeVar("L", Listener, ListensAsync)
 #: How often the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
 
-#: How long the kind of a queue is taken as known. Then its record is read, because the queue may
-#: have been deleted.
-_KIND_LIFETIME_S: Final = 30.0
+#: How long the record of a queue is taken as known. Then it is read again: the queue may have been
+#: deleted.
+_RECORD_LIFETIME_S: Final = 30.0
 
 #: The driver has to wait for the answer.
 PENDING: Final = object()
@@ -131,8 +131,11 @@ class BaseDriver(Generic[L]):
         self._all_waiters = [self._waiters]
         #: By topic.
         self._listeners: dict[str, L] = {}
-        #: The kinds of queues, and when their records were read, by the monotonic clock.
-        self._kinds: dict[str, tuple[str, float]] = {}
+        #: What the records of queues say, and when they were read, by the monotonic clock.
+        self._records: dict[str, tuple[str, Mapping[str, object], float]] = {}
+        #: The options that this client stored in a record, for each of its Queue objects. A record
+        #: that differs later was changed by another program, and is left alone.
+        self._options: dict[str, list[Mapping[str, Any]]] = {}
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
             self._plain = self._durable = self._w1 = MemoryCollection(database, name)
@@ -269,13 +272,32 @@ class BaseDriver(Generic[L]):
         if type(request) is ServerTime:
             return self.clock.now()
         if type(request) is EnsureQueue:
-            kind, read = self._kinds.get(request.queue, (PENDING, 0.0))
-            return kind if time.monotonic() - read < _KIND_LIFETIME_S else PENDING
+            return self._known_kind(request)
         if type(request) is ForgetQueue:
-            return self._kinds.pop(request.queue, None) and None
+            self._records.pop(request.queue, None)
+            return self._options.pop(request.queue, None) and None
         if type(request) is Signal:
             return self.signal(request)
         return PENDING
+
+    def _known_kind(self, request: EnsureQueue) -> Any:
+        kind, shape, read = self._records.get(request.queue, (PENDING, {}, 0.0))
+        if time.monotonic() - read >= _RECORD_LIFETIME_S:
+            return PENDING
+        differs = any(shape.get(name) != value for name, value in request.shape.items())
+        return PENDING if differs else kind  # reading the record raises the error
+
+    def _ensured(self, request: EnsureQueue) -> Plan[str]:
+        """Read or create the record of a queue, and remember what it says."""
+        queue, shown = request.queue, request.options and request.options()
+        stored = self._options.setdefault(queue, [])
+        kind, shape = yield from namespace.read_or_create_record(
+            queue, request.kind, shown, request.shape, compare=shown not in stored
+        )
+        if shown and shown not in stored:
+            stored.append(shown)
+        self._records[queue] = kind, shape, time.monotonic()
+        return kind
 
     def signal(self, request: Signal) -> None:
         """Publish a signal now, or once the transaction of its session is committed."""
@@ -295,7 +317,7 @@ class BaseDriver(Generic[L]):
 
     def _forget(self) -> None:
         """Forget what is known of the collection, because it may have been dropped."""
-        self._kinds.clear()
+        self._records.clear()
 
     def close_waiters(self) -> None:
         """Wake every consumer that waits. Each then finds the client closed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -86,11 +85,7 @@ class Driver(BaseDriver[Listener]):
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            kind = self._drive(
-                namespace.read_or_create_record(request.queue, request.kind, request.options)
-            )
-            self._kinds[request.queue] = kind, time.monotonic()
-            return kind
+            return self._drive(self._ensured(request))
         if isinstance(request, Coalesce):
             return self._drive(request.batch([request.item]))[0]
         if isinstance(request, AtOneInstant):
@@ -214,11 +209,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, Command):
             return await self.ask(request)
         if isinstance(request, EnsureQueue):
-            kind = await self._drive(
-                namespace.read_or_create_record(request.queue, request.kind, request.options)
-            )
-            self._kinds[request.queue] = kind, time.monotonic()
-            return kind
+            return await self._drive(self._ensured(request))
         if isinstance(request, Coalesce):
             return await self._coalescer.join(request)
         if isinstance(request, AtOneInstant):

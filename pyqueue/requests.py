@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
@@ -410,13 +410,16 @@ class ServerTime(Request[datetime]):
 class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
-    A driver remembers the answer for half a minute.
+    It fails if the record has another shape than the given one. A driver remembers the answer for
+    half a minute.
     """
 
     queue: str
     kind: str
     #: Returns the options that the record shows to people; None: leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
+    #: The options that the caller gave, on which all users of the queue must agree.
+    shape: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,13 @@ class Kind(Protocol):
         """Which of "history", "dead_letter", "keys" and "move" it offers. Plans refuse the rest."""
 
     @property
+    def shape(self) -> Mapping[str, object]:
+        """The options on which all users of a queue must agree, with their defaults.
+
+        The record of a queue stores them. A release that does not know of them refuses the queue.
+        """
+
+    @property
     def index(self) -> str:
         """The index that claims and scans use."""
 

@@ -8,8 +8,9 @@ misreading.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from pyqueue.backends import kind as kinds
@@ -36,6 +37,7 @@ __all__ = [
     "CLAIMS",
     "HOT",
     "INDEXES",
+    "LATEST_VERSION",
     "RECORD_IDS",
     "bury_record",
     "check_kind",
@@ -79,8 +81,12 @@ INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
     ),
 }
 
-#: The version of a record that this release writes, and the latest that it reads.
+#: The versions of a record without a shape and of one with a shape, and the latest that this
+#: release reads. Releases that would ignore a shape refuse its record.
 VERSION: Final = 1
+_SHAPED_VERSION: Final = 2
+LATEST_VERSION: Final = 2
+_MISSING: Final = object()
 
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
@@ -149,51 +155,90 @@ def _shell_value(value: object) -> str:
 
 
 def read_or_create_record(
-    queue: str, kind: str, shown: Callable[[], Mapping[str, Any]] | None
-) -> Plan[str]:
-    """Return the kind in the record of a queue; create the record if it is missing.
+    queue: str,
+    kind: str,
+    options: Mapping[str, Any] | None,
+    shape: Mapping[str, object],
+    *,
+    compare: bool = True,
+) -> Plan[tuple[str, Mapping[str, object]]]:
+    """Return the kind and the shape in the record of a queue; create the record if it is missing.
 
     Args:
         queue: the name of the queue.
         kind: its kind, if the record is missing.
-        shown: returns the options that the record shows to people; None: leave them alone.
+        options: the options that the record shows to people; None: leave them alone.
+        shape: the options that the caller gave, on which all users must agree.
+        compare: whether to warn of other options in the record, and to store these.
 
     Raises:
-        ConfigurationError: this release does not know the kind.
+        ConfigurationError: this release does not know the kind, or the shape differs.
     """
-    options = None if shown is None else shown()
-    found = yield from Find({"_id": record_id(queue)}, limit=1)
+    match = {"_id": record_id(queue)}
+    found = yield from Find(match, limit=1)
     if found:
         record = found[0]
         stored_kind = _readable_kind(queue, record)
         if "deleted" in record:
             yield from revive_record(queue)
-        seen = record.get("options")
-        if options is not None and seen != options and stored_kind == kind:
-            if isinstance(seen, Mapping):
-                names = {*seen, *options}
-                differ = sorted(name for name in names if seen.get(name) != options.get(name))
-                log.warning(
-                    "queue %r is used with different options than before: %s",
-                    queue,
-                    ", ".join(differ),
-                )
-            yield from Update({"_id": record_id(queue)}, {"$set": {"options": options}})
-        return stored_kind
-    now = yield from ServerTime()
-    fresh = _new_record(queue, now, kind) | ({} if options is None else {"options": options})
-    match = {"_id": record_id(queue)}
-    stored = yield from FindAndModify(match, {"$setOnInsert": fresh}, upsert=True)
-    return _readable_kind(queue, stored or fresh)
+        if options and compare and stored_kind == kind:
+            yield from _show_options(queue, record.get("options"), options)
+    else:
+        now = yield from ServerTime()
+        record = _new_record(queue, now, kind, shape)
+        if options is not None:
+            record["options"] = options
+        stored = yield from FindAndModify(match, {"$setOnInsert": record}, upsert=True)
+        record = stored or record
+        stored_kind = _readable_kind(queue, record)
+    return stored_kind, _agreed_shape(queue, record, shape)
 
 
-def _new_record(queue: str, now: datetime, kind: str) -> dict[str, object]:
-    return {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
+def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:
+    """Store the options that the caller gave, and warn if other ones were stored."""
+    if not isinstance(seen, Mapping):
+        yield from Update({"_id": record_id(queue)}, {"$set": {"options": dict(options)}})
+        return
+    new = {name: value for name, value in options.items() if seen.get(name, _MISSING) != value}
+    if differ := sorted(name for name in new if name in seen):
+        log.warning(
+            "queue %r is used with different options than before: %s", queue, ", ".join(differ)
+        )
+    if new:
+        put = {f"options.{name}": value for name, value in new.items()}
+        yield from Update({"_id": record_id(queue)}, {"$set": put})
+
+
+def _new_record(
+    queue: str, now: datetime, kind: str, shape: Mapping[str, object]
+) -> dict[str, Any]:
+    record = {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
+    default = kinds.known()[kind].shape if kind in kinds.known() else {}
+    return record | ({"v": _SHAPED_VERSION, "shape": {**default, **shape}} if default else {})
+
+
+def _agreed_shape(
+    queue: str, record: Mapping[str, Any], given: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return the shape in a record.
+
+    Raises:
+        ConfigurationError: it differs from what the caller gave.
+    """
+    shape = record.get("shape")
+    stored: Mapping[str, object] = shape if isinstance(shape, Mapping) else {}
+    for name, value in given.items():
+        if stored.get(name, _MISSING) != value:
+            raise ConfigurationError(
+                f"{name}: queue {queue!r} has {name}={stored.get(name)!r}, and {name}={value!r} "
+                f"was given: all users of a queue must agree; leave it out to use what is stored"
+            )
+    return stored
 
 
 def _readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     kind, version = record.get("kind"), record.get("v")
-    if not isinstance(kind, str) or not isinstance(version, int) or version > VERSION:
+    if not isinstance(kind, str) or not isinstance(version, int) or version > LATEST_VERSION:
         raise ConfigurationError(
             f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does "
             "not know: update pyqueue-mongo here"
@@ -221,8 +266,11 @@ def ensure(queue: str, kind: Kind, options: Options | None) -> Plan[None]:
     Raises:
         ConfigurationError: the queue is of another kind.
     """
-    shown = None if options is None else options.shown
-    stored = yield from EnsureQueue(queue, kind.name, shown)
+    if options is None:
+        stored = yield from EnsureQueue(queue, kind.name)
+    else:
+        shown = partial(options.shown, queue)
+        stored = yield from EnsureQueue(queue, kind.name, shown, options.shape)
     _refuse_other_kind(queue, kind, stored)
 
 
@@ -259,7 +307,7 @@ def target(queue: str) -> Plan[Target]:
     Raises:
         ConfigurationError: this release does not know its kind.
     """
-    name = yield from EnsureQueue(queue, "standard", None)
+    name = yield from EnsureQueue(queue, "standard")
     if name not in kinds.known():
         raise ConfigurationError(
             f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "
@@ -292,7 +340,7 @@ def paused(queue: str, *, revive: bool = False) -> Plan[bool]:
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     """Pause or resume a queue."""
     now = yield from ServerTime()
-    record = _new_record(queue, now, kind)
+    record = _new_record(queue, now, kind, {})
     put = {"paused": value, "q": record.pop("q")}
     update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)

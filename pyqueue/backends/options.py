@@ -23,11 +23,15 @@ class Options:
     history: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     poll: float = 15
+    #: What the caller gave of the options that all users of the queue must agree on.
+    shape: Mapping[str, object] = field(default_factory=dict)
 
-    def shown(self) -> dict[str, object]:
-        """Return what the queue's record shows to people."""
+    def shown(self, queue: str) -> dict[str, object]:
+        """Return what the queue's record shows to people: the options that are not the default."""
+        default = Options(dead_letter=f"{queue}.dead")
         names = ("lease", "max_tries", "dead_letter", "history")
-        return {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value != getattr(default, name)}
 
 
 class Target(NamedTuple):

@@ -27,6 +27,7 @@ from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Waiting
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import UNCHANGED, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
@@ -72,6 +73,11 @@ class QueuePlans:
         self._kind = kinds.lookup(kind).name
         if options.history is not None:
             kinds.require(self.kind, queue, "history")
+        for name in options.shape:
+            if name not in self.kind.shape:
+                raise ConfigurationError(
+                    f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
+                )
 
     @property
     def kind(self) -> Kind:

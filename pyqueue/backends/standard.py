@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from pyqueue.backends import transitions
@@ -19,6 +21,7 @@ class Standard:
 
     name: str = "standard"
     capabilities: frozenset[str] = frozenset({"history", "dead_letter", "keys", "move"})
+    shape: Mapping[str, object] = MappingProxyType({})
     index: str = HOT
     order: Sort = (("when", 1), ("_id", 1))
     scans_forward: bool = True

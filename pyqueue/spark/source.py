@@ -88,7 +88,7 @@ class Options:
 
 def _record_queue(queue: str) -> Plan[None]:
     # No options are given: the record keeps those of the queue's consumers.
-    yield from EnsureQueue(queue, "standard", None)
+    yield from EnsureQueue(queue, "standard")
 
 
 _OPTIONS: Final = (

@@ -51,7 +51,7 @@ class TestNewest:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "ordered"}, {"v": 2}, {"kind": None}, {"v": "1"}],
+    [{"kind": "ordered"}, {"v": 3}, {"kind": None}, {"v": "1"}],
     ids=lambda change: repr(change),
 )
 def test_unknown_kind_or_version_is_refused(

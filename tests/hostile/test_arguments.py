@@ -156,7 +156,7 @@ def set_up(place: Place) -> tuple[AnyQueue, Reservation[Any]]:
     queue = place.client.queue(name, history=HISTORY)
     past = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
     until = past + timedelta(hours=1)
-    options = Options(dead_letter=f"{name}.dead", history=HISTORY).shown()
+    options = Options(dead_letter=f"{name}.dead", history=HISTORY).shown(name)
     documents: list[dict[str, Any]] = [
         {
             "_id": f"~queue:{each}",

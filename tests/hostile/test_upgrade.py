@@ -158,7 +158,7 @@ def old(place: Place, path: Path) -> Iterator[Place]:
     place.raw.insert_many(load(path))
     yield place
     place.raw.delete_many({})
-    runner_of(place.client).open()._kinds.clear()  # as after a while
+    runner_of(place.client).open()._forget()  # as after a while
 
 
 def test_stored_file_exists_for_this_version() -> None:
@@ -323,7 +323,7 @@ def test_stored_dead_and_finished_messages_return(old: Place, path: Path) -> Non
 
 #: How a later release may have changed a record.
 LATER: dict[str, dict[str, Any]] = {
-    "a newer version": {"v": namespace.VERSION + 1},
+    "a newer version": {"v": namespace.LATEST_VERSION + 1},
     "a version in words": {"v": "2"},
     "no version": {"v": None},
     "another kind": {"kind": "ordered"},
@@ -377,13 +377,13 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
         )
         before = place.bytes()
         for name, operation in operations.items():
-            runner_of(client).open()._kinds.pop("later", None)  # of another place that knew it
+            runner_of(client).open()._forget()  # another place knew it
             with pytest.raises(ConfigurationError, match=r"queue 'later' is of kind"):
                 operation(client, client.queue("later", history=60), held)
             assert place.bytes() == before, name
     finally:
         place.raw.delete_many({})
-        runner_of(client).open()._kinds.clear()
+        runner_of(client).open()._forget()
 
 
 @pytest.mark.parametrize("change", [change for change in LATER.values() if "v" in change], ids=repr)

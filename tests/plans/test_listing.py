@@ -67,9 +67,9 @@ def test_delete_never_loses_a_message_that_comes_meanwhile() -> None:
             assert store.documents[RECORD]["q"] == "a"
             assert "expires" not in store.documents[RECORD]
         assert store.documents["late"]["q"] == "a"
-        # Whoever uses the queue next makes its record live again.
+        # The next user of the queue makes its record live again.
         runner = Meddler(store)
-        kind = runner.run(namespace.read_or_create_record("a", "standard", None))
+        kind, _ = runner.run(namespace.read_or_create_record("a", "standard", None, {}))
         assert kind == "standard"
         assert store.documents[RECORD]["q"] == "a"
         assert not {"deleted", "expires", "processed"} & set(store.documents[RECORD])
