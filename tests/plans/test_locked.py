@@ -19,7 +19,8 @@ from pyqueue.backends.scan import ScanState
 from pyqueue.errors import QueueError, TimeLimitReached, Unavailable
 from pyqueue.payloads import Codec
 from pyqueue.requests import Command, FindAndModify, Plan, Update
-from tests.plans.runner import after, standard
+from pyqueue.waiters import Waiters
+from tests.plans.runner import NOW, Runner, after, standard
 from tests.plans.store import Pause, Process, Task, World
 
 #: How long a write without a limit waits for a locked message, in milliseconds.
@@ -155,6 +156,7 @@ def test_slow_server_marks_nothing_locked(how: str) -> None:
     assert bench.state.excluded == {}
     seen = len(bench.process.timeouts)
     assert seen <= 6
+    assert bench.state.pops_claim(bench.process.now())  # for a minute, whatever the cause was
     assert len(receiving(bench, how)) == len(received)
     assert len(bench.process.timeouts) == seen  # claims have no limit for a while
 
@@ -319,6 +321,21 @@ def test_clock_that_is_set_back_ends_each_pause() -> None:
     assert scan.locked.limit_s(after(0)) == 0.15
     scan.locked.forget("m")
     assert not scan.locked.pops_claim(after(0))
+
+
+def test_claim_is_repeated_without_a_limit_after_a_network_error() -> None:
+    """The driver does not repeat a command with a limit. The token shows that nothing was done."""
+    message = {"_id": "m1", "q": "a", "when": NOW, "due": NOW, "pushed": NOW, "payload": 1}
+    runner = Runner(
+        [],
+        Unavailable("not primary"),
+        [],
+        lambda command: message | {"tries": 1} | command.update["$set"],
+    )
+    (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0))
+    _, first, find, again = runner.commands
+    assert (first.server_limit_s, again.server_limit_s) == (0.15, None)
+    assert find.filter["token"] == again.update["$set"]["token"] == held.token
 
 
 def test_limits_are_the_servers_and_only_on_claims() -> None:
