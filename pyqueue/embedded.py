@@ -7,7 +7,8 @@ watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.
 stay.
 
 The directory holds ``db`` (the data), ``mongod.log`` (the log since the last start) and ``lock``
-(held while the server runs).
+(held while the server runs). Only its owner may enter it: each start sets the mode 0700, unless the
+directory holds other files, and then ``db`` alone has that mode.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _PARAMETERS = {
     # Otherwise a node that is not yet primary waits 15 s at shutdown for its clients to leave.
     "shutdownTimeoutMillisForSignaledShutdown": 0,
 }
+_OURS = {"db", "lock", "mongod.log"}  # what the directory holds
 _START_TIMEOUT_S = 60.0  # recovery of a large directory after a crash takes long
 _PORT_TRIES = 5  # another program may take a free port before mongod does
 _PORT_TAKEN = 48  # the exit status of mongod if its port is taken
@@ -227,7 +229,11 @@ class EmbeddedServer:
 
     def _prepare_directory(self) -> None:
         try:
-            (self.path / "db").mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # The data are for this user only. The mode of a directory with other files is left.
+            if not self.path.exists() or not set(os.listdir(self.path)) - _OURS:
+                self._make_private(self.path)
+            self._make_private(self.path / "db")
             for name in ("lock", "mongod.log"):
                 (self.path / name).open("a").close()
         except OSError as error:
@@ -235,6 +241,13 @@ class EmbeddedServer:
                 f"path={self.path} cannot hold the data of a server: {error}; "
                 "name a directory that this process may write"
             ) from error
+
+    @staticmethod
+    def _make_private(path: Path) -> None:
+        """Create a directory that only its owner may enter, or make an existing one so."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(0o700)
 
     def _start(self, mongod: str) -> None:
         self.url = f"mongodb://127.0.0.1:{self.port}/?replicaSet={_REPLICA_SET}"

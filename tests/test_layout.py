@@ -251,9 +251,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "messages",
         "pipeline",
+        "pipeline.blocking",
         "queues",
         "requests",
         "retrying",
+        "thread_pool",
     },
     "demo": {"", "demo", "embedded", "errors", "pipeline", "pipeline.graph", "spark"},
 }

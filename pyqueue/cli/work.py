@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, cast
 import anyio
 import typer
 
-from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Counts, Pipeline
+from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Counts, Pipeline, QueueError
 from pyqueue.cli.common import (
     INTERRUPTED,
     Commands,
@@ -33,6 +33,7 @@ from pyqueue.cli.common import (
     note,
     table,
 )
+from pyqueue.cli.starting import import_failed, server_reached, start_line
 from pyqueue.pipeline import Report, Runner, client_of
 from pyqueue.retrying import RetryDelays
 
@@ -81,6 +82,8 @@ def worker(
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C. A second signal ends it at once.
 
+    While the server cannot be reached, the worker says so and waits for it.
+
     With --processes, each worker runs in a separate process, and one that dies is started again.
     Exit status 0 if the worker was stopped by a signal.
     """
@@ -127,14 +130,19 @@ def _find(name: str) -> Runner:
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # The module exists, but not all that it imports: the traceback says where.
+            raise import_failed(f"APP: the module {module!r}", error) from error
         raise ConfigurationError(
             f"APP: no module {module!r}, neither in the working directory nor installed"
         ) from error
+    except QueueError:
+        raise
+    except Exception as error:
+        raise import_failed(f"APP: the module {module!r}", error) from error
+    try:
+        for part in path.split("."):
+            found = getattr(found, part)
     except AttributeError as error:
         raise ConfigurationError(f"APP: {error}") from error
     if not isinstance(found, Runner):
@@ -153,15 +161,24 @@ def run_and_close(
     grace: float = 30,
 ) -> Report:
     """Run a worker or a pipeline, and close its client. Return the report of the run."""
+    note(start_line(runner, client, concurrency))
+    began = time.monotonic()
     run: Callable[[], Any] = partial(
         runner.run, until_empty=until_empty, concurrency=concurrency, grace=grace
     )
+    stopped = partial(Report, runner.counters)
     if not isinstance(client, AsyncClient):
+        if not anyio.run(server_reached, client):
+            client.close()
+            return stopped(time.monotonic() - began)
         with client:
             report: Report = run()
         return report
 
     async def main() -> Report:
+        if not await server_reached(client):
+            await client.close()
+            return stopped(time.monotonic() - began)
         async with client:
             report: Report = await run()
         return report
@@ -320,7 +337,12 @@ class WorkerPool:
 
 def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
     sys.path.insert(0, os.getcwd())  # for handlers that are not installed
-    return Pipeline.from_recipe(client, recipe)
+    try:
+        return Pipeline.from_recipe(client, recipe)
+    except QueueError:
+        raise
+    except Exception as error:
+        raise import_failed("RECIPE: a module of the handlers", error) from error
 
 
 @pipelines.command("run")
@@ -341,8 +363,6 @@ def run_(
     The handlers find the server in the environment: PYQUEUE_URL and PYQUEUE_NAMESPACE.
     """
     os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = checked_url(url), namespace
-    with connect(url, namespace, signals):
-        pass  # Fail now if the server cannot be reached.
     client = AsyncClient(checked_url(url), namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
     _configure_logging()

@@ -25,7 +25,15 @@ from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, mak
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
 
-__all__ = ["AnyClient", "Pipeline", "Report", "Runner", "StageOptions", "client_of"]
+__all__ = [
+    "AnyClient",
+    "Pipeline",
+    "Report",
+    "Runner",
+    "StageOptions",
+    "client_of",
+    "concurrency_of",
+]
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -192,6 +200,11 @@ class Runner:
             ConfigurationError: The format is not one of the three.
         """
         return draw(self.graph, self.name, format, counts or {})
+
+
+def concurrency_of(runner: Runner) -> int:
+    """Return how many handlers a runner runs at once, for the command line."""
+    return runner._concurrency
 
 
 def client_of(runner: Runner) -> AnyClient:

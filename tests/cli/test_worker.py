@@ -17,9 +17,11 @@ import pytest
 
 from pyqueue import AsyncClient, Client, QueueClosed, Worker
 from pyqueue.cli import work
+from pyqueue.embedded import EmbeddedServer
 from tests.cli.shell import Shell
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import gone
+from tests.support.servers import free_port
 
 # ---- one process
 
@@ -85,11 +87,65 @@ def test_a_run_closes_the_client_of_its_worker() -> None:
         blocking.queue("jobs").push(1)
 
 
-def test_a_missing_import_of_an_app_keeps_its_traceback(shell: Shell) -> None:
-    """A module that does not exist is an error in one line; this one exists."""
-    Path("half_a_shop.py").write_text("import no_such_till")
-    with pytest.raises(ModuleNotFoundError, match="no_such_till"):
-        shell.run("worker", "half_a_shop:worker")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("import no_such_till", "install"), ("{}['till']", "correct"), ("def till(:", "correct")],
+)
+def test_a_failing_import_shows_the_line_of_the_app(shell: Shell, code: str, said: str) -> None:
+    Path("half_a_shop.py").write_text(code)
+    status, out, errors = shell.run("worker", "half_a_shop:worker")
+    assert (status, out) == (2, "")
+    assert "half_a_shop.py" in errors
+    assert said in errors
+    assert "importlib" not in errors
+    assert len(errors.splitlines()) <= 6
+
+
+def test_a_failing_import_of_a_recipe_shows_its_line(shell: Shell) -> None:
+    Path("half_a_shop.py").write_text("{}['till']")
+    Path("shop.toml").write_text('[[stages]]\nqueue = "in"\nhandler = "half_a_shop:work"\n')
+    status, _, errors = shell.run("pipeline", "run", "shop.toml")
+    assert status == 2
+    assert "half_a_shop.py" in errors
+    assert len(errors.splitlines()) <= 6
+
+
+@pytest.mark.parametrize(("kind", "define"), [("Client", "def"), ("AsyncClient", "async def")])
+def test_a_worker_waits_for_its_server(
+    kind: str, define: str, bare_shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"mongodb://user:hunter2@127.0.0.1:{free_port()}/shop"
+    monkeypatch.setenv("PYQUEUE_URL", url)
+    Path("shop.py").write_text(SHOP.format(client=kind, define=define, stop_after=-1))
+    with bare_shell.program("worker", "shop:worker") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline(), process.stderr.readline()]
+        assert "queues jobs, concurrency 16" in lines[0]
+        assert f"pid {process.pid}" in lines[0]
+        assert "waiting for the server" in lines[1]
+        process.terminate()
+        _, errors = process.communicate(timeout=LONG)
+        assert process.returncode == 0
+    assert "hunter2" not in "".join([*lines, errors])
+
+
+def test_a_worker_receives_once_its_server_is_up(
+    bare_shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedServer(tmp_path / "data") as server:
+        port = server.port
+        with Client(server.url + "&appname=x") as client:
+            client.queue("jobs").push("job")
+    url = f"mongodb://127.0.0.1:{port}/?replicaSet=pyqueue"
+    monkeypatch.setenv("PYQUEUE_URL", url)
+    Path("shop.py").write_text(SHOP.format(client="Client", define="def", stop_after=1))
+    with bare_shell.program("worker", "shop:worker", "--json") as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "waiting for the server" in line)
+        with EmbeddedServer(tmp_path / "data") as server:
+            assert server.port == port
+            out, _ = process.communicate(timeout=LONG)
+    assert json.loads(out)["stages"]["jobs"]["out"] == 1
 
 
 # ---- a pool

@@ -601,3 +601,22 @@ def test_run_foreground_ends_on_a_signal(
 def test_run_foreground_reports_a_dead_mongod(mongod: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="mongod ended with status"):
         in_foreground(tmp_path / "data", lambda url, server: server.kill())
+
+
+def test_directory_is_closed_to_other_users(tmp_path: Path) -> None:
+    """So is one that an earlier release made. A directory with other files keeps its mode."""
+    made, earlier, shared = tmp_path / "new" / "made", tmp_path / "earlier", tmp_path / "shared"
+    (earlier / "db").mkdir(parents=True)
+    (earlier / "lock").touch()
+    shared.mkdir()
+    (shared / "mine.txt").touch()
+    for path in (earlier, earlier / "db", shared):
+        path.chmod(0o755)
+    for path in (made, earlier, shared):
+        server = EmbeddedServer.__new__(EmbeddedServer)
+        server.path = path
+        server._prepare_directory()
+        assert (path / "db").stat().st_mode & 0o777 == 0o700
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert earlier.stat().st_mode & 0o777 == 0o700
+    assert shared.stat().st_mode & 0o777 == 0o755
