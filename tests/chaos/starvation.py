@@ -30,7 +30,8 @@ TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault")
 #: recovery from a fault.
 LONGEST_WAIT_S = POLL_S + 1.0
 LONGEST_WAIT_AFTER_FAULT_S = 5.0
-#: The queue whose leases are renewed as long as its messages are held.
+#: The queue whose leases are renewed as long as its messages are held. Its consumers do not always
+#: ask for messages, so none starves there.
 RENEWED_QUEUE = "renewed"
 _SHOWN = 10
 #: How long a call to receive may take.
@@ -118,7 +119,7 @@ class Availability:
         since = max(place.since, place.when)
         if received:
             self.taken[place.queue].append((at, place.when))
-        if at - since > _SHORT_S:
+        if at - since > _SHORT_S and place.queue != RENEWED_QUEUE:
             key = (place.queue, round(place.when, 1), round(since, 1), round(at, 1))
             self._waits.setdefault(key, Wait(id, place.queue, place.when, since, at))
         if place.queue == RENEWED_QUEUE and place.token and at > place.when + _CLOCK_ERROR_S:
