@@ -22,6 +22,7 @@ from pyqueue.messages import Backoff, Id, Reservation
 __all__ = [
     "backoff",
     "count",
+    "dead_letter",
     "duration",
     "group",
     "headers",
@@ -33,6 +34,7 @@ __all__ = [
     "one_of",
     "queue_name",
     "reservations",
+    "spellings",
     "starting",
 ]
 
@@ -55,6 +57,17 @@ def queue_name(value: Any) -> str:
             f"name: invalid queue name {value[:120]!r}: use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
+
+
+def dead_letter(queue: str, value: Any) -> str:
+    """Return the name of the dead-letter queue of a queue, by default its name and ".dead"."""
+    if value is None:
+        return f"{queue}.dead"
+    if value == queue:
+        raise ConfigurationError(
+            f"dead_letter: queue {queue!r} cannot be its own dead-letter queue; give another name"
+        )
+    return queue_name(value)
 
 
 def group(value: Any, name: str = "group") -> str:
@@ -179,6 +192,14 @@ def identity(value: Any) -> Id:
             'of Unicode without NUL that does not start with "~"'
         )
     return value
+
+
+def spellings(value: Any) -> list[Id]:
+    """Return the ids that a lookup tries: a valid id, then the ObjectId that a str may spell."""
+    id = identity(value)
+    if isinstance(id, str) and len(id) == 24 and ObjectId.is_valid(id):
+        return [id, ObjectId(id)]
+    return [id]
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:

@@ -43,7 +43,7 @@ def make_backend(
     options = Options(
         lease=arguments.duration("lease", lease, positive=True),
         max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
-        dead_letter=f"{name}.dead" if dead_letter is None else arguments.queue_name(dead_letter),
+        dead_letter=arguments.dead_letter(name, dead_letter),
         history=None if history is None else arguments.duration("history", history, positive=True),
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),

@@ -24,7 +24,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128, create_decimal128_context
 from bson.errors import BSONError, InvalidDocument
 from bson.raw_bson import RawBSONDocument
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pyqueue.errors import ConfigurationError, InvalidMessage
@@ -190,11 +190,15 @@ class Codec(Generic[T]):
         self.model = model
         self._adapter: TypeAdapter[Any] | None = None
         if model is not None:
+            if isinstance(model, Mapping):
+                raise ConfigurationError(
+                    f"model: give a type, such as a class or list[int], not {type(model).__name__}"
+                )
             try:
                 self._adapter = TypeAdapter(model)
                 if not self._adapter.pydantic_complete:
                     self._adapter.rebuild(raise_errors=True)
-            except (PydanticUserError, NameError) as error:
+            except Exception as error:  # pydantic raises errors of many types for what is no type
                 raise ConfigurationError(
                     f"model: pydantic cannot validate {model!r}; give a type that it knows: {error}"
                 ) from error

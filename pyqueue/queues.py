@@ -558,7 +558,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Remove a message from the queue.
 
         Args:
-            id: the id of the message.
+            id: the id of the message; the text of an ObjectId will do.
 
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
@@ -569,7 +569,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return a message in any state.
 
         Args:
-            id: the id of the message.
+            id: the id of the message; the text of an ObjectId will do.
 
         Returns:
             The message, or None if the id is unknown in this queue. A message that does not fit the
@@ -667,7 +667,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Their tries start again, and a message keeps its key if the key is free.
 
         Args:
-            ids: the ids of messages in the history.
+            ids: the ids of messages in the history, as in ``get``.
 
         Returns:
             How many of the ids were found.

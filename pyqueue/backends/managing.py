@@ -87,13 +87,16 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
 
 def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool]:
     """Remove a message that is not held. Return whether there was one."""
-    arguments.identity(id)
+    spellings = arguments.spellings(id)
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
-    match = transitions.not_held_filter(queue, now) | {"_id": id}
-    found = yield from Find(match, {"key": 1, "dead": 1}, limit=1)
-    if not found:
+    for each in spellings:
+        found = yield from Find({"_id": each, "q": queue}, {"key": 1, "dead": 1}, limit=1)
+        if found:
+            break
+    else:
         return False
+    match = transitions.not_held_filter(queue, now) | {"_id": each}
     keyed = "key" in found[0] or "dead" in found[0]
     update = kind.finishing(now, "removed", history_s, keyed=keyed)
     if update is None:
@@ -187,15 +190,17 @@ def _delete_each(
 def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     """Make finished messages ready again. Return how many."""
     require(kind, queue, "history")
-    for id in ids:
-        arguments.identity(id)
+    spellings = [arguments.spellings(id) for id in ids]
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     update = transitions.replaying(kind, queue, now)
     finished = {"q": queue, "processed": {"$exists": True}}
-    found = yield from Find({"_id": {"$in": list(ids)}, **finished}, {"last_key": 1})
+    wanted = [each for some in spellings for each in some]
+    found = yield from Find({"_id": {"$in": wanted}, **finished}, {"last_key": 1})
+    by_id = {document["_id"]: document for document in found}
+    named = (next((each for each in some if each in by_id), None) for some in spellings)
     done = 0
-    for document in found:
+    for document in [by_id[each] for each in dict.fromkeys(named) if each is not None]:
         match = {"_id": document["_id"], **finished}
         done += yield from update_with_key(match, update, document.get("last_key"))
     if done:

@@ -8,7 +8,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, TypeVar
 
@@ -59,8 +59,11 @@ def push(
     session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
-    if not isinstance(payloads, Iterable):
-        raise ConfigurationError(f"payloads: give a list of them, not {type(payloads).__name__}")
+    if isinstance(payloads, (str, bytes, bytearray, Mapping)) or not isinstance(payloads, Iterable):
+        raise ConfigurationError(
+            f"payloads: give a list of payloads, not {type(payloads).__name__}; "
+            "push() takes a single payload"
+        )
     payloads = list(payloads)
     arguments.one_of("on_duplicate", on_duplicate, ("ignore", "replace", "error"))
     labels = arguments.headers(headers)
@@ -99,7 +102,7 @@ def _one_each(
 ) -> list[V | None]:
     if given is None:
         return [None] * length
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
         raise ConfigurationError(f"{name}: give a sequence, one for each payload")
     values = list(given)
     if len(values) != length:

@@ -21,10 +21,13 @@ __all__ = ["counts", "get", "history", "next_when", "peek", "states"]
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     """Return the message with this id, in any state; None if the queue has none."""
-    arguments.identity(id)
+    spellings = arguments.spellings(id)
     now = yield from ServerTime()
-    found = yield from Find({"_id": id, "q": queue}, limit=1)
-    return decode(codec, found[0], now) if found else None
+    for each in spellings:
+        found = yield from Find({"_id": each, "q": queue}, limit=1)
+        if found:
+            return decode(codec, found[0], now)
+    return None
 
 
 def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Message[Any]]]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import pymongo
@@ -22,6 +23,7 @@ from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
 from pyqueue.backends.namespace import kind_of, options_of
+from pyqueue.backends.namespace import names as queue_names
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
@@ -43,6 +45,7 @@ __all__ = [
     "parse_id",
     "parse_json",
     "queue_with_stored_options",
+    "refuse_unknown",
     "table",
     "unconnected",
 ]
@@ -200,6 +203,21 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     except QueueError as error:
         note(f"the stored options of queue {name!r} are ignored: {error}")
         return client.queue(name, kind=kind)
+
+
+def refuse_unknown(client: Client, name: str) -> None:
+    """Refuse the name of a queue that was never used, which may be mistyped.
+
+    Raises:
+        ConfigurationError: The namespace has no such queue.
+    """
+    names = runner_of(client).run(queue_names())
+    if client.queue(name).name not in names:
+        near = get_close_matches(name, names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"QUEUE: namespace {client.namespace!r} has no queue {name!r}{hint}"
+        )
 
 
 # ---- values

@@ -24,6 +24,7 @@ from pyqueue.cli.common import (
     parse_id,
     parse_json,
     queue_with_stored_options,
+    refuse_unknown,
     table,
 )
 from pyqueue.queues import backend_of
@@ -261,6 +262,8 @@ def pop(
     A popped message is gone, even if the output is lost. Exit status 1 if there was none.
     """
     with connect(url, namespace, signals) as client:
+        if not timeout:  # a command that waits may wait for the first use
+            refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)
         popped = 0
         while popped < limit:
@@ -411,6 +414,7 @@ def pause(
 ) -> None:
     """Stop the delivery of messages, in every process. Pushes still work."""
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
         target = client.queue(name)
         target.pause()
         _show_paused(target, as_json)
@@ -426,6 +430,7 @@ def resume(
 ) -> None:
     """Resume the delivery of messages."""
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
         target = client.queue(name)
         target.resume()
         _show_paused(target, as_json)

@@ -376,3 +376,15 @@ def test_an_interrupted_move_releases_its_messages(
     assert shell.run("move", "a", "b") == (130, "", "")
     counts = client.queue("a").counts()
     assert (counts.ready, counts.reserved) == (3, 0)
+
+
+# ---- names that were never used
+
+
+@pytest.mark.parametrize("command", ["pop", "pause", "resume"])
+def test_unused_name_is_refused(shell: Shell, client: Client, command: str) -> None:
+    client.queue("orders").push(1)
+    status, out, errors = shell.run(command, "oders")
+    assert (status, out) == (2, "")
+    assert "has no queue 'oders'; did you mean 'orders'?" in errors
+    assert [info.name for info in client.queues()] == ["orders"]
