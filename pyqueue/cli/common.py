@@ -22,8 +22,8 @@ from bson.binary import UuidRepresentation
 from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
+from pyqueue.backends.listing import names as queue_names
 from pyqueue.backends.namespace import kind_of, options_of
-from pyqueue.backends.namespace import names as queue_names
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
