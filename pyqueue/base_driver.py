@@ -62,6 +62,10 @@ L = TypeVar("L", Listener, ListensAsync)
 #: How often the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
 
+#: How long a client keeps what it knows of a queue that it does not use, and how often it looks.
+_IDLE_S: Final = 600.0
+_DROP_INTERVAL_S: Final = 60.0
+
 #: How long the record of a queue is taken as known. Then it is read again: the queue may have been
 #: deleted.
 _RECORD_LIFETIME_S: Final = 30.0
@@ -127,6 +131,7 @@ class BaseDriver(Generic[L]):
         self._prepared = False
         self._failures = 0
         self._waiters: dict[str, Waiters] = {}
+        self._drop_at = 0.0
         #: The waiting consumers of this driver, and of those that run on it.
         self._all_waiters = [self._waiters]
         #: By topic.
@@ -161,10 +166,30 @@ class BaseDriver(Generic[L]):
         """Return the consumers of a queue that wait in this client."""
         found = self._waiters.get(queue)
         if found is None:
+            self._drop_idle()
             found = self._waiters.setdefault(
                 queue, Waiters(f"{self.topic}/{queue}", partial(self.stats.update, ["dead"]))
             )
+        found.used = time.monotonic()
         return found
+
+    def _drop_idle(self) -> None:
+        """Drop what is known of queues that were not used for long. Losing it costs one scan.
+
+        A queue with a listener is kept, because consumers have waited for its events.
+        """
+        now = time.monotonic()
+        if now < self._drop_at:
+            return
+        self._drop_at = now + _DROP_INTERVAL_S
+        for queue, waiters in list(self._waiters.items()):
+            idle = now - waiters.used > _IDLE_S and not waiters.count
+            if idle and waiters.topic not in self._listeners:
+                self._waiters.pop(queue, None)
+        for queue, (_, _, read) in list(self._records.items()):
+            if now - read > _IDLE_S:
+                self._records.pop(queue, None)
+                self._options.pop(queue, None)
 
     def check_usable(self) -> None:
         """Refuse a call to a closed client, or from the wrong process or event loop."""

@@ -37,6 +37,8 @@ class Waiters:
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
+        #: When it was last asked for, by the monotonic clock.
+        self.used = 0.0
         self._lock = Lock()
         self._has_leader = False
         #: Until when the leader waits.

@@ -347,10 +347,12 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:
-    """Return the options in the record of a queue; empty if there is no record."""
+    """Return the options with which programs use a queue; empty if no program has used it."""
     found = yield from Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
     options = found[0].get("options") if found else None
-    return options if isinstance(options, Mapping) else {}
+    if not isinstance(options, Mapping):
+        return {}
+    return {**Options(dead_letter=f"{queue}.dead").listed(), **options}
 
 
 # ---- all queues

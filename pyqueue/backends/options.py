@@ -26,12 +26,15 @@ class Options:
     #: What the caller gave of the options that all users of the queue must agree on.
     shape: Mapping[str, object] = field(default_factory=dict)
 
+    def listed(self) -> dict[str, object]:
+        """Return the options that people see."""
+        names = ("lease", "max_tries", "dead_letter", "history")
+        return {name: getattr(self, name) for name in names}
+
     def shown(self, queue: str) -> dict[str, object]:
         """Return what the queue's record shows to people: the options that are not the default."""
-        default = Options(dead_letter=f"{queue}.dead")
-        names = ("lease", "max_tries", "dead_letter", "history")
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value != getattr(default, name)}
+        default = Options(dead_letter=f"{queue}.dead").listed()
+        return {name: value for name, value in self.listed().items() if value != default[name]}
 
 
 class Target(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,12 +13,20 @@ from bson.codec_options import CodecOptions
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
-from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    QueueError,
+    base_driver,
+)
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
 from pyqueue.connecting import runner_of
 from pyqueue.memory import MemoryCollection, memory_database
 from pyqueue.queues import backend_of
+from tests.support.eventually import LONG, eventually, waiters
 
 
 @pytest.fixture
@@ -119,3 +128,38 @@ def test_memory_client_leaves_mongomock_unpatched() -> None:
         ):
             assert "_apply_update_document" not in vars(each)
         assert client.database["pyqueue"].find_one({"_id": "m1"})["payload"] == "text"
+
+
+# ---- what a client knows of queues
+
+
+def test_client_forgets_idle_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that pushes to ever new names does not grow for ever."""
+    with Client("memory:") as client:
+        driver = runner_of(client).open()
+        for n in range(50):
+            client.queue(f"q{n}").push(n)
+        assert len(driver._waiters) == len(driver._records) == 50
+        monkeypatch.setattr(base_driver, "_IDLE_S", -1)
+        client.queue("now").push(1)
+        assert len(driver._waiters) >= 50  # it looks once a minute
+        monkeypatch.setattr(driver, "_drop_at", 0)
+        client.queue("next").push(1)
+        assert set(driver._waiters) == {"next"}
+        assert set(driver._records) <= {"next"}
+        assert set(driver._options) <= {"next"}
+        assert [each.payload for each in client.queue("q7").pop_many(2, timeout=0)] == [7]
+
+
+def test_client_keeps_queues_with_waiting_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_driver, "_IDLE_S", -1)
+    monkeypatch.setattr(base_driver, "_DROP_INTERVAL_S", 0)
+    with Client("memory:") as client, ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.queue("kept", poll=3600).pop, LONG)
+        eventually(lambda: waiters(client, "kept") == 1, "it waits")
+        for n in range(20):
+            client.queue(f"q{n}").push(n)
+        client.queue("kept").push("heard")
+        message = future.result(LONG)
+        assert message is not None
+        assert message.payload == "heard"

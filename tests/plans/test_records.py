@@ -119,3 +119,5 @@ def test_other_options_do_not_rewrite_the_record(
 def test_default_options_are_not_stored(client: Client) -> None:
     client.queue("a", lease=60, max_tries=20, dead_letter="a.dead").push(1)
     assert record(client)["options"] == {}
+    shown = runner_of(client).run(namespace.options_of("a"))
+    assert shown == {"lease": 60, "max_tries": 20, "dead_letter": "a.dead", "history": None}
