@@ -272,7 +272,8 @@ def _finish_popped(
     terms: ClaimTerms, history_s: float | None, claimed: list[Claimed], now: datetime
 ) -> Plan[list[Claimed]]:
     """Finish what a pop claimed, before a caller gets any of it."""
-    lost: set[Hashable] = set()
+    # By id and token: this pop may have claimed a message again after its first claim lapsed.
+    lost: set[tuple[Hashable, str]] = set()
     groups: dict[tuple[str, bool], list[Document]] = {}
     for document, _ in claimed:
         keyed = "key" in document or "dead" in document
@@ -289,12 +290,16 @@ def _finish_popped(
             present = yield from Find({"_id": {"$in": ids}}, {"token": 1})
             tokens = {hashable_id(each["_id"]): each.get("token") for each in present}
             if update is not None:
-                lost |= {id for id in map(hashable_id, ids) if tokens.get(id) != token}
+                lost |= {(id, token) for id in map(hashable_id, ids) if tokens.get(id) != token}
                 continue
             gone = [id for id in ids if hashable_id(id) not in tokens]
             if 0 < done < len(gone):
                 # Another process finished some of them. Delivering them could be the second time.
                 text = "some of what was popped is gone, by this call or by another one"
                 raise Unavailable(text, ids=gone)
-            lost |= set(tokens) if done else set(map(hashable_id, ids))
-    return [pair for pair in claimed if hashable_id(pair[0]["_id"]) not in lost]
+            lost |= {(id, token) for id in (tokens if done else map(hashable_id, ids))}
+    return [
+        (document, message)
+        for document, message in claimed
+        if (hashable_id(document["_id"]), document["token"]) not in lost
+    ]

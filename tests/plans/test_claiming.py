@@ -5,6 +5,7 @@ There is no database.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -233,6 +234,33 @@ def test_pop_many_returns_only_what_it_finished(
     assert [
         each.id for each in runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
     ] == handed_out
+
+
+def test_pop_many_that_claims_a_message_twice_returns_it() -> None:
+    """Its first claim of m1 lapsed before it had enough. The second one deletes the message."""
+
+    def mine(*ids: str) -> Callable[[Any], list[dict[str, Any]]]:
+        return lambda command: [
+            document(id, token=command.filter["token"], when=after(30)) for id in ids
+        ]
+
+    def left(command: Find) -> list[dict[str, Any]]:
+        return [{"_id": "m1", "token": runner.commands[5].update["$set"]["token"]}]
+
+    runner = Runner(
+        NOT_PAUSED,
+        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        Unavailable("the reply was lost"),  # so it looks again for the rest
+        mine("m1", "m2"),
+        [{"_id": "m1", "when": NOW}],
+        Change(1, None),
+        mine("m1"),
+        1,
+        left,
+        1,
+    )
+    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
+    assert sorted(each.id for each in messages) == ["m1", "m2"]
 
 
 def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
