@@ -2,8 +2,9 @@
 
 The change log says from when to when each message could be received. A message starves
 
-* while a call to receive from its queue is waiting. A call that returns nothing is no answer; *
-after a later message of its queue was received first.
+* while a call to receive from its queue is waiting. A call that returns nothing is no answer;
+* after many later messages of its queue were received first. A few say nothing: consumers that
+  compete for a backlog pass over some of it.
 
 A message that waits because all consumers are busy with earlier ones does not starve. Time in which
 a fault was in progress is left out: of any kind for the figures without faults, and of a kind that
@@ -38,6 +39,8 @@ _SHOWN = 10
 _LONGEST_CALL_S = 60.0
 #: Waits shorter than that are not looked at.
 _SHORT_S = 0.25
+#: How many later messages must be received first before that counts as starvation.
+OVERTAKEN = 500
 #: The precision of the times in the change log, and of the clock that clients estimate.
 _CLOCK_ERROR_S = 0.1
 
@@ -182,11 +185,13 @@ def _starving(
         faults = windows.processes.get(call.process, Spans())
         if call.began < wait.until and not faults.within(call.began, call.ended):
             spans.append((max(call.began, wait.since), min(call.ended, wait.until)))
+    later = 0
     for place in range(bisect_left(taken, (wait.since, 0.0)), len(taken)):
         at, when = taken[place]
         if at >= wait.until:
             break
-        if when > wait.when + _CLOCK_ERROR_S:
+        later += when > wait.when + _CLOCK_ERROR_S
+        if later >= OVERTAKEN:
             spans.append((at, wait.until))
             break
     return Spans(spans)
