@@ -7,9 +7,10 @@ what is counted. This module sends nothing; ``drivers.py`` does.
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -20,7 +21,7 @@ from pymongo import ReadPreference, WriteConcern, errors
 from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends import namespace
-from pyqueue.clock import Clock
+from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.memory import MemoryCollection
 from pyqueue.payloads import OPTIONS
@@ -30,17 +31,26 @@ from pyqueue.requests import (
     ForgetQueue,
     Hello,
     Insert,
+    MonotonicTime,
     Plan,
     Request,
     ServerTime,
     Signal,
     UpdateEach,
+    Wait,
 )
 from pyqueue.server_errors import matched_count, shown_cause, translated, write_failures
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
-__all__ = ["PENDING", "READ_ONLY", "BaseDriver", "ListensAsync"]
+__all__ = [
+    "PENDING",
+    "READ_ONLY",
+    "REFRESH_TIMEOUT_S",
+    "BaseDriver",
+    "ListensAsync",
+    "seconds_left",
+]
 
 
 class ListensAsync(Protocol):
@@ -70,6 +80,13 @@ _DROP_INTERVAL_S: Final = 60.0
 #: deleted.
 _RECORD_LIFETIME_S: Final = 30.0
 
+#: How long a waiting consumer tries to refresh the clock, and how long it rests if that failed. It
+#: hears no signal in the meantime.
+REFRESH_TIMEOUT_S: Final = 5.0
+_REFRESH_REST_S: Final = (2.0, 3.0)
+#: A wait may end so much too early.
+_EARLY_S: Final = 0.01
+
 #: The driver has to wait for the answer.
 PENDING: Final = object()
 
@@ -91,6 +108,21 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def seconds_left(request: Wait, clock: Clock | None) -> float | None:
+    """Return how long a consumer may wait at most.
+
+    Args:
+        request: its wait.
+        clock: the clock, if it watches the time for all consumers of its queue.
+    """
+    limits = []
+    if clock is not None:
+        limits.append((request.until - clock.now()).total_seconds())
+    if request.deadline is not None:
+        limits.append(request.deadline - time.monotonic())
+    return max(0.0, min(limits)) if limits else None
 
 
 class BaseDriver(Generic[L]):
@@ -129,7 +161,8 @@ class BaseDriver(Generic[L]):
         self._timeout = timeout
         self._forks = _forks
         self._prepared = False
-        self._failures = 0
+        #: The member that was primary when the clock was last sampled.
+        self._primary: tuple[object, ...] = ()
         self._waiters: dict[str, Waiters] = {}
         self._drop_at = 0.0
         #: The waiting consumers of this driver, and of those that run on it.
@@ -212,39 +245,41 @@ class BaseDriver(Generic[L]):
             limit = min(limit, request.max_time_s)
         return pymongo.timeout(limit)
 
-    def _late(self) -> Unavailable:
-        return Unavailable(f"the server did not answer within {self._timeout:g} s")
-
-    def _preparation(self, failures: int) -> Plan[None]:
-        """Set the clock by the primary, and create missing indexes.
-
-        Args:
-            failures: how many preparations had failed when this caller began to wait.
-        """
-        if failures != self._failures:
-            raise self._late()  # another caller just failed: do not wait for the same again
+    def _preparation(self) -> Plan[None]:
+        """Set the clock by the primary. If it is another member, create missing indexes too."""
         if not self.clock.stale:
             return
         if self._prepared:
             self.clock.touch()  # concurrent callers go on with the present estimate
         try:
-            if self.memory:
+            primary = yield from self._sample()
+            if not self._prepared or primary != self._primary:
+                self._expect_changes()
+                self.clock.changes += 1
+                self._records.clear()  # the records may be missing too
+                yield from namespace.make_indexes(self._name)
+                self._primary, self._prepared = primary, True
                 self.clock.touch()
-            else:
-                samples = []
-                for _ in range(_CLOCK_SAMPLES):
-                    sent = time.monotonic()
-                    hello = yield from Hello()
-                    samples.append((sent, time.monotonic(), hello["localTime"]))
-                self.replicated = "setName" in hello or hello.get("msg") == "isdbgrid"
-                self.clock.sample(samples)
-            self._forget()
-            yield from namespace.make_indexes(self._name)
-            self._prepared = True
         except BaseException:
-            self._failures += 1
             self.clock.expire()
             raise
+
+    def _sample(self) -> Plan[tuple[object, ...]]:
+        """Ask the primary for its time, once if that agrees with the clock. Return who it is."""
+        if self.memory:
+            self.clock.touch()
+            return ()
+        samples: list[Sample] = []
+        while len(samples) < _CLOCK_SAMPLES:
+            sent = time.monotonic()
+            hello = yield from Hello()
+            samples.append((sent, time.monotonic(), hello["localTime"]))
+            if self._prepared and len(samples) == 1 and self.clock.agrees(samples[0]):
+                break
+        else:
+            self.clock.sample(samples)
+        self.replicated = "setName" in hello or hello.get("msg") == "isdbgrid"
+        return hello.get("me"), hello.get("electionId")
 
     def _start_session(self) -> Any:
         return self._plain.database.client.start_session()
@@ -279,23 +314,44 @@ class BaseDriver(Generic[L]):
         return meant
 
     def _expect_changes(self) -> None:
-        """Ask for the time again, and rescan every queue.
+        """Ask for the time again, because another member may be primary now; and rescan.
 
-        Another member may be primary now. Claims may be undone, and pushes that were delayed
-        arrive where scans have been.
+        Claims may be undone, and pushes that were delayed arrive where scans have been.
         """
         self.clock.expire()
         for table in self._all_waiters:
             for waiters in list(table.values()):
                 waiters.scan.forget()
 
-    def _left(self, until: datetime | None) -> float | None:
-        return None if until is None else max(0.0, (until - self.clock.now()).total_seconds())
+    def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
+        """Wait as the leader. Yield the seconds to listen, or None to refresh the clock.
+
+        A clock that runs behind hides what is ready, and nothing else in this client may ask for
+        the time while its consumers wait.
+        """
+        clock, changes, rest = self.clock, self.clock.changes, 0.0
+        while True:
+            left = seconds_left(request, clock)
+            assert left is not None
+            pause = max(clock.fresh_s, rest) + _EARLY_S
+            end = time.monotonic() + pause - _EARLY_S
+            heard = yield min(left, pause)
+            if clock.stale:
+                yield None
+                rest = random.uniform(*_REFRESH_REST_S) if clock.stale else 0.0
+            if heard:
+                waiters: Waiters = request.waiters
+                return waiters.on_signal(listener.when, clock.now())
+            # It is time; or the listener was closed; or ``until`` is not to be trusted any more.
+            if left <= pause or time.monotonic() < end or clock.changes != changes:
+                return True
 
     def _answer_now(self, request: Request[Any]) -> Any:
         """Return the answer to a request that needs no waiting, else PENDING."""
         if type(request) is ServerTime:
             return self.clock.now()
+        if type(request) is MonotonicTime:
+            return time.monotonic()
         if type(request) is EnsureQueue:
             return self._known_kind(request)
         if type(request) is ForgetQueue:
@@ -339,10 +395,6 @@ class BaseDriver(Generic[L]):
         """Publish the signals that waited for the commit of a transaction."""
         for request in self.sessions.get(id(session), ()):
             self.signal(Signal(request.queue, request.when))
-
-    def _forget(self) -> None:
-        """Forget what is known of the collection, because it may have been dropped."""
-        self._records.clear()
 
     def close_waiters(self) -> None:
         """Wake every consumer that waits. Each then finds the client closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 from pyqueue.coalescing import Coalescer
 from pyqueue.drivers import AsyncDriver, Driver
 from pyqueue.requests import Command
+from pyqueue.single_flight import AsyncSingleFlight
 from pyqueue.thread_pool import DaemonThreadPool
 from pyqueue.waiters import Waiters
 from signals import Listener
@@ -41,6 +43,7 @@ class BlockingAdapter(AsyncDriver):
         self._listeners = {}
         self._loop = None
         self._lock = asyncio.Lock()
+        self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
 
     def check_usable(self) -> None:
@@ -48,9 +51,9 @@ class BlockingAdapter(AsyncDriver):
         self._driver.check_usable()
         super().check_usable()
 
-    async def prepare(self) -> None:
+    async def prepare(self, limit_s: float = math.inf) -> None:
         """Have the blocking driver prepare itself."""
-        await self._threads.run(self._driver.prepare)
+        await self._threads.run(self._driver.prepare, limit_s)
         self.replicated = self._driver.replicated
 
     async def ask(self, request: Command[R]) -> R:

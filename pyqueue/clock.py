@@ -7,19 +7,28 @@ machine shows. This module does no I/O; the driver takes the samples.
 
 from __future__ import annotations
 
+import random
 import time
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["BAND", "Clock", "seconds"]
+__all__ = ["BAND", "Clock", "Sample", "seconds"]
 
 #: Users give instants before this one. From here on pyqueue keeps finished messages.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
 
+#: When the primary was asked and when its answer came, by the monotonic clock; and the answer.
+Sample = tuple[float, float, datetime]
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: How long an estimate is used before it is refreshed.
-REFRESH_INTERVAL_S = 30.0
-#: A larger step between the clocks of the machine means that its wall clock was set.
+#: How long an estimate is used before it is refreshed: a random time between these bounds, so that
+#: the clients of a fleet do not ask all at once.
+REFRESH_INTERVAL_S = (10.0, 15.0)
+#: A larger step between the clocks of the machine means that its wall clock was set, or that it was
+#: suspended. A larger step of the estimate means that the primary's clock was set.
 _JUMP_S = 1.0
+#: How far a sample may be off an estimate that still agrees: instants are in whole milliseconds,
+#: and clocks drift between two samples.
+_TOLERANCE_S = 0.003
 
 
 def seconds(duration: float | timedelta) -> float:
@@ -39,6 +48,10 @@ class Clock:
         self._last = 0
         self._instant = _EPOCH
         self._taken = float("-inf")
+        self._interval = random.uniform(*REFRESH_INTERVAL_S)
+        #: How often a sample moved the estimate by more than a second, or was of another primary.
+        #: What consumers have computed before then may be wrong.
+        self.changes = 0
 
     def now(self) -> datetime:
         """Return the instant at the primary."""
@@ -52,29 +65,36 @@ class Clock:
 
     @property
     def stale(self) -> bool:
-        """Whether new samples are due: after 30 s, or after the wall clock was set."""
-        monotonic = time.monotonic()
-        return (
-            monotonic - self._taken >= REFRESH_INTERVAL_S
-            or abs(time.time() - monotonic - self._apart) > _JUMP_S
-        )
+        """Whether new samples are due: after 10 to 15 s, or after the wall clock was set."""
+        return self.fresh_s == 0 or abs(time.time() - time.monotonic() - self._apart) > _JUMP_S
+
+    @property
+    def fresh_s(self) -> float:
+        """For how many more seconds the estimate may be used, unless the wall clock is set."""
+        return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:
         """Ask for new samples, because another member may be primary now."""
         self._taken = float("-inf")
 
     def touch(self) -> None:
-        """Use the present estimate for another 30 s."""
+        """Use the present estimate for another 10 to 15 s."""
+        self._interval = random.uniform(*REFRESH_INTERVAL_S)
         self._taken = time.monotonic()
         self._apart = time.time() - self._taken
 
-    def sample(self, samples: list[tuple[float, float, datetime]]) -> None:
-        """Take the best of several samples ``(sent, received, instant at the primary)``.
+    def agrees(self, sample: Sample) -> bool:
+        """Return whether the estimate can be right, by a sample that took less than a second."""
+        sent, received, instant = sample
+        ahead = instant.timestamp() - self._offset
+        return received - sent < _JUMP_S and sent - _TOLERANCE_S <= ahead <= received + _TOLERANCE_S
 
-        ``sent`` and ``received`` are of the monotonic clock.
-        """
+    def sample(self, samples: list[Sample]) -> None:
+        """Take the best of several samples."""
         sent, received, instant = min(samples, key=lambda each: each[1] - each[0])
-        self._offset = instant.timestamp() - (sent + received) / 2
+        offset = instant.timestamp() - (sent + received) / 2
+        self.changes += abs(offset - self._offset) > _JUMP_S
+        self._offset = offset
         self.touch()
 
     @property

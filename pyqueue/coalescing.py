@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pyqueue.requests import Coalesce, Plan
 
-__all__ = ["MAX_BATCH_BYTES", "MAX_BATCH_ITEMS", "Coalescer", "PendingCalls"]
+__all__ = ["MAX_BATCH_BYTES", "MAX_BATCH_ITEMS", "Coalescer", "PendingCalls", "copy_of"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -113,7 +113,7 @@ class Coalescer:
                 except BaseException as error:
                     for _, future in batch:
                         if not future.done():
-                            future.set_exception(_copy(error))
+                            future.set_exception(copy_of(error))
                     if not isinstance(error, Exception):
                         raise
                 else:
@@ -152,8 +152,8 @@ class Coalescer:
             await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-def _copy(error: BaseException) -> BaseException:
-    """Return a copy of an error, so that each caller of a batch gets its own traceback."""
+def copy_of(error: BaseException) -> BaseException:
+    """Return a copy of an error, so that each caller gets its own traceback."""
     try:
         copy = type(error)(*error.args)
     except TypeError:

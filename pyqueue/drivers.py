@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pymongo
 
 from pyqueue.backends import namespace
-from pyqueue.base_driver import PENDING, READ_ONLY, BaseDriver, ListensAsync
+from pyqueue.base_driver import (
+    PENDING,
+    READ_ONLY,
+    REFRESH_TIMEOUT_S,
+    BaseDriver,
+    ListensAsync,
+    seconds_left,
+)
 from pyqueue.coalescing import Coalescer
-from pyqueue.errors import ConfigurationError, MissingIndex
+from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
     Coalesce,
@@ -29,6 +37,7 @@ from pyqueue.requests import (
     Request,
     Wait,
 )
+from pyqueue.single_flight import AsyncSingleFlight, SingleFlight
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
@@ -46,7 +55,7 @@ class Driver(BaseDriver[Listener]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._lock = threading.Lock()
-        self._preparing = threading.Lock()
+        self._preparing = SingleFlight()
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan and return its result."""
@@ -55,16 +64,21 @@ class Driver(BaseDriver[Listener]):
             self.prepare()
         return self._drive(plan)
 
-    def prepare(self) -> None:
-        """Set the clock by the primary, and create missing indexes."""
-        failures = self._failures
-        if not self._preparing.acquire(timeout=self._timeout):
-            raise self._late()
-        try:
-            with nullcontext() if self.memory else pymongo.timeout(self._timeout):
-                self._drive(self._preparation(failures))
-        finally:
-            self._preparing.release()
+    def prepare(self, limit_s: float = math.inf) -> None:
+        """Set the clock by the primary. If it is another member, create missing indexes too.
+
+        One thread does this for all that call meanwhile. Once the client is prepared, the rest go
+        on with the present estimate.
+
+        Args:
+            limit_s: seconds that it may take, if that is less than the time limit of a command.
+        """
+
+        def work() -> None:
+            with pymongo.timeout(min(self._timeout, limit_s)):
+                self._drive(self._preparation())
+
+        self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout)
 
     def _drive(self, plan: Plan[T]) -> T:
         try:
@@ -109,7 +123,7 @@ class Driver(BaseDriver[Listener]):
                 except MissingIndex:
                     if not again:
                         raise
-                    self._forget()
+                    self._records.clear()  # the collection may have been dropped
                     self._drive(namespace.make_indexes(self._name))
         raise AssertionError("unreachable")
 
@@ -140,17 +154,27 @@ class Driver(BaseDriver[Listener]):
         leads = waiters.enter(woken.set, request.until)
         guards = not leads and waiters.guard(request.until)
         try:
-            until = request.deadline
-            if leads or guards:
-                until = request.until if until is None else min(request.until, until)
             if leads:
-                listener = self._listeners[waiters.topic]
-                heard = listener.wait(self._left(until))
-                return not heard or waiters.on_signal(listener.when, self.clock.now())
-            woken.wait(self._left(until))
+                return self._lead(request)
+            woken.wait(seconds_left(request, self.clock if guards else None))
             return True
         finally:
             waiters.leave(woken.set, leads, guards)
+
+    def _lead(self, request: Wait) -> bool:
+        listener = self._listeners[request.waiters.topic]
+        steps = self._watch(request, listener)
+        try:
+            seconds = next(steps)
+            while True:
+                if seconds is None:
+                    with suppress(Unavailable):
+                        self.prepare(REFRESH_TIMEOUT_S)
+                    seconds = steps.send(False)
+                else:
+                    seconds = steps.send(listener.wait(seconds))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # whether to look
 
 
 class AsyncDriver(BaseDriver[ListensAsync]):
@@ -162,6 +186,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         super().__init__(*args, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
+        self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
 
     async def run(self, plan: Plan[T]) -> T:
@@ -183,12 +208,14 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 )
             self._loop = loop
 
-    async def prepare(self) -> None:
-        """Set the clock by the primary, and create missing indexes."""
-        failures = self._failures
-        async with self._lock:
-            with nullcontext() if self.memory else pymongo.timeout(self._timeout):
-                await self._drive(self._preparation(failures))
+    async def prepare(self, limit_s: float = math.inf) -> None:
+        """Set the clock by the primary. See ``Driver.prepare``."""
+
+        async def work() -> None:
+            with pymongo.timeout(min(self._timeout, limit_s)):
+                await self._drive(self._preparation())
+
+        await self._preparing.run(work, joins=not self._prepared)
 
     async def _drive(self, plan: Plan[T]) -> T:
         try:
@@ -237,7 +264,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 except MissingIndex:
                     if not again:
                         raise
-                    self._forget()
+                    self._records.clear()  # the collection may have been dropped
                     await self._drive(namespace.make_indexes(self._name))
         raise AssertionError("unreachable")
 
@@ -262,7 +289,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         return await self._drive(request.plan(None))
 
     async def settled(self) -> None:
-        """Wait for batches whose callers were cancelled."""
+        """End the preparation, and wait for batches whose callers were cancelled."""
+        await self._preparing.close()
         await self._coalescer.settled()
 
     async def _listen(self, waiters: Waiters) -> bool:
@@ -278,18 +306,26 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         leads = waiters.enter(woken.set, request.until)
         guards = not leads and waiters.guard(request.until)
         try:
-            until = request.deadline
-            if leads or guards:
-                until = request.until if until is None else min(request.until, until)
             if leads:
-                listener = self._listeners[waiters.topic]
-                heard = await listener.wait(self._left(until))
-                return not heard or waiters.on_signal(listener.when, self.clock.now())
-            try:
-                async with asyncio.timeout(self._left(until)):
+                return await self._lead(request)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds_left(request, self.clock if guards else None)):
                     await woken.wait()
-            except TimeoutError:
-                pass
             return True
         finally:
             waiters.leave(woken.set, leads, guards)
+
+    async def _lead(self, request: Wait) -> bool:
+        listener = self._listeners[request.waiters.topic]
+        steps = self._watch(request, listener)
+        try:
+            seconds = next(steps)
+            while True:
+                if seconds is None:
+                    with suppress(Unavailable):
+                        await self.prepare(REFRESH_TIMEOUT_S)
+                    seconds = steps.send(False)
+                else:
+                    seconds = steps.send(await listener.wait(seconds))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # whether to look

@@ -3,8 +3,8 @@
 A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
 and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
-driver itself answers the other requests: ``ServerTime``, ``EnsureQueue``, ``Listen``, ``Wait``,
-``Coalesce``, ``AtOneInstant`` and ``Signal``.
+driver itself answers the other requests: ``ServerTime``, ``MonotonicTime``, ``EnsureQueue``,
+``Listen``, ``Wait``, ``Coalesce``, ``AtOneInstant`` and ``Signal``.
 
 A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of
 documents.
@@ -43,6 +43,7 @@ __all__ = [
     "Indexes",
     "Insert",
     "Listen",
+    "MonotonicTime",
     "Plan",
     "RefusedWrite",
     "Request",
@@ -407,11 +408,16 @@ class ServerTime(Request[datetime]):
 
 
 @dataclass(slots=True)
+class MonotonicTime(Request[float]):
+    """Seconds on the monotonic clock of this machine, for timeouts: it is never set."""
+
+
+@dataclass(slots=True)
 class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
     It fails if the record has another shape than the given one. A driver remembers the answer for
-    half a minute.
+    half a minute, unless the primary changes or an index turns out to be missing.
     """
 
     queue: str
@@ -440,14 +446,15 @@ class Listen(Request[bool]):
 class Wait(Request[bool]):
     """Wait among the consumers of a queue for an event or for an instant.
 
-    Only the leader waits for ``until``. A follower waits for its turn or for its ``deadline``
-    (None: no limit). The answer is whether to look for messages: False if every event was about a
-    later instant.
+    Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh
+    meanwhile. A follower waits for its turn or for its ``deadline`` on the monotonic clock (None:
+    no limit). The answer is whether to look for messages: False if every event was about a later
+    instant.
     """
 
     waiters: Any
     until: datetime
-    deadline: datetime | None
+    deadline: float | None
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from pyqueue.requests import (
     Document,
     Find,
     Listen,
+    MonotonicTime,
     Plan,
     ServerTime,
     Update,
@@ -101,13 +102,13 @@ def receive(
     )
     misfits = misfits or waiting.misfits
     how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)
-    undo = partial(undo_reserve, queue, kind)
+    scan, undo = waiting.scan, partial(undo_reserve, queue, kind)
     if pop:
         undo = partial(undo_pop, queue, kind, options.history)
-    scan = waiting.scan
     yield from namespace.ensure(queue, kind, options)
     now = yield from ServerTime()
-    deadline = None if timeout_s is None else now + timedelta(seconds=timeout_s)
+    # On the monotonic clock: the primary's may be set while the caller waits.
+    deadline = None if timeout_s is None else (yield from MonotonicTime()) + timeout_s
     found = False
     try:
         while True:
@@ -123,7 +124,7 @@ def receive(
                     found = True
                     return [message for _, message in claimed]
                 now = yield from ServerTime()
-            if deadline is not None and now >= deadline:
+            if deadline is not None and (yield from MonotonicTime()) >= deadline:
                 return []
             if (yield from Listen(waiting)):
                 now = yield from ServerTime()

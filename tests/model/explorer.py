@@ -25,7 +25,15 @@ from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.options import Options
 from pyqueue.backends.pushing import new_document
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.requests import Change, Coalesce, Command, EnsureQueue, ServerTime, Signal
+from pyqueue.requests import (
+    Change,
+    Coalesce,
+    Command,
+    EnsureQueue,
+    MonotonicTime,
+    ServerTime,
+    Signal,
+)
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.store import Process, World
@@ -364,6 +372,8 @@ class Explorer:
                     answer = asks.kind
                 case Signal():
                     answer = None
+                case MonotonicTime():
+                    answer = 0.0
                 case _:
                     try:
                         answer = next(answers)

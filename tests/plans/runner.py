@@ -20,6 +20,7 @@ from pyqueue.requests import (
     EnsureQueue,
     ForgetQueue,
     Listen,
+    MonotonicTime,
     Plan,
     ServerTime,
     Signal,
@@ -117,6 +118,8 @@ class Runner:
         match request:
             case ServerTime():
                 return self.now
+            case MonotonicTime():
+                return (self.now - NOW).total_seconds()
             case EnsureQueue():
                 self.entered.append(request.queue)
                 return request.kind

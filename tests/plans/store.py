@@ -34,6 +34,7 @@ from pyqueue.requests import (
     FindAndModify,
     Insert,
     Listen,
+    MonotonicTime,
     Plan,
     ServerTime,
     Signal,
@@ -430,6 +431,8 @@ class Process:
         match request:
             case ServerTime():
                 return self.now()
+            case MonotonicTime():
+                return world.time / 1000
             case EnsureQueue():
                 record = namespace.record_id(request.queue)
                 fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
@@ -468,7 +471,7 @@ class Process:
         return scan_now
 
     def _wait(self, request: Wait) -> Generator[Pause, None, bool]:
-        deadline = None if request.deadline is None else millis(request.deadline) - self.skew
+        deadline = None if request.deadline is None else request.deadline * 1000
         until = millis(request.until) - self.skew
         pause = Pause(self.world, until if deadline is None else min(until, deadline))
         leads = self.waiters.enter(pause.end, request.until)

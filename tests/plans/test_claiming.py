@@ -409,8 +409,8 @@ def test_timeout_is_measured_by_the_given_time() -> None:
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
 
     def wait(request: Wait) -> bool:
-        assert request.deadline == after(10)
-        runner.now = min(request.until, request.deadline)
+        assert request.deadline == 10
+        runner.now = min(request.until, after(request.deadline))
         return True
 
     runner.on_wait = wait

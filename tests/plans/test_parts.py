@@ -99,17 +99,42 @@ class TestClock:
         hands.wall -= 0.2
         assert stale(clock)
 
-    def test_samples_are_due_every_half_minute_and_on_request(self, hands: Hands) -> None:
+    def test_samples_are_due_at_random_times_and_on_request(self, hands: Hands) -> None:
         clock = Clock()
-        clock.sample([(1000.0, 1000.0, at(0))])
-        hands.move(29.9)
-        assert not stale(clock)
-        hands.move(0.2)
-        assert stale(clock)
+        ages = set()
+        for _ in range(20):
+            clock.sample([(hands.monotonic, hands.monotonic, at(hands.monotonic - 1000))])
+            ages.add(clock.fresh_s)
+            hands.move(clock.fresh_s - 0.1)
+            assert not stale(clock)
+            hands.move(0.2)
+            assert stale(clock)
+        assert 10 <= min(ages) < max(ages) <= 15
         clock.touch()
         assert not stale(clock)
         clock.expire()
         assert stale(clock)
+
+    def test_clock_knows_which_samples_agree(self, hands: Hands) -> None:
+        clock = Clock()
+        clock.sample([(1000.0, 1000.0, at(0))])
+        hands.move(20)
+        for sent, received, instant, agrees in (
+            (1019.5, 1019.7, 19.6, True),
+            (1019.5, 1019.7, 19.499, True),  # instants are in whole milliseconds
+            (1019.5, 1019.7, 19.49, False),
+            (1019.5, 1019.7, 19.71, False),
+            (1018.0, 1019.7, 19.0, False),  # it took so long that it says little
+        ):
+            assert clock.agrees((sent, received, at(instant))) == agrees
+
+    def test_steps_of_the_primary_are_counted(self, hands: Hands) -> None:
+        clock = Clock()
+        clock.sample([(1000.0, 1000.0, at(0))])
+        assert clock.changes == 0
+        for instant, steps in ((0.9, 0), (3, 1), (1, 2), (0.1, 2)):
+            clock.sample([(1000.0, 1000.0, at(instant))])
+            assert clock.changes == steps
 
     def test_small_backward_correction_stops_the_clock(self, hands: Hands) -> None:
         clock = Clock()
