@@ -33,6 +33,7 @@ __all__ = [
     "namespace_name",
     "one_of",
     "queue_name",
+    "redacted",
     "reservations",
     "spellings",
     "starting",
@@ -307,3 +308,11 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
             )
         unique[hashable_id(each.id), each.token] = each
     return list(unique.values())
+
+
+def redacted(url: str) -> str:
+    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
+    before, at, rest = url.rpartition("@")
+    scheme = before.partition("://")[0]
+    shown = scheme if scheme.replace("+", "").isalnum() else "***"
+    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]

@@ -41,7 +41,7 @@ class BlockingAdapter(AsyncDriver):
         self._waiters = {}
         self._all_waiters.append(self._waiters)
         self._listeners = {}
-        self._loop = None
+        self.loop = None
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, cast
 
 import pymongo
@@ -24,7 +25,7 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 import signals as buses
-from pyqueue import arguments
+from pyqueue import arguments, opened
 from pyqueue.backends import namespace as namespaces
 from pyqueue.base_driver import BaseDriver
 from pyqueue.drivers import AsyncDriver, Driver
@@ -32,7 +33,8 @@ from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.memory import memory_database
 from pyqueue.messages import Duration
-from pyqueue.renewal import AsyncRenewer, Renewer
+from pyqueue.opened import Finalizer, Opened
+from pyqueue.renewal import AsyncRenewer, LeaseRenewer, Renewer
 from pyqueue.requests import Plan
 from pyqueue.server_errors import translated
 from pyqueue.waiters import Waiters
@@ -70,6 +72,11 @@ _TRANSACTION: Final[dict[str, Any]] = {
 }
 
 
+def process_label() -> str:
+    """Return "host:pid" of this process, which may be a fork of the one that made the client."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 class BaseConnection(Generic[D]):
     """The part of a connection that is the same for blocking and for async code.
 
@@ -88,6 +95,9 @@ class BaseConnection(Generic[D]):
 
     #: The class of the driver.
     driver_type: type[Any]
+    #: Closes what was opened, if the connection is dropped unclosed.
+    finalizer: Callable[[object, str, Opened], Finalizer]
+    renewer: LeaseRenewer
 
     def __init__(
         self,
@@ -111,13 +121,14 @@ class BaseConnection(Generic[D]):
             raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
             raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
-        #: The label written into claims.
-        self.owner = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+        #: Returns the label written into claims.
+        self.owner: Callable[[], str] = process_label if owner is None else partial(str, owner)
         self._signals = signals
         self._driver: D | None = None
         self._database: Any = None
         self._mongo: Any = None
         self._server: EmbeddedServer | None = None
+        self._finalizer: Finalizer | None = None
         self._closed = False
         self._opening = threading.Lock()
         self._check_target()
@@ -128,7 +139,9 @@ class BaseConnection(Generic[D]):
         if isinstance(target, str):
             known = target == "memory:" or target.startswith(("mongodb://", "mongodb+srv://"))
             if not known and not (target.startswith("embedded:") and target != "embedded:"):
-                raise ConfigurationError(f"target: invalid target {redacted(target)!r}: {_TARGETS}")
+                raise ConfigurationError(
+                    f"target: invalid target {arguments.redacted(target)!r}: {_TARGETS}"
+                )
         elif not self._accepts(target):
             raise ConfigurationError(
                 f"target: {type(target).__module__}.{type(target).__name__} is invalid: {_TARGETS}"
@@ -166,7 +179,28 @@ class BaseConnection(Generic[D]):
                 timeout=self.command_timeout,
                 topic=f"{self._database.name}/{self.namespace}",
             )
+            resources = self._opened()
+            if resources.leaks:
+                target = self.target
+                shown = (
+                    arguments.redacted(target) if isinstance(target, str) else type(target).__name__
+                )
+                self._finalizer = self.finalizer(self, f"a client of {shown!r}", resources)
             return self._driver
+
+    def _opened(self) -> Opened:
+        """Return what was opened here, which is what to close."""
+        driver = self._driver
+        bus = driver.bus if driver is not None and self._bus_is_ours() else None
+        return Opened(driver, self.renewer, bus, self._mongo, self._server)
+
+    def _take_opened(self) -> Opened:
+        """Return what to close now, for once."""
+        self._closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        resources, self._driver = self._opened(), None
+        return resources
 
     def _open_database(self) -> Any:
         target = self.target
@@ -246,18 +280,11 @@ class BaseConnection(Generic[D]):
         return driver
 
 
-def redacted(url: str) -> str:
-    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
-    before, at, rest = url.rpartition("@")
-    scheme = before.partition("://")[0]
-    shown = scheme if scheme.replace("+", "").isalnum() else "***"
-    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]
-
-
 class Connection(BaseConnection[Driver]):
     """A connection for blocking code. Any number of threads may use it."""
 
     driver_type = Driver
+    finalizer = staticmethod(opened.close_if_dropped)
 
     def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
         super().__init__(target, **options)
@@ -329,26 +356,15 @@ class Connection(BaseConnection[Driver]):
 
     def close(self) -> None:
         """Wake the waiting consumers, and close what this connection opened."""
-        if self._closed:
-            return
-        self._closed = True
-        self.renewer.close()
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            driver.close_waiters()
-            if self._bus_is_ours():
-                driver.bus.close()
-        if self._mongo is not None:
-            with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
-                self._mongo.close()
-        if self._server is not None:
-            self._server.close()
+        if not self._closed:
+            opened.close_opened(self._take_opened())
 
 
 class AsyncConnection(BaseConnection[AsyncDriver]):
     """A connection for async code. It belongs to the event loop in which it is first used."""
 
     driver_type = AsyncDriver
+    finalizer = staticmethod(opened.close_if_dropped_async)
 
     def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
         super().__init__(target, **options)
@@ -432,21 +448,8 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     async def close(self) -> None:
         """Wake the waiting consumers, and close what this connection opened."""
-        if self._closed:
-            return
-        self._closed = True
-        await self.renewer.close()
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            await driver.settled()
-            driver.close_waiters()
-            if self._bus_is_ours():
-                await driver.bus.close()
-        if self._mongo is not None:
-            with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
-                await self._mongo.close()
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close)
+        if not self._closed:
+            await opened.close_opened_async(self._take_opened())
 
 
 async def _maybe(value: Any) -> Any:
@@ -487,7 +490,7 @@ class Connected(Generic[C_co]):
 
     def __repr__(self) -> str:
         target = self._connection.target
-        shown = redacted(target) if isinstance(target, str) else type(target).__name__
+        shown = arguments.redacted(target) if isinstance(target, str) else type(target).__name__
         return f"{type(self).__name__}({shown!r}, namespace={self._connection.namespace!r})"
 
 

@@ -184,7 +184,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: The event loop of this driver, once it was used.
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
@@ -200,13 +201,13 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         """Refuse a call to a closed client, or from the wrong process or event loop."""
         super().check_usable()
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None:
+        if self.loop is not loop:
+            if self.loop is not None:
                 raise ConfigurationError(
                     "this client was first used in another event loop: "
                     "make one client for each loop (for each asyncio.run)"
                 )
-            self._loop = loop
+            self.loop = loop
 
     async def prepare(self, limit_s: float = math.inf) -> None:
         """Set the clock by the primary. See ``Driver.prepare``."""

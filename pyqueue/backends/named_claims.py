@@ -162,7 +162,7 @@ class NamedClaims:
         raise self._fenced()
 
     def _holding(self, now: datetime, lease_s: float, token: str) -> dict[str, dict[str, Any]]:
-        update = transitions.claiming(now, lease_s, self.backend.owner, count=True)
+        update = transitions.claiming(now, lease_s, self.backend.owner(), count=True)
         del update["$unset"]
         update["$set"]["token"] = token
         return update
@@ -294,7 +294,7 @@ class NamedClaims:
         if options.max_tries is not None:
             filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
         terms = ClaimTerms.of(
-            backend.queue, backend.kind, options, backend.owner, lease_s, backend.command_timeout
+            backend.queue, backend.kind, options, backend.owner(), lease_s, backend.command_timeout
         )
         misfits = invalid.Misfits()
         how = receiving.Reception(

@@ -6,8 +6,9 @@ values that its plan needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Unpack
 
 from pyqueue.backends import (
@@ -45,7 +46,7 @@ class QueuePlans:
         options: what the Queue object does with its messages.
         codec: how payloads are stored; None: as they are.
         kind: the name of the kind of queue.
-        owner: the label that claims carry.
+        owner: the label that claims carry, or a function that returns it: a fork may change it.
         command_timeout: the time limit of one command, in seconds. A pop that has to check its
             messages first claims them for that long.
 
@@ -62,13 +63,14 @@ class QueuePlans:
         codec: Codec[Any] | None = None,
         *,
         kind: str = "standard",
-        owner: str = "",
+        owner: str | Callable[[], str] = "",
         command_timeout: float = 30,
     ) -> None:
         self.queue = queue
         self.options = options
         self.codec: Codec[Any] = Codec() if codec is None else codec
-        self.owner = owner
+        #: Returns the label that claims of this process carry.
+        self.owner = partial(str, owner) if isinstance(owner, str) else owner
         self.command_timeout = command_timeout
         self._kind = kinds.lookup(kind).name
         if options.history is not None:
@@ -117,7 +119,7 @@ class QueuePlans:
             self.options,
             waiting,
             limit,
-            owner=self.owner,
+            owner=self.owner(),
             command_timeout_s=self.command_timeout,
             timeout=timeout,
             pop=pop,

@@ -23,13 +23,13 @@ def test_trace_shows_the_history_of_a_message(shell: Shell, client: Client) -> N
     facts = shell.json("trace", str(id))[0]
     assert (facts["state"], facts["lease"]["owner"], facts["lease"]["lapsed"]) == (
         "reserved",
-        runner_of(client).owner,
+        runner_of(client).owner(),
         False,
     )
     assert facts["lease"]["until"] == held.until
     assert facts["progress"]["fraction"] == 0.4
     words = shell.run("trace", str(id))[1]
-    for word in (runner_of(client).owner, "40% half way", "1 of 5", "key", '{"n": 1}'):
+    for word in (runner_of(client).owner(), "40% half way", "1 of 5", "key", '{"n": 1}'):
         assert word in words
 
     a.move(held, to=b)

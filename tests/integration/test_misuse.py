@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, LeaseLost, QueueClosed, Reservation
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    LeaseLost,
+    QueueClosed,
+    Reservation,
+    opened,
+)
 from pyqueue.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
@@ -114,6 +124,92 @@ def test_client_unused_before_the_fork_works(url: str) -> None:
 
     assert in_fork(use) == "returned 1"
     unused.close()
+
+
+def test_claims_name_the_process_that_makes_them(url: str) -> None:
+    """Client and queue may be made before a fork, as long as the client is used only after it."""
+    client = Client(url)
+    queue = client.queue("jobs")
+
+    def use() -> object:
+        queue.push(1)
+        held = queue.reserve(0)
+        assert held is not None
+        return held.owner.endswith(f":{os.getpid()}"), runner_of(client).owner() == held.owner
+
+    assert in_fork(use) == "returned (True, True)"
+    with client:
+        queue.push(2)
+        held = queue.reserve(0)
+        assert held is not None
+        assert held.owner.endswith(f":{os.getpid()}")
+
+
+# ---- dropped without being closed
+
+
+def dropped(shown: str) -> AbstractContextManager[object]:
+    return pytest.warns(ResourceWarning, match=f"{shown}.*was dropped without being closed")
+
+
+def test_dropped_client_is_closed_with_a_warning(url: str) -> None:
+    before = set(threading.enumerate())
+    queue: Any = Client(url).queue("jobs")
+    gc.collect()
+    queue.push(1)  # a queue keeps its client
+    with queue.reserved(0) as held:  # and has a renewer
+        assert held is not None
+    threads = set(threading.enumerate()) - before
+    assert len(threads) >= 3  # of the renewer, of the bus and of pymongo
+    connection = weakref.ref(queue._runner)
+    with dropped("mongodb://"):
+        del queue, held
+        gc.collect()
+    assert connection() is None
+    eventually(lambda: not any(each.is_alive() for each in threads), "the end of its threads")
+
+
+def test_dropped_async_client_is_closed_in_its_loop(url: str) -> None:
+    async def use() -> Any:
+        queue: Any = AsyncClient(url).queue("jobs")
+        await queue.push(1)
+        driver = queue._runner.open()
+        with dropped("mongodb://"):
+            del queue
+            await asyncio.sleep(0)
+            gc.collect()
+        await async_eventually(lambda: driver.closed, "the end of the driver")
+        await async_eventually(lambda: not opened._closing, "the end of all")
+
+    asyncio.run(use())
+
+
+def test_closed_and_unused_clients_are_dropped_in_silence(url: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Client(url) as client:
+            client.queue("jobs").push(1)
+        unused, memory = Client(url), Client("memory:")
+        memory.queue("jobs").push(1)
+        del client, unused, memory
+        gc.collect()
+    assert [str(each.message) for each in caught if "being closed" in str(each.message)] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
+def test_client_dropped_in_a_fork_leaves_its_parent_alone(url: str) -> None:
+    clients = [Client(url)]
+    clients[0].queue("jobs").push(1)
+
+    def drop() -> object:
+        connection = weakref.ref(runner_of(clients[0]))
+        clients.clear()
+        gc.collect()
+        return connection() is None
+
+    assert in_fork(drop) == "returned True"
+    with clients[0] as client:
+        assert client.queue("jobs").counts().ready == 1
 
 
 # ---- in a second event loop
@@ -256,7 +352,7 @@ def test_pickled_reservation_settles_in_another_process(
     else:
 
         async def main() -> Any:
-            async with AsyncClient(url, owner=runner_of(client).owner) as own:
+            async with AsyncClient(url, owner=runner_of(client).owner()) as own:
                 return await own.queue("jobs").reserve(0)
 
         reservation = asyncio.run(main())
@@ -268,7 +364,7 @@ def test_pickled_reservation_settles_in_another_process(
         reservation.until,
         {"n": 1},
     )
-    assert processes.submit(settle, url, reservation).result(60) == runner_of(client).owner
+    assert processes.submit(settle, url, reservation).result(60) == runner_of(client).owner()
     with pytest.raises(LeaseLost):
         client.queue("jobs").commit(reservation)
     assert client.queue("jobs").counts().total == 0
