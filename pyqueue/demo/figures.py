@@ -84,7 +84,7 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
     dead_letters = client.queue("raw.dead").peek(1000)
     dead = sum(
         "broken_on_purpose" in each.payload
-        and f"\n{each.payload['broken_on_purpose']}\n" in str((each.error or {}).get("message"))
+        and f"{each.payload['broken_on_purpose']}: " in str((each.error or {}).get("message"))
         for each in dead_letters
     )
     stored_again = results.count_documents({"_id": {"$in": held}, "writes": {"$gt": 1}})

@@ -59,7 +59,7 @@ class Log:
         got: list[Any] = []
         lines = self.lines(lambda: got.append(queue.reserve(0)))
         (held,) = got
-        owner = runner_of(self._client).owner
+        owner = runner_of(self._client).owner()
         assert lines == [["set", id, {"token": held.token, "owner": owner}]]
         return held, held.token
 
