@@ -110,17 +110,29 @@ def test_a_failing_import_of_a_recipe_shows_its_line(shell: Shell) -> None:
     assert len(errors.splitlines()) <= 6
 
 
-@pytest.mark.parametrize(("kind", "define"), [("Client", "def"), ("AsyncClient", "async def")])
-def test_a_worker_waits_for_its_server(
-    kind: str, define: str, bare_shell: Shell, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "kind", "define"),
+    [
+        (["worker", "shop:worker"], "AsyncClient", "async def"),
+        (["pipeline", "run", "shop.toml"], "Client", "def"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_program_waits_for_its_server(
+    arguments: list[str],
+    kind: str,
+    define: str,
+    bare_shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = f"mongodb://user:hunter2@127.0.0.1:{free_port()}/shop"
     monkeypatch.setenv("PYQUEUE_URL", url)
     Path("shop.py").write_text(SHOP.format(client=kind, define=define, stop_after=-1))
-    with bare_shell.program("worker", "shop:worker") as process:
+    Path("shop.toml").write_text('[[stages]]\nqueue = "jobs"\nhandler = "shop:work"\n')
+    with bare_shell.program(*arguments) as process:
         assert process.stderr is not None
         lines = [process.stderr.readline(), process.stderr.readline()]
-        assert "queues jobs, concurrency 16" in lines[0]
+        assert "queues jobs, concurrency " in lines[0]
         assert f"pid {process.pid}" in lines[0]
         assert "waiting for the server" in lines[1]
         process.terminate()
