@@ -363,6 +363,9 @@ def run_(
     The handlers find the server in the environment: PYQUEUE_URL and PYQUEUE_NAMESPACE.
     """
     os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = checked_url(url), namespace
+    if until_empty:  # A run that has an end does not wait for its server.
+        with connect(url, namespace, signals):
+            pass
     client = AsyncClient(checked_url(url), namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
     _configure_logging()

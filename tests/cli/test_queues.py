@@ -20,6 +20,7 @@ from pyqueue.cli import common, doctor
 from pyqueue.cli.common import as_json_text
 from tests.cli.shell import Shell
 from tests.support.eventually import eventually
+from tests.support.processes import ROOT
 
 UNREACHABLE = "mongodb://user:s3cret@127.0.0.1:1/nothing"
 
@@ -184,6 +185,10 @@ def test_a_missing_url_says_how_to_start_a_server(bare_shell: Shell) -> None:
         (["push", "a", "1"], (2, 0, 1)),
         (["trace", "x", "--json"], (2, 0, 1)),
         (["move", "a", "b"], (2, 0, 1)),
+        (
+            ["pipeline", "run", str(ROOT / "docs/examples/flights.toml"), "--until-empty"],
+            (2, 0, 1),
+        ),
         (["doctor"], (1, 1, 0)),
         (["doctor", "--quiet"], (1, 0, 0)),
     ],

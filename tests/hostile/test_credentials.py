@@ -333,6 +333,8 @@ def test_commands_print_no_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = secured.url(USER, PASSWORD + "x", database)
+    with Client(url) as client:
+        client.queue("a").push(1)  # commands refuse a queue that does not exist
     status, text = output(command, PYQUEUE_URL=url)
     assert status in (0, 1), text
     clean(text)

@@ -27,6 +27,7 @@ from pyqueue.requests import (
     Change,
     Coalesce,
     Count,
+    CountEach,
     Delete,
     Distinct,
     EnsureQueue,
@@ -198,6 +199,9 @@ class Store:
                 return self._insert(request.documents)
             case Count():
                 return len(self._found(request.filter, None, 0, 0))
+            case CountEach():
+                cap = request.cap or 0
+                return [len(self._found(each, None, 0, cap)) for each in request.filters]
             case Distinct():
                 return list({each[request.field] for each in self.documents.values()})
             case Update():

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import pymongo
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pymongo import AsyncMongoClient, MongoClient
@@ -129,13 +130,15 @@ class Kind:
             if self._portal:
                 self._portal.call(_close, client)
             else:
-                client.close()
+                with pymongo.timeout(1):  # it looks for its server, which may be gone
+                    client.close()
 
 
 async def _close(client: Any) -> None:
-    closed = client.close()
-    if inspect.isawaitable(closed):
-        await closed
+    with pymongo.timeout(1):
+        closed = client.close()
+        if inspect.isawaitable(closed):
+            await closed
 
 
 @contextmanager
