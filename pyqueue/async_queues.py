@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pyqueue.claim import AsyncClaim, claimed_async
 from pyqueue.messages import (
+    MAX_RECEIVED_BYTES,
     UNCHANGED,
     Counts,
     Duration,
@@ -107,8 +108,14 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
         return next(iter(await self._run(self._receive(1, timeout, pop=True))), None)
 
-    async def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
-        return await self._run(self._receive(limit, timeout, pop=True))
+    async def pop_many(
+        self,
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+    ) -> list[Message[T]]:
+        return await self._run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
 
     async def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -116,9 +123,14 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
 
     async def reserve_many(
-        self, limit: int, *, timeout: Duration | None = None, lease: Duration | None = None
+        self,
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> list[Reservation[T]]:
-        return await self._run(self._receive(limit, timeout, lease=lease))
+        return await self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
 
     @asynccontextmanager
     async def reserved(

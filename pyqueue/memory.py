@@ -109,6 +109,22 @@ class MemoryCollection:
                 for document in self._collection.aggregate([_given(stage) for stage in part])
             ]
 
+    def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
+        """Find documents. Compute their sizes here, which mongomock cannot."""
+        find = self.__getattr__("find")
+        if not projection or all(isinstance(each, int) for each in projection.values()):
+            return find(filter, projection, **options)  # type: ignore[no-any-return]
+        return [
+            {
+                name: document[name]
+                if wanted == 1
+                else len(bson.encode(document, codec_options=OPTIONS))
+                for name, wanted in projection.items()
+                if wanted != 1 or name in document
+            }
+            for document in find(filter, None, **options)
+        ]
+
     def __getattr__(self, method: str) -> Callable[..., Any]:
         call = getattr(self._collection, method)
 

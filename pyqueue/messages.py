@@ -16,6 +16,7 @@ from bson import ObjectId
 
 __all__ = [
     "KEPT",
+    "MAX_RECEIVED_BYTES",
     "NEVER",
     "UNCHANGED",
     "Backoff",
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 #: The id of a message: an ObjectId that the client made, or an id that the caller gave.
 Id = ObjectId | str
+
+#: How many bytes of messages one call receives, unless it says otherwise.
+MAX_RECEIVED_BYTES: Final = 48 * 2**20
 
 #: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
 #: checkers infer ``dict[str, object]`` for a literal with values of several types.

@@ -15,6 +15,7 @@ from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import (
+    MAX_RECEIVED_BYTES,
     UNCHANGED,
     Counts,
     Duration,
@@ -55,11 +56,17 @@ class QueueBase(Generic[T, Runs]):
         limit: int,
         timeout: Duration | None,
         *,
+        max_bytes: int = MAX_RECEIVED_BYTES,
         pop: bool = False,
         lease: Duration | None = None,
     ) -> Plan[list[Any]]:
         return self._backend.receive(
-            self._runner.waiters(self.name), limit, timeout=timeout, pop=pop, lease=lease
+            self._runner.waiters(self.name),
+            limit,
+            timeout=timeout,
+            max_bytes=max_bytes,
+            pop=pop,
+            lease=lease,
         )
 
     def _move(
@@ -237,7 +244,13 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         return next(iter(self._run(self._receive(1, timeout, pop=True))), None)
 
-    def pop_many(self, limit: int, *, timeout: Duration | None = None) -> list[Message[T]]:
+    def pop_many(
+        self,
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+    ) -> list[Message[T]]:
         """Receive up to ``limit`` messages and finish them.
 
         Wait for the first message only, then take the messages that are ready.
@@ -246,11 +259,14 @@ class Queue(QueueBase[T, PlanRunner]):
             limit: how many messages at most.
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
             wait.
+            max_bytes: how many bytes of stored messages at most. The first message is returned even
+                if it is larger. A call may claim more than it returns if messages become larger
+                from one call to the next; it gives the rest back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
         """
-        return self._run(self._receive(limit, timeout, pop=True))
+        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
 
     def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -270,7 +286,12 @@ class Queue(QueueBase[T, PlanRunner]):
         return next(iter(self._run(self._receive(1, timeout, lease=lease))), None)
 
     def reserve_many(
-        self, limit: int, *, timeout: Duration | None = None, lease: Duration | None = None
+        self,
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> list[Reservation[T]]:
         """Receive up to ``limit`` messages under a lease.
 
@@ -281,11 +302,15 @@ class Queue(QueueBase[T, PlanRunner]):
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
             lease: seconds; None: the lease of the queue.
+            max_bytes: how many bytes of stored messages at most. The first message is returned even
+                if it is larger. A call may claim more than it returns if messages become larger
+                from one call to the next; it gives the rest back before it returns, and the try is
+                not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
         """
-        return self._run(self._receive(limit, timeout, lease=lease))
+        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
 
     @contextmanager
     def reserved(

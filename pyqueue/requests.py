@@ -173,11 +173,13 @@ class Find(Command[list[Document]]):
     """Find documents. The answer is a list of them."""
 
     filter: Filter
-    projection: Mapping[str, int] | None = None
+    projection: Mapping[str, object] | None = None
     sort: Sort | None = None
     limit: int = 0
     skip: int = 0
     hint: str | None = None
+    #: Read one batch of the server only, 16 MB at most. It needs a limit of at most 100.
+    one_batch: bool = False
     cursor: ClassVar[bool] = True
 
     def send(self, collection: Any) -> Any:
@@ -186,7 +188,7 @@ class Find(Command[list[Document]]):
             self.filter,
             self.projection,
             sort=self.sort,
-            limit=self.limit,
+            limit=-self.limit if self.one_batch else self.limit,
             skip=self.skip,
             hint=self.hint,
             session=self.session,

@@ -22,11 +22,17 @@ from typing import Any, NamedTuple
 from bson.errors import BSONError
 
 from pyqueue.backends import invalid, namespace, transitions
+from pyqueue.backends.byte_limit import (
+    CANDIDATES,
+    HELD_CLAIMS,
+    SIZED_CANDIDATES,
+    ByteLimit,
+    read_claimed,
+)
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.locked import claim_unlocked, retry_excluded
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
-from pyqueue.documents import hashable_id
 from pyqueue.errors import InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
@@ -104,7 +110,13 @@ class ClaimTerms(NamedTuple):
 
 
 def claim(
-    terms: ClaimTerms, scan: ScanState, now: datetime, wanted: int, *, delete: bool
+    terms: ClaimTerms,
+    scan: ScanState,
+    now: datetime,
+    wanted: int,
+    room: ByteLimit,
+    *,
+    delete: bool,
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the first messages of a queue, and update the scan state.
 
@@ -113,6 +125,7 @@ def claim(
         scan: what this process knows about the head of the queue.
         now: the instant.
         wanted: how many to claim at most.
+        room: how many bytes to claim at most. It gets what was claimed and does not fit.
         delete: delete the first message instead of claiming it.
 
     Returns:
@@ -122,12 +135,16 @@ def claim(
     start = scan.start(now)  # None for a kind that does not scan forward
     match = locked.passing_over(kind.claimable(terms.queue, now, start))
     taken = yield from (
-        _pop_first(terms, scan, match, now) if delete else _take(terms, scan, match, now, wanted)
+        _pop_first(terms, scan, match, now)
+        if delete
+        else _take(terms, scan, match, now, wanted, room)
     )
     if taken is None:  # the server is slow, and the next claim has no limit
         after = yield from ServerTime()
-        return (yield from claim(terms, scan, after, wanted, delete=delete))
+        return (yield from claim(terms, scan, after, wanted, room, delete=delete))
     documents, last, ended = taken
+    if room.full and not documents:
+        return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
     after = yield from ServerTime()
     if kind.scans_forward:
         behind = locked.first_when
@@ -139,7 +156,8 @@ def claim(
         if not documents and scan.wants_sentinel(after):
             yield from _move_sentinel(terms.queue, scan, after)
     if not documents and start is not None and scan.start(after) is None:
-        return (yield from claim(terms, scan, after, wanted, delete=delete))  # a rescan is due
+        # A rescan is due.
+        return (yield from claim(terms, scan, after, wanted, room, delete=delete))
     if locked.retry_at is not None:
         scan.wake_at(locked.retry_at)
     return documents, ended
@@ -174,25 +192,32 @@ def _pop_first(
 
 
 def _take(
-    terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime, wanted: int
+    terms: ClaimTerms,
+    scan: ScanState,
+    match: Filter,
+    now: datetime,
+    wanted: int,
+    room: ByteLimit,
 ) -> Plan[Taken | None]:
     """Claim messages. The result is None if the server was too slow for the limit of a claim."""
     locked, update = scan.locked, terms.update(now)
     limit_s = locked.limit_s(now)
+    room.begin()
+    few = wanted if wanted == 1 else room.few(wanted)  # of those whose size is not looked at
     try:
-        if limit_s and (yield from retry_excluded(terms.queue, locked, update, now, wanted)):
-            return (yield from _held(terms, update)), None, False
-        if wanted == 1:
+        if limit_s and (yield from retry_excluded(terms.queue, locked, update, now, few)):
+            return room.cut((yield from _held(terms, update))), None, False
+        if wanted == 1 and room.takes_any:
             return _taken((yield from _claim_first(terms, match, now, update, limit_s)), now)
-        return (yield from _claim_many(terms, scan, match, now, wanted, update, limit_s))
+        return (yield from _claim_many(terms, scan, match, now, wanted, room, update, limit_s))
     except TimeLimitReached:
         if limit_s is None:
             raise
-        found = yield from _claim_unlocked(terms, scan, match, now, wanted, update)
-        return None if found is None else (found, None, False)
+        found = yield from _claim_unlocked(terms, scan, match, now, few, update)
+        return None if found is None else (room.cut(found), None, False)
     except (InvalidMessage, BSONError):
-        found = yield from _claim_each(terms, match, now, wanted, update, limit_s)
-        return found, None, False
+        found = yield from _claim_each(terms, match, now, few, room, update, limit_s)
+        return room.cut(found), None, False
 
 
 def _claim_first(
@@ -256,24 +281,34 @@ def _claim_unlocked(
     return documents if documents or quick else None
 
 
+def _candidates(
+    kind: Kind, match: Filter, wanted: int, skip: int, room: ByteLimit
+) -> Plan[list[Document]]:
+    """Read what could be claimed, as far as it fits."""
+    sized = room.wants_sizes(wanted)
+    fields = SIZED_CANDIDATES if sized else CANDIDATES
+    seen = yield from Find(match, fields, sort=kind.order, limit=wanted, skip=skip, hint=kind.index)
+    return seen[: room.fitting([each.get("bytes", 0) for each in seen])] if sized else seen
+
+
 def _claim_many(
     terms: ClaimTerms,
     scan: ScanState,
     match: Filter,
     now: datetime,
     wanted: int,
+    room: ByteLimit,
     update: ClaimUpdate,
     limit_s: float | None,
 ) -> Plan[Taken]:
     """Claim up to ``wanted`` messages with one update."""
-    kind = terms.kind
     skip = random.randrange(2 * wanted) if scan.contested else 0
-    repeated = False
-    after = now
+    repeated, after = False, now
     while True:
-        seen = yield from Find(
-            match, {"_id": 1, "when": 1}, sort=kind.order, limit=wanted, skip=skip, hint=kind.index
-        )
+        room.begin()
+        seen = yield from _candidates(terms.kind, match, wanted, skip, room)
+        if room.full and not seen:
+            return [], None, False
         ids = [each["_id"] for each in seen]
         if not ids and not skip:
             scan.contested = False
@@ -298,19 +333,22 @@ def _claim_many(
         scan.contested = matched < len(ids) and not lost
         if matched or lost:
             mine = {"_id": {"$in": ids}, "token": update["$set"]["token"]}
-            found = yield from Find(mine, max_time_s=terms.left_s(now, after) if lost else None)
-            if lost and not found:
+            expected, timeout_s = matched, None
+            if lost:
+                expected, timeout_s = len(ids), terms.left_s(now, after)
+            found = yield from read_claimed(room, mine, ids, expected, timeout_s)
+            if lost and not found and not room.excess:
                 if repeated or isinstance(lost, TimeLimitReached):
                     raise lost
                 repeated = True  # the update never arrived, and the server is back
                 after = yield from ServerTime()
                 continue
-            place = {hashable_id(id): index for index, id in enumerate(ids)}
-            found.sort(key=lambda each: place[hashable_id(each["_id"])])
             # After a skip, nothing is known about what lies before. A lost update may have stopped
             # half way.
             last = None if skip or lost else scan_position(seen[-1], now)
-            return found, last, not skip and not lost and len(ids) < wanted
+            if room.excess and last and found:
+                last = scan_position(found[-1], now)
+            return found, last, not skip and not lost and not room.full and len(ids) < wanted
         # Other processes claimed all candidates, or there are none that far on.
         skip = random.randrange(2 * wanted) if ids else 0
 
@@ -320,6 +358,7 @@ def _claim_each(
     match: Filter,
     now: datetime,
     wanted: int,
+    room: ByteLimit,
     update: ClaimUpdate,
     limit_s: float | None,
 ) -> Plan[list[Document]]:
@@ -330,7 +369,7 @@ def _claim_each(
     """
     kind, queue = terms.kind, terms.queue
     held_filter = transitions.token_filter(queue, update)
-    held = yield from Find(held_filter, {"_id": 1}, hint=kind.index)
+    held = yield from Find(held_filter, HELD_CLAIMS, hint=kind.index)
     if len(held) < wanted:
         free = yield from Find(
             match, {"_id": 1}, sort=kind.order, limit=wanted - len(held), hint=kind.index
@@ -351,9 +390,10 @@ def _claim_each(
                 elif (yield from Find(one, {"_id": 1}, limit=1)):
                     raise refusal
                 # Otherwise another process has claimed it.
-        held = yield from Find(held_filter, {"_id": 1}, hint=kind.index)
+        held = yield from Find(held_filter, HELD_CLAIMS, hint=kind.index)
+    room.excess += held[wanted:]
     taken: list[Document] = []
-    for each in held:
+    for each in held[:wanted]:
         mine = {"_id": each["_id"], "token": update["$set"]["token"]}
         try:
             taken += yield from Find(mine, limit=1)

@@ -1,4 +1,4 @@
-"""Giving back what was received for a caller that was cancelled before it got the answer."""
+"""Giving back what was received for a caller that was cancelled, or that was too much for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import due_of
 from pyqueue.requests import Document, Insert, Plan, ServerTime, Signal, UpdateEach
 
-__all__ = ["insert_again", "undo_pop", "undo_reserve"]
+__all__ = ["give_back", "insert_again", "undo_pop", "undo_reserve"]
 
 
 def insert_again(documents: list[Document]) -> Plan[None]:
@@ -26,17 +26,24 @@ def insert_again(documents: list[Document]) -> Plan[None]:
 
 def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back what was reserved for a cancelled caller: the same place, the try not counted."""
+    yield from give_back(queue, kind, [document for document, _ in claimed])
+
+
+def give_back(
+    queue: str, kind: Kind, documents: Sequence[Document], *, counted: bool = True
+) -> Plan[None]:
+    """Give back claimed messages. ``counted``: whether their claim counted a try."""
     now = yield from ServerTime()
     yield from UpdateEach(
         [
             (
                 {"_id": document["_id"], "token": document["token"]},
-                transitions.releasing(kind, due_of(document), now),
+                transitions.releasing(kind, due_of(document), now, counted=counted),
             )
-            for document, _ in claimed
+            for document in documents
         ]
     )
-    yield from Signal(queue, min(due_of(document) for document, _ in claimed))
+    yield from Signal(queue, min(due_of(document) for document in documents))
 
 
 def undo_pop(

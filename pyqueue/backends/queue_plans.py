@@ -29,7 +29,7 @@ from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Waiting
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import UNCHANGED, Counts, Finished, Id, Message
+from pyqueue.messages import MAX_RECEIVED_BYTES, UNCHANGED, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 
@@ -107,6 +107,7 @@ class QueuePlans:
         limit: int,
         *,
         timeout: Duration | None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
         pop: bool = False,
         lease: Duration | None = None,
         misfits: Misfits | None = None,
@@ -122,6 +123,7 @@ class QueuePlans:
             owner=self.owner(),
             command_timeout_s=self.command_timeout,
             timeout=timeout,
+            max_bytes=max_bytes,
             pop=pop,
             lease=lease,
             misfits=misfits,

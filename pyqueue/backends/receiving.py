@@ -9,20 +9,22 @@ cancelled holds nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
 from pyqueue.backends import invalid, namespace, reading
+from pyqueue.backends.byte_limit import ByteLimit, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms, claim
-from pyqueue.backends.giving_back import insert_again, undo_pop, undo_reserve
+from pyqueue.backends.giving_back import give_back, insert_again, undo_pop, undo_reserve
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
-from pyqueue.messages import Message
+from pyqueue.messages import MAX_RECEIVED_BYTES, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,
@@ -78,6 +80,14 @@ class Reception(NamedTuple):
         return None if self.pop else self.terms.lease_s
 
 
+class Limits(NamedTuple):
+    """What one call receives at most."""
+
+    messages: int
+    #: One message is received even if it is larger.
+    bytes: int
+
+
 def receive(
     queue: str,
     kind: Kind,
@@ -89,12 +99,14 @@ def receive(
     owner: str,
     command_timeout_s: float,
     timeout: float | timedelta | None,
+    max_bytes: int = MAX_RECEIVED_BYTES,
     pop: bool = False,
     lease: float | timedelta | None = None,
     misfits: invalid.Misfits | None = None,
 ) -> Plan[list[Any]]:
     """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
     arguments.count("limit", limit)
+    arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
     lease_s = command_timeout_s if pop else _lease(options, lease)
     terms = ClaimTerms.of(
@@ -115,7 +127,7 @@ def receive(
             if not (yield from _is_paused(queue, scan, now)):
                 claimed = yield from Coalesce(
                     how,
-                    limit,
+                    Limits(limit, max_bytes),
                     partial(_claim_for_callers, how, scan),
                     undo=undo,
                     max_in_flight=1,  # concurrent claims of one process would compete
@@ -180,22 +192,66 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
 
 
 def _claim_for_callers(
-    how: Reception, scan: ScanState, limits: Sequence[int]
+    how: Reception, scan: ScanState, limits: Sequence[Limits]
 ) -> Plan[list[list[Claimed]]]:
     """Claim once for several callers and split the result in order."""
-    claimed = yield from _claim_messages(how, scan, sum(limits))
-    shares = []
-    for limit in limits:
-        shares.append(claimed[:limit])
-        claimed = claimed[limit:]
-    return shares
+    room = ByteLimit(scan, sum(each.bytes for each in limits), least=len(limits))
+    wanted = sum(each.messages for each in limits)
+    claimed, finished = yield from _claim_messages(how, scan, wanted, room)
+    shares, rest = _split(claimed, limits, room)
+    if rest:
+        yield from _give_back(how.terms, [document for document, _ in rest])
+    if not how.pop or finished or not claimed:
+        return shares
+    now = yield from ServerTime()
+    taken = [document for share in shares for document, _ in share]
+    lost = yield from _finish_popped(how.terms, how.history_s, taken, now)
+    return [
+        [
+            (document, message)
+            for document, message in share
+            if (hashable_id(document["_id"]), document["token"]) not in lost
+        ]
+        for share in shares
+    ]
 
 
-def _claim_messages(how: Reception, scan: ScanState, limit: int) -> Plan[list[Claimed]]:
-    """Claim up to ``limit`` messages. Bury those that were tried too often or are invalid."""
+def _split(
+    claimed: list[Claimed], limits: Sequence[Limits], room: ByteLimit
+) -> tuple[list[list[Claimed]], list[Claimed]]:
+    """Return the share of each caller, in order, and what does not fit into any of them."""
+    if len(limits) == 1:
+        return [claimed], []
+    # The sizes matter only to callers of several messages, and only if these may be too large.
+    least = min((each.bytes for each in limits if each.messages > 1), default=None)
+    measured = room.full or (least is not None and room.taken_at_most > least)
+    shares: list[list[Claimed]] = []
+    place = 0
+    for index, limit in enumerate(limits):
+        share: list[Claimed] = []
+        size = 0
+        # If messages were left behind, each caller gets one.
+        end = len(claimed) - (len(limits) - 1 - index if room.full else 0)
+        while place < len(claimed) and len(share) < limit.messages:
+            size += size_of(claimed[place][0]) if measured else 0
+            if share and (size > limit.bytes or place >= end):
+                break
+            share.append(claimed[place])
+            place += 1
+        shares.append(share)
+    return shares, claimed[place:]
+
+
+def _claim_messages(
+    how: Reception, scan: ScanState, limit: int, room: ByteLimit
+) -> Plan[tuple[list[Claimed], bool]]:
+    """Claim up to ``limit`` messages. Bury those that were tried too often or are invalid.
+
+    The result is the messages, and whether they are finished already.
+    """
     terms = how.terms
     claimed: list[Claimed] = []
-    while len(claimed) < limit:
+    while len(claimed) < limit and not (claimed and room.full):
         if how.misfits.verdict is not None:
             if claimed:
                 break
@@ -203,22 +259,30 @@ def _claim_messages(how: Reception, scan: ScanState, limit: int) -> Plan[list[Cl
         now = yield from ServerTime()
         bare = how.bare and limit == 1 and not scan.locked.pops_claim(now)
         wanted = min(limit - len(claimed), MAX_CLAIM)
-        documents, ended = yield from claim(terms, scan, now, wanted, delete=bare)
+        documents, ended = yield from claim(terms, scan, now, wanted, room, delete=bare)
+        if room.excess:
+            yield from _give_back(terms, room.take_excess())
+        before = len(claimed)
         for document in documents:
             if bare:
                 if "payload" in document and not invalid.invalid_claimed_fields(document):
-                    return [(document, invalid.decode(how.codec, document, now))]
+                    return [(document, invalid.decode(how.codec, document, now))], True
                 document = yield from _put_back(terms, document, now)
             message = yield from accept(how, document, now)
             if message is not None:
                 claimed.append((document, message))
+        room.add([document for document, _ in claimed[before:]])
         if claimed and not how.pop:
             scan.wake_at(now + timedelta(seconds=terms.lease_s))
         if ended:
             break
-    if how.pop and claimed:
-        return (yield from _finish_popped(terms, how.history_s, claimed, now))
-    return claimed
+    return claimed, False
+
+
+def _give_back(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
+    """Give back what was claimed and is too much: the same place, the try not counted."""
+    with suppress(Unavailable):  # then it comes back when the lease lapses
+        yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
 
 
 def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
@@ -270,13 +334,16 @@ def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Docu
 
 
 def _finish_popped(
-    terms: ClaimTerms, history_s: float | None, claimed: list[Claimed], now: datetime
-) -> Plan[list[Claimed]]:
-    """Finish what a pop claimed, before a caller gets any of it."""
+    terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
+) -> Plan[set[tuple[Hashable, str]]]:
+    """Finish what a pop claimed, before a caller gets any of it.
+
+    The result is the ids and tokens of those messages that this call did not finish.
+    """
     # By id and token: this pop may have claimed a message again after its first claim lapsed.
     lost: set[tuple[Hashable, str]] = set()
     groups: dict[tuple[str, bool], list[Document]] = {}
-    for document, _ in claimed:
+    for document in claimed:
         keyed = "key" in document or "dead" in document
         groups.setdefault((document["token"], keyed), []).append(document)
     for (token, keyed), documents in groups.items():
@@ -299,8 +366,4 @@ def _finish_popped(
                 text = "some of what was popped is gone, by this call or by another one"
                 raise Unavailable(text, ids=gone)
             lost |= {(id, token) for id in (tokens if done else map(hashable_id, ids))}
-    return [
-        (document, message)
-        for document, message in claimed
-        if (hashable_id(document["_id"]), document["token"]) not in lost
-    ]
+    return lost

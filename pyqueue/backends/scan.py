@@ -23,10 +23,22 @@ from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.locked import LockedMessages
 from pyqueue.requests import Document
 
-__all__ = ["FIRST", "SCAN_ORDER", "ScanStart", "ScanState", "due_of", "page_end", "scan_position"]
+__all__ = [
+    "BATCH_BYTES",
+    "FIRST",
+    "SCAN_ORDER",
+    "ScanStart",
+    "ScanState",
+    "due_of",
+    "page_end",
+    "scan_position",
+]
 
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))
+
+#: The server puts no more than this into one batch of documents, except for a first document.
+BATCH_BYTES: Final = 16 * 2**20
 
 #: Earlier than every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,6 +104,8 @@ class ScanState:
     #: Whether another process took part of what the last claim saw. The next claim then looks
     #: further on, so that the two do not chase each other.
     contested: bool = False
+    #: The size in bytes of the largest message, when a claim last looked at sizes.
+    largest_seen: int = BATCH_BYTES
     #: The messages that claims pass over, because a transaction holds them.
     locked: LockedMessages = field(default_factory=LockedMessages)
     #: No message is known below it.

@@ -151,9 +151,17 @@ def rolling_back(
     return {"$set": put, "$unset": unset(*kind.held_fields)}
 
 
-def releasing(kind: Kind, due: datetime, now: datetime) -> UpdateFields:
-    """Return the update that gives a message back to its place; the try is not counted."""
-    return {"$set": {"when": due}, "$unset": unset(*kind.held_fields), "$inc": {"tries": -1}}
+def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True) -> UpdateFields:
+    """Return the update that gives a message back to its place; the try is not counted.
+
+    Args:
+        kind: the kind of the queue.
+        due: since when the message is eligible.
+        now: the instant.
+        counted: whether the claim counted a try, which a pop does not.
+    """
+    update: UpdateFields = {"$set": {"when": due}, "$unset": unset(*kind.held_fields)}
+    return update | {"$inc": {"tries": -1}} if counted else update
 
 
 def finishing(

@@ -20,7 +20,7 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
-from pyqueue.backends.scan import ScanState
+from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.errors import DuplicateKey, QueueError
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -168,6 +168,13 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
     return fresh
 
 
+def _first_batch(found: list[Document]) -> list[Document]:
+    """Return what a server sends as its first batch."""
+    sizes = itertools.accumulate(len(bson.encode(each)) for each in found)
+    fits = sum(size <= BATCH_BYTES for size in sizes)
+    return found[: max(1, fits)]
+
+
 class Store:
     """The one collection, with the commands that plans of the standard backend use."""
 
@@ -192,7 +199,11 @@ class Store:
                 found = self._found(request.filter, request.sort, request.skip, request.limit)
                 if request.sort is not None and request.limit > 1:
                     self.on_scan(process, request, found)
-                return [dict(each) for each in found]
+                if request.projection and "bytes" in request.projection:
+                    return [each | {"bytes": len(bson.encode(each))} for each in found]
+                return [
+                    dict(each) for each in (_first_batch(found) if request.one_batch else found)
+                ]
             case FindAndModify():
                 return self._take(request)
             case Insert():

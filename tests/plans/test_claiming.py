@@ -74,7 +74,7 @@ def test_batch_is_read_by_its_token_after_the_claim() -> None:
             document("m2", token=command.filter["token"], payload="replaced", when=after(60))
         ],
     )
-    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
+    held = runner.run(standard().receive(Waiters("t"), 3, timeout=0))
     scan, claim, read = runner.commands[1:]
     assert isinstance(scan, Find)
     assert scan.projection == {"_id": 1, "when": 1}
@@ -120,9 +120,7 @@ def test_contested_claim_skips_ahead_then_starts_over(
         "m4",
     ]
     assert [
-        command.skip
-        for command in runner.commands
-        if isinstance(command, Find) and command.limit > 1
+        command.skip for command in runner.commands if isinstance(command, Find) and command.sort
     ] == [0, 3, 0]
 
 
@@ -145,6 +143,7 @@ def test_unknown_batch_claim_is_recovered_by_its_token() -> None:
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
         Unavailable("cut off"),
         lambda command: [document("m2", token=command.filter["token"], when=after(60))],
+        [{"_id": "m2", "when": after(60)}],  # nothing was left out because it is too large
         [],  # the update may have stopped half way, so it scans again
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
