@@ -58,6 +58,7 @@ def empty(client: Client, queue: str) -> bool:
     return client.queue(queue).counts().total == 0
 
 
+@pytest.mark.spark_long
 def test_stream_goes_on_after_its_driver_is_killed(
     spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
 ) -> None:
