@@ -87,6 +87,8 @@ class Entry(Generic[Extend]):
     #: Entries of equal groups are extended together, by the ``extend`` of any of them; None: alone.
     group: Hashable = None
     due: float = 0.0
+    #: When the last renewal began.
+    began: float = 0.0
     state: State = "renewed"
     #: How many settlements of it are in progress.
     settling: int = 0
@@ -97,10 +99,11 @@ class Entry(Generic[Extend]):
 class Schedule(Generic[Extend]):
     """Says when each reservation is renewed: a third into its lease.
 
-    After a failure the next try follows a tenth of the lease later. Entries with the same group and
-    the same interval are kept together, in the order they came, which is also the order they are
-    due. So each step takes the same time, however many entries there are, and leases that failed
-    are tried again apart from the rest.
+    After a failure, or a renewal that took long, the next one follows a tenth of the lease later: a
+    lease runs from the beginning of its renewal. Entries with the same group and the same interval
+    are kept together, in the order they came, which is also the order they are due. So each step
+    takes the same time, however many entries there are, and leases that failed are tried again
+    apart from the rest.
     """
 
     def __init__(self) -> None:
@@ -168,6 +171,7 @@ class Schedule(Generic[Extend]):
         batch = list(islice(takewhile(lambda each: each.due <= soon, line.values()), most))
         for entry in batch:
             self._take_out(entry)
+            entry.began = now
         return batch
 
     def pause(self) -> float | None:
@@ -188,15 +192,17 @@ class Schedule(Generic[Extend]):
         """
         if self.entries.get(id(entry.reservation)) is not entry or entry.state != "renewed":
             return False  # it was settled in the meantime, or is being settled
+        lease_s = entry.reservation.lease
         if error is None:
-            self._plan(entry, entry.reservation.lease / 3)
+            late = time.monotonic() - entry.began > lease_s / 10
+            self._plan(entry, lease_s / 10 if late else lease_s / 3)
         elif isinstance(error, (LeaseLost, Fenced)) and not entry.settling:
             entry.state = "lost"
             return True
         elif isinstance(error, QueueClosed):
             return True  # settling it raises QueueClosed
         else:
-            self._plan(entry, entry.reservation.lease / 10)
+            self._plan(entry, lease_s / 10)
         return False
 
 

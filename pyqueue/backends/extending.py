@@ -62,17 +62,25 @@ def extend(
 def renew(held: Held) -> Plan[list[QueueError | None]]:
     """Extend each lease by its own length.
 
+    This waits for the primary only. A fail-over that undoes it leaves the former end of the lease,
+    which is later than the next renewal.
+
     Returns:
         One entry for each: None, or the error that its extension met.
     """
     budget_s = min(each.lease for each in held) / 2
-    failures = yield from _extend(held, None, budget_s)
+    failures = yield from _extend(held, None, budget_s, w1=True)
     errors = {id(each): error for each, error in failures}
     return [errors.get(id(each)) for each in held]
 
 
 def _extend(
-    held: Held, lease_s: float | None, budget_s: float, *, patient: bool = False
+    held: Held,
+    lease_s: float | None,
+    budget_s: float,
+    *,
+    patient: bool = False,
+    w1: bool = False,
 ) -> Plan[list[tuple[Reservation[Any], QueueError]]]:
     """Extend leases in groups. Return the reservations that failed, each with its error.
 
@@ -81,6 +89,7 @@ def _extend(
         lease_s: the new length; None: each keeps its length.
         budget_s: once this time has passed, a failure is not tried again.
         patient: whether a command may take as long as the client allows.
+        w1: whether the primary alone acknowledges it.
     """
     failures: list[tuple[Reservation[Any], QueueError]] = []
     groups = deque(_groups(held, lease_s))
@@ -95,7 +104,7 @@ def _extend(
         limit_s = None if patient else _limit_s(min(each.lease for each in group), budget_s)
         until = now + timedelta(seconds=length_s)
         try:
-            lost = yield from _extend_group(group, until, limit_s)
+            lost = yield from _extend_group(group, until, limit_s, w1)
         except Unavailable as error:
             trouble = error
             if len(group) == 1:
@@ -105,8 +114,9 @@ def _extend(
                 groups += [(length_s, part) for part in _divided(group, _PARTS)]
             continue
         trouble = None
+        gone = {id(each) for each in lost}
         for each in group:
-            if each not in lost:
+            if id(each) not in gone:
                 each.until, each.lease = until, length_s
         failures += [(each, _lost(each)) for each in lost]
     return failures
@@ -117,7 +127,7 @@ def _limit_s(lease_s: float, budget_s: float) -> float:
 
     It is long enough for a slow link. Three of them, one after the other, fit into the budget.
     """
-    return min(max(lease_s / 20, 0.5), budget_s / 4)
+    return min(max(lease_s / 8, 0.5), budget_s / 4)
 
 
 def _groups(held: Held, lease_s: float | None) -> Iterable[tuple[float, Held]]:
@@ -135,12 +145,12 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
     return (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _extend_group(group: Held, until: datetime, limit_s: float | None) -> Plan[Held]:
+def _extend_group(group: Held, until: datetime, limit_s: float | None, w1: bool) -> Plan[Held]:
     """Extend a group by one command. Return the reservations that are no longer held."""
     match = transitions.holds_filter(group)
     change = {"$set": {"when": until}}
     many = len(group) > 1
-    found = yield from Update(match, change, many=many, max_time_s=limit_s)
+    found = yield from Update(match, change, many=many, w1=w1, max_time_s=limit_s)
     if found.matched == len(group):
         return []
     if not many:

@@ -76,6 +76,7 @@ def test_renewal_takes_a_command_for_a_hundred_leases() -> None:
     assert server.run(renew(held)) == [None] * 250
     assert [len(ids_of(command)) for command in server.commands] == [100, 100, 50]
     assert {each.until for each in held} == {after(60)}
+    assert all(command.w1 for command in server.commands)
 
 
 def test_renewal_names_the_lost_leases() -> None:

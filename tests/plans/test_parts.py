@@ -412,6 +412,16 @@ class TestSchedule:
         assert schedule.pause() == pytest.approx(6)
         assert schedule.discard(entry.reservation) == "renewed"
 
+    def test_lease_runs_from_the_beginning_of_its_renewal(self, hands: Hands) -> None:
+        """A renewal that took long must not delay the next one as well."""
+        schedule, entry = Schedule[Any](), self.entry()
+        schedule.add(entry)
+        hands.move(20)
+        assert schedule.take() == [entry]
+        hands.move(30)
+        schedule.renewed(entry, None)
+        assert schedule.pause() == pytest.approx(6)
+
     def test_lost_lease_is_reported_once_and_not_renewed(self, hands: Hands) -> None:
         schedule, entry = Schedule[Any](), self.entry()
         schedule.add(entry)
