@@ -1,0 +1,163 @@
+"""The options of the data source "pyqueue"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from pyspark.sql.types import DataType, StringType, StructType
+
+from pyqueue import arguments
+from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.connecting import runner_of
+from pyqueue.errors import ConfigurationError
+from pyqueue.queues import backend_of
+from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.frames import columns
+
+__all__ = ["CHUNK", "Options", "checked", "payload_column"]
+
+R = TypeVar("R")
+
+#: How many messages are read, or written, at once.
+CHUNK: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a read or a write, after the check."""
+
+    address: NamespaceAddress
+    queue: str
+    payload_type: str
+    partitions: int
+    group: str | None
+    max_messages: int
+    lease: float
+    stage: str | None
+    id_column: str | None
+
+    def backend(self) -> QueuePlans:
+        """Return the plans of the queue, and make sure that the queue is recorded."""
+        client = client_of(self.address)
+        runner_of(client).run(_record_queue(self.queue))
+        return backend_of(client.queue(self.queue))
+
+    def claims(self) -> NamedClaims:
+        """Return the plans of the group.
+
+        Raises:
+            ConfigurationError: The option ``group`` is missing.
+        """
+        if self.group is None:
+            raise ConfigurationError(
+                'group: a stream needs the durable name of this consumer: .option("group", "...")'
+            )
+        return NamedClaims(self.backend(), self.group)
+
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan with the client of this process."""
+        return runner_of(client_of(self.address)).run(plan)
+
+
+def _record_queue(queue: str) -> Plan[None]:
+    # No options are given: the record keeps those of the queue's consumers.
+    yield from EnsureQueue(queue, "standard")
+
+
+_OPTIONS: Final = (
+    "uri",
+    "uriEnv",
+    "namespace",
+    "queue",
+    "payloadType",
+    "numPartitions",
+    "group",
+    "maxMessagesPerBatch",
+    "leaseSeconds",
+    "stage",
+    "idColumn",
+)
+#: Spark adds these to the options of a stream.
+_SPARK_OPTIONS: Final = {"checkpointlocation", "path", "querytimeout"}
+_KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
+#: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.
+_PAYLOAD_TYPE: Final = re.compile(
+    r"(?i)json$|(variant|struct|array|map|string|boolean|byte|tinyint|short|smallint|int|integer|"
+    r"long|bigint|float|real|double|dec|decimal|numeric|binary|timestamp|timestamp_ntz|"
+    r"timestamp_ltz|date)\b"
+)
+
+
+def checked(given: Mapping[str, str]) -> Options:
+    """Check the options.
+
+    Raises:
+        ConfigurationError: An option is missing, unknown or invalid.
+    """
+    unknown = sorted(name for name in given if name.lower() not in _KNOWN_OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"options: {', '.join(unknown)}: unknown option; use {', '.join(_OPTIONS)}"
+        )
+
+    def option(name: str, default: str | None = None) -> str | None:
+        return given.get(name) or default
+
+    queue = option("queue")
+    if queue is None:
+        raise ConfigurationError('queue: name the queue: .option("queue", "...")')
+    payload_type = option("payloadType", "json") or "json"
+    if not _PAYLOAD_TYPE.match(payload_type):
+        raise ConfigurationError(
+            f'payloadType: {payload_type!r} is not allowed: give "json", "variant" or a Spark '
+            'type, for example "struct<a: bigint>"'
+        )
+    return Options(
+        NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
+        arguments.queue_name(queue),
+        payload_type,
+        _count("numPartitions", option("numPartitions", "4"), 10_000),
+        option("group") and arguments.group(option("group")),
+        _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
+        arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
+        option("stage") and arguments.group(option("stage"), "stage"),
+        option("idColumn"),
+    )
+
+
+def _count(name: str, given: str | None, most: int) -> int:
+    if given is None or not given.isdecimal() or not 1 <= int(given) <= most:
+        raise ConfigurationError(
+            f"{name}: {given!r} is not allowed: give a whole number from 1 to {most}"
+        )
+    return int(given)
+
+
+def _number(given: str | None) -> float | str | None:
+    """Return the number; a text that is none is returned unchanged, for the check to refuse."""
+    try:
+        return float(given or "")
+    except ValueError:
+        return given
+
+
+def payload_column(options: Options, schema: StructType) -> DataType | None:
+    """Return the type of the payload column as Spark has parsed it, or None for JSON.
+
+    Raises:
+        ConfigurationError: The caller gave a schema with different columns.
+    """
+    json = options.payload_type == "json"
+    if schema.names != columns(None).names or (
+        json and not isinstance(schema["payload"].dataType, StringType)
+    ):
+        raise ConfigurationError(
+            f"schema: a queue has the columns {', '.join(columns(None).names)}: give no schema; "
+            "give the type of the payload by payloadType"
+        )
+    return None if json else schema["payload"].dataType
