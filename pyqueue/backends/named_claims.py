@@ -19,14 +19,14 @@ from typing import Any, Final, cast
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import invalid, namespace, receiving, transitions
+from pyqueue.backends import acknowledging, invalid, namespace, reading, receiving, transitions
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
-from pyqueue.requests import Delete, Document, Find, Insert, Plan, ServerTime, Update
+from pyqueue.requests import Document, Find, Insert, Plan, ServerTime, Update
 
 __all__ = ["MAX_CLAIM", "ClaimProgress", "ClaimRange", "NamedClaims"]
 
@@ -64,6 +64,14 @@ class ClaimProgress:
     claimed: int
     #: The token of the runner of the group.
     token: str
+    #: The last claim in which a reader noted a bad record.
+    bad: int = 0
+    #: The last claim on which a stage has begun to work in a stream. The stage settles it.
+    begun: int = 0
+    #: How many bad records were buried, over all claims.
+    buried: int = 0
+    #: How many messages were no longer held when their claim was acknowledged, over all claims.
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,16 @@ class NamedClaims:
         state: Document = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
         if token is not None and state["token"] != token:
             raise self._fenced()
-        return ClaimProgress(state["n"], state["claimed"], state["token"])
+        count = state.get
+        return ClaimProgress(
+            state["n"],
+            state["claimed"],
+            state["token"],
+            bad=count("bad", 0),
+            begun=count("begun", 0),
+            buried=count("buried", 0),
+            lost=max(0, count("taken", 0) - count("settled", 0)),
+        )
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -133,10 +150,13 @@ class NamedClaims:
             "for a second one"
         )
 
-    def adopt(self, lease_s: float) -> Plan[str]:
+    def adopt(self, lease_s: float, *, count: bool = True) -> Plan[str]:
         """Take over the group and its outstanding messages. Return the new token.
 
-        The messages are held for ``lease_s`` seconds from now, and this counts as one more try.
+        Args:
+            lease_s: how long the messages are held from now, in seconds.
+            count: whether this counts as one more try, for which notes of bad records are removed.
+                A stream that goes on counts none and keeps them: it may have committed the batch.
         """
         backend = self.backend
         yield from namespace.ensure(backend.queue, backend.kind, backend.options)
@@ -156,13 +176,18 @@ class NamedClaims:
             if (yield from Update(same, take)).matched:
                 now = yield from ServerTime()
                 outstanding = {"claim.g": self.tag, "token": {"$in": former}}
-                yield from Update(outstanding, self._holding(now, lease_s, token), many=True)
+                held = self._holding(now, lease_s, token, count=count)
+                if count:
+                    held["$unset"] = {acknowledging.NOTE: ""}
+                yield from Update(outstanding, held, many=True)
                 yield from self._advance(token, {"$set": {"former": []}})
                 return token
         raise self._fenced()
 
-    def _holding(self, now: datetime, lease_s: float, token: str) -> dict[str, dict[str, Any]]:
-        update = transitions.claiming(now, lease_s, self.backend.owner(), count=True)
+    def _holding(
+        self, now: datetime, lease_s: float, token: str, *, count: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        update = transitions.claiming(now, lease_s, self.backend.owner(), count=count)
         del update["$unset"]
         update["$set"]["token"] = token
         return update
@@ -175,6 +200,14 @@ class NamedClaims:
             raise self._fenced()
 
     # ---- claiming
+
+    def has_work(self) -> Plan[bool]:
+        """Return whether messages are outstanding or ready. This writes nothing."""
+        queue = self.backend.queue
+        progress = yield from self.progress()
+        if progress.claimed > progress.acknowledged:
+            return True
+        return (yield from reading.due_in(queue)) == 0 and not (yield from namespace.paused(queue))
 
     def claim(
         self, token: str, limit: int, lease_s: float, *, since: datetime | None = None
@@ -254,6 +287,8 @@ class NamedClaims:
         ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
         if ids:
             return token, progress.claimed, ids
+        if progress.claimed > progress.acknowledged:  # other processes took all of it
+            yield from self._advance(token, {"$max": {"n": progress.claimed}})
         n = yield from self.claim(token, limit, lease_s)
         if n is None:
             return token, progress.claimed, []
@@ -341,6 +376,32 @@ class NamedClaims:
         found = yield from Find(marked, {"claim": 1}, hint=CLAIMS)
         return {each["_id"]: each["claim"]["tried"] for each in found}
 
+    def begin_work(self, token: str, n: int) -> Plan[None]:
+        """Note that a stage begins to work on claim ``n`` of a stream.
+
+        If it had begun before, this counts as one more try, for which notes of bad records are
+        removed.
+        """
+        first = {"_id": self.id, "token": token, "begun": {"$ne": n}}
+        if not (yield from Update(first, {"$set": {"begun": n}})).matched:
+            again: dict[str, dict[str, object]] = {
+                "$inc": {"tries": 1},
+                "$unset": {acknowledging.NOTE: ""},
+            }
+            yield from Update(self._mine(token, 0, n), again, many=True)
+
+    def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
+        """Note messages of claims up to ``n`` that a reader cannot convert, with the reasons.
+
+        The acknowledgement buries them. None removes the note of an earlier reader.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        held = {"claim.g": self.tag, "token": token}
+        if (yield from acknowledging.note(held, reasons)):
+            yield from self._advance(token, {"$max": {"bad": n}})
+
     def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
         """Divide what these claims hold among at most ``parts`` readers, in any process."""
         ids = yield from self.ids(token, after, upto)
@@ -375,30 +436,44 @@ class NamedClaims:
 
     # ---- settling
 
-    def acknowledge(self, token: str, upto: int) -> Plan[int]:
-        """Finish what the claims up to ``upto`` still hold. Return how many messages.
+    def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
+        """Finish what the claims up to ``upto`` still hold, and bury what was noted as bad.
+
+        Args:
+            token: the token of the runner.
+            upto: the number of the last claim.
+            held: how many messages the runner read in what was not acknowledged before. Those that
+                are no longer held are counted as lost. None: it is not known.
+
+        Returns:
+            How many messages were finished or buried. If an earlier call has acknowledged these
+            claims, this is 0, and nothing is written.
 
         Raises:
             Fenced: another process runs the group now; what it holds is untouched.
         """
-        backend = self.backend
         progress = yield from self.progress(token)
+        if upto <= progress.acknowledged:
+            return 0
+        queue, kind, options = self.backend.queue, self.backend.kind, self.backend.options
         now = yield from ServerTime()
-        done = 0
         match = {"claim.g": self.tag, "claim.n": {"$lte": upto}, "token": token}
-        for keyed in (False, True):
-            history_s = backend.options.history
-            update = backend.kind.finishing(now, "committed", history_s, keyed=keyed)
-            if update is None:
-                done += yield from Delete(match, many=True)
-                break
-            with_key = match | {"key": {"$exists": keyed}}
-            done += (yield from Update(with_key, update, many=True)).matched
-        # Numbers never go back: a checkpoint may know more than a state that was lost, and two
-        # processes may acknowledge at once.
-        if upto > progress.acknowledged:
-            yield from self._advance(token, {"$max": {"n": upto, "claimed": upto}})
-        return done
+        buried = 0
+        if progress.bad > progress.acknowledged:
+            buried = yield from acknowledging.bury_noted(
+                queue, kind, options.dead_letter, match, now
+            )
+        settled = buried + (yield from acknowledging.finish(kind, options.history, match, now))
+        # A stage that works on a stream has settled the messages one by one.
+        taken = settled if held is None or progress.begun >= upto else held
+        # Numbers never go back: a checkpoint may know more than a state that was lost. Two
+        # processes may acknowledge at once: one counts what was taken, each what it settled.
+        counts = {"settled": settled, "buried": buried}
+        first = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
+        behind = {"_id": self.id, "token": token, "n": {"$lt": upto}}
+        if not (yield from Update(behind, first)).matched:
+            yield from self._advance(token, {"$inc": counts})
+        return settled
 
     def rollback(
         self, token: str, upto: int, error: BaseException | str | None = None

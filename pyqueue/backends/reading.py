@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -14,9 +15,9 @@ from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.clock import BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
-from pyqueue.requests import AtOneInstant, Count, Filter, Find, Plan, ServerTime
+from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["counts", "get", "history", "next_when", "peek", "states"]
+__all__ = ["backlog", "counts", "due_in", "get", "history", "next_when", "peek", "states"]
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
@@ -72,11 +73,43 @@ def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[
 
 def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:
     """Return the earliest ``when`` of the live messages, ends of leases included."""
-    live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
-    match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
-    found = yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT)
+    found = yield from _head(queue, start)
     when = found[0]["when"] if found else None
     return when if isinstance(when, datetime) else None  # a foreign document may hold an array
+
+
+def due_in(queue: str) -> Plan[float]:
+    """Return in how many seconds a message becomes ready: one read, for idle consumers.
+
+    0 means that one is ready. Infinity means that there is none.
+    """
+    now = yield from ServerTime()
+    found = yield from _head(queue, None)
+    if not found:
+        return math.inf
+    when = found[0]["when"]
+    if isinstance(when, datetime) and when > now:
+        return (when - now).total_seconds()
+    return 0.0  # the `when` of a foreign document may be an array
+
+
+def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
+    """Return how many messages are ready, up to ``cap``, and the age of the oldest in seconds."""
+    now = yield from ServerTime()
+    ready = kind.claimable(queue, now, None)
+    fields = {"when": 1, "due": 1}
+    found = yield from Find(ready, fields, sort=SCAN_ORDER, limit=1, hint=HOT)
+    if not found:
+        return 0, None
+    count = yield from Count(ready, HOT, cap)
+    since = found[0].get("due", found[0]["when"])
+    return count, (now - since).total_seconds() if isinstance(since, datetime) else None
+
+
+def _head(queue: str, start: ScanStart | None) -> Plan[list[Document]]:
+    live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
+    match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
+    return (yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT))
 
 
 def history(

@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
+from pyqueue.backends.acknowledging import NOTE
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import NewMessage
@@ -156,7 +157,9 @@ class Batches:
             session: Returns the Spark session. It is called only if there is something to do.
         """
         began = time.monotonic()
-        token, upto, ids = self.run(self.claims.begin(self._limit, self.lease))
+        work = self.run(self.claims.has_work())
+        begin = self.claims.begin(self._limit, self.lease)
+        token, upto, ids = self.run(begin) if work else ("", 0, [])
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
         batch = Batch(self, token, upto)
@@ -194,7 +197,8 @@ class Batches:
         See ``SparkStage.foreach_batch``.
         """
         progress = self.run(self.claims.progress())
-        batch = Batch(self, progress.token, progress.claimed)
+        self.run(self.claims.begin_work(progress.token, progress.claimed))
+        batch = Batch(self, progress.token, progress.claimed, streams=True)
         if not batch.held:
             if df.isEmpty():
                 return  # the batch was done before
@@ -313,9 +317,9 @@ def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:
 class Batch:
     """The messages that a group has claimed, and the work on them."""
 
-    def __init__(self, batches: Batches, token: str, upto: int) -> None:
+    def __init__(self, batches: Batches, token: str, upto: int, *, streams: bool = False) -> None:
         self._batches = batches
-        self._token, self._upto = token, upto
+        self._token, self._upto, self._streams = token, upto, streams
         self.held: Held = {}
         self._written = self._dropped = self._lost = self._buried = 0
         self._failed: list[tuple[Id, Exception]] = []
@@ -341,7 +345,8 @@ class Batch:
 
     def _refresh(self) -> None:
         """Read which messages are held, and until when."""
-        found = self._run(self._batches.claims.reservations(self._token, 0, self._upto))
+        fit = {NOTE: {"$exists": False}}  # a stream leaves bad records out, and buries them
+        found = self._run(self._batches.claims.reservations(self._token, 0, self._upto, fit))
         self.held = {each.id: each for each in found}
         self._refreshed_at = time.monotonic()
 
@@ -416,12 +421,8 @@ class Batch:
             self._failures_left -= 1
             self._first_error = self._first_error or error
             if len(part) == 1:
-                log.warning(
-                    "message %s of queue %r makes the batch fail: %s",
-                    part[0],
-                    self._batches.source.queue,
-                    str(error)[:500],
-                )
+                text = "message %s of queue %r makes the batch fail: %s"
+                log.warning(text, part[0], self._batches.source.queue, str(error)[:500])
                 self._failed.append((part[0], error))
                 return
             middle = len(part) // 2
@@ -439,7 +440,7 @@ class Batch:
             rows = self._batches.transformed(frame_of(part))
             if self._batches.moves:
                 self._batches.check_ids(part, rows)
-            if time.monotonic() - self._refreshed_at > self.lease / 4:
+            if self._streams or time.monotonic() - self._refreshed_at > self.lease / 4:
                 self._refresh()
             held = {id: self.held[id] for id in part if id in self.held}
             if self._batches.moves:

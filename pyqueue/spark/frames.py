@@ -51,7 +51,17 @@ from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
 
-__all__ = ["Reader", "batch", "columns", "frame", "label", "payload_type", "struct_of"]
+__all__ = [
+    "Reader",
+    "batch",
+    "columns",
+    "frame",
+    "label",
+    "misfits",
+    "payload_type",
+    "struct_of",
+    "to_json",
+]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
@@ -341,22 +351,23 @@ def _payloads(
     if payload is None:
         return pa.array([to_json(each.get("payload")) for each in documents], type)
     convert = _to_arrow(payload)
-
-    def array(some: Sequence[Document]) -> pa.Array:
-        return pa.array([_apply(convert, each.get("payload")) for each in some], type)
-
     try:
-        return array(documents)
+        return pa.array([_apply(convert, each.get("payload")) for each in documents], type)
     except _MISFITS:
-        for each in documents:  # find the message
-            try:
-                array([each])
-            except _MISFITS as error:
-                raise InvalidMessage(
-                    f"payload: message {each['_id']} does not fit "
-                    f"{payload.simpleString()[:500]}: {_reason(error)}"
-                ) from None
+        for place, reason in misfits(documents, payload):
+            raise InvalidMessage(f"payload: message {documents[place]['_id']} {reason}") from None
         raise
+
+
+def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[int, str]]:
+    """Find the messages whose payloads do not fit the type: the places and the reasons."""
+    convert = _to_arrow(payload)
+    type = to_arrow_schema(columns(payload), timezone="UTC").field("payload").type
+    for place, each in enumerate(documents):
+        try:
+            pa.array([_apply(convert, each.get("payload"))], type)
+        except _MISFITS as error:
+            yield place, f"does not fit {payload.simpleString()[:500]}: {_reason(error)}"
 
 
 def frame(spark: SparkSession, documents: Sequence[Document], model: object) -> DataFrame:

@@ -11,16 +11,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue import arguments
+from pyqueue.backends.named_claims import ClaimProgress, NamedClaims
+from pyqueue.backends.namespace import options_of
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 
-__all__ = ["Offset"]
+__all__ = ["Offset", "recorded_claims"]
 
 #: A URI that matches contains credentials, or an option that may be one.
 _SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
+
+
+def recorded_claims(address: NamespaceAddress, queue: str, group: str) -> NamedClaims:
+    """Return the plans of a group, with the options that the queue's programs use.
+
+    They decide how messages leave the queue. The queue's record has them.
+
+    Raises:
+        ConfigurationError: The record holds an option that is not valid.
+    """
+    connection = runner_of(client_of(address))
+    stored = {**Options().listed(), **connection.run(options_of(queue))}
+    tries, history = stored["max_tries"], stored["history"]
+    options = Options(
+        max_tries=None if tries is None else arguments.count("max_tries", tries),
+        dead_letter=arguments.dead_letter(queue, stored["dead_letter"] or None),
+        history=None if history is None else arguments.duration("history", history, positive=True),
+    )
+    plans = QueuePlans(
+        queue, options, owner=connection.owner, command_timeout=connection.command_timeout
+    )
+    return NamedClaims(plans, group)
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,8 @@ class Offset:
     queue: str
     group: str
     address: NamespaceAddress
+    #: How many messages the batch that ends here held; None: an earlier release made the offset.
+    count: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that Spark stores.
@@ -45,6 +71,8 @@ class Offset:
             "group": self.group,
             "namespace": self.address.namespace,
         }
+        if self.count is not None:
+            fields["count"] = self.count
         if self.address.uri_env is not None:
             fields["uriEnv"] = self.address.uri_env
         elif not _SECRET.search(str(self.address.uri)):
@@ -61,13 +89,15 @@ class Offset:
         """
         n, token, queue, group = (fields[name] for name in ("n", "token", "queue", "group"))
         address = NamespaceAddress.of(fields.get("uri"), fields.get("uriEnv"), fields["namespace"])
-        return cls(n, token, queue, group, address)
+        return cls(n, token, queue, group, address, fields.get("count"))
 
-    def acknowledge(self) -> None:
-        """Finish the messages of these claims.
+    def acknowledge(self) -> ClaimProgress:
+        """Finish the messages of these claims, unless that is done. Return how far the group is.
 
         Raises:
             Fenced: Another runner took the group over.
         """
-        claims = NamedClaims(QueuePlans(self.queue, Options()), self.group)
-        runner_of(client_of(self.address)).run(claims.acknowledge(self.token, self.n))
+        run = runner_of(client_of(self.address)).run
+        claims = recorded_claims(self.address, self.queue, self.group)
+        run(claims.acknowledge(self.token, self.n, self.count))
+        return run(claims.progress(self.token))

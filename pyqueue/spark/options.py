@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
-from pyspark.sql.types import DataType, StringType, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
@@ -19,9 +19,11 @@ from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import columns
 
-__all__ = ["CHUNK", "Options", "checked", "payload_column"]
+__all__ = ["CHUNK", "Options", "checked", "payload_column", "read_columns"]
 
 R = TypeVar("R")
+
+OnBadRecord = Literal["bury", "null", "fail"]
 
 #: How many messages are read, or written, at once.
 CHUNK: Final = 10_000
@@ -40,6 +42,10 @@ class Options:
     lease: float
     stage: str | None
     id_column: str | None
+    #: None: the default, which differs between a stream and a table.
+    on_bad_record: OnBadRecord | None
+    corrupt_column: str | None
+    max_wait: float
 
     def backend(self) -> QueuePlans:
         """Return the plans of the queue, and make sure that the queue is recorded."""
@@ -79,6 +85,9 @@ _OPTIONS: Final = (
     "group",
     "maxMessagesPerBatch",
     "leaseSeconds",
+    "maxWaitMs",
+    "onBadRecord",
+    "columnNameOfCorruptRecord",
     "stage",
     "idColumn",
 )
@@ -127,13 +136,40 @@ def checked(given: Mapping[str, str]) -> Options:
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
         option("stage") and arguments.group(option("stage"), "stage"),
         option("idColumn"),
+        *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
+        _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
     )
 
 
-def _count(name: str, given: str | None, most: int) -> int:
-    if given is None or not given.isdecimal() or not 1 <= int(given) <= most:
+def _bad_records(
+    on_bad_record: str | None, column: str | None
+) -> tuple[OnBadRecord | None, str | None]:
+    known: dict[str | None, OnBadRecord | None] = {
+        None: None,
+        "bury": "bury",
+        "null": "null",
+        "fail": "fail",
+    }
+    if on_bad_record not in known:
         raise ConfigurationError(
-            f"{name}: {given!r} is not allowed: give a whole number from 1 to {most}"
+            f'onBadRecord: {on_bad_record!r} is not allowed: give "bury", "null" or "fail"'
+        )
+    if column is not None and on_bad_record != "null":
+        raise ConfigurationError(
+            "columnNameOfCorruptRecord: this column shows the payloads that are read as null: "
+            'give .option("onBadRecord", "null") too'
+        )
+    if column in columns(None).names:
+        raise ConfigurationError(
+            f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
+        )
+    return known[on_bad_record], column
+
+
+def _count(name: str, given: str | None, most: int, *, least: int = 1) -> int:
+    if given is None or not given.isdecimal() or not least <= int(given) <= most:
+        raise ConfigurationError(
+            f"{name}: {given!r} is not allowed: give a whole number from {least} to {most}"
         )
     return int(given)
 
@@ -146,6 +182,13 @@ def _number(given: str | None) -> float | str | None:
         return given
 
 
+def read_columns(options: Options, payload: DataType | None) -> StructType:
+    """Return the columns of a read. A payload type of None means JSON."""
+    corrupt = options.corrupt_column
+    more = [] if corrupt is None else [StructField(corrupt, StringType())]
+    return StructType([*columns(payload).fields, *more])
+
+
 def payload_column(options: Options, schema: StructType) -> DataType | None:
     """Return the type of the payload column as Spark has parsed it, or None for JSON.
 
@@ -153,11 +196,10 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
         ConfigurationError: The caller gave a schema with different columns.
     """
     json = options.payload_type == "json"
-    if schema.names != columns(None).names or (
-        json and not isinstance(schema["payload"].dataType, StringType)
-    ):
+    names = read_columns(options, None).names
+    if schema.names != names or (json and not isinstance(schema["payload"].dataType, StringType)):
         raise ConfigurationError(
-            f"schema: a queue has the columns {', '.join(columns(None).names)}: give no schema; "
+            f"schema: a queue has the columns {', '.join(names)}: give no schema; "
             "give the type of the payload by payloadType"
         )
     return None if json else schema["payload"].dataType

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import DataType
 
-from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange
+import signals as buses
+from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, divided
+from pyqueue.backends.reading import backlog, due_in
 from pyqueue.backends.slices import Slice, page, slices
 from pyqueue.connecting import runner_of
+from pyqueue.errors import Unavailable
+from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.spark.addresses import client_of
-from pyqueue.spark.frames import batch
-from pyqueue.spark.offsets import Offset
+from pyqueue.spark.idle import IdleWait
+from pyqueue.spark.offsets import Offset, recorded_claims
 from pyqueue.spark.options import CHUNK, Options
+from pyqueue.spark.rows import rows_of
 
 __all__ = ["BatchReader", "StreamReader"]
+
+#: How often a stream counts what is ready, in seconds, and up to how many messages.
+BACKLOG_INTERVAL_S: Final = 10.0
+MAX_BACKLOG: Final = 100_000
 
 
 @dataclass
@@ -49,7 +61,7 @@ class BatchReader(DataSourceReader):
         rest = partition.slice
         backend = self._options.backend()
         while found := self._options.run(page(backend.queue, backend.kind, rest, CHUNK)):
-            yield batch(found, self._payload)
+            yield rows_of(self._options, found, self._payload, "fail")[0]
             rest = replace(rest, above=(found[-1]["when"], found[-1]["_id"]))
 
 
@@ -71,6 +83,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._payload = payload
         self._token: str | None = None
         self._since: datetime | None = None
+        #: The last claims that this runner knows to be acknowledged, and made.
+        self._acknowledged = self._claimed = 0
+        #: The claims of the last batch, and what they held.
+        self._batch: tuple[int, int, list[Id]] = (0, 0, [])
+        self._idle = IdleWait(options.max_wait, self._listen)
+        self._bus: buses.Bus | None = None
+        #: What is ready, the age of the oldest, and when to count again. None: nothing is ready.
+        self._backlog: tuple[int, float | None] = (0, None)
+        self._count_at: float | None = -math.inf
 
     @property
     def id(self) -> str:
@@ -85,23 +106,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _running(self) -> str:
         """Return the token of this runner. The first call takes the group over."""
         if self._token is None:
-            options = self._options
-            token = self._token = options.run(options.claims().adopt(options.lease))
+            options, claims = self._options, self._options.claims()
+            # A restart says nothing about the messages, so it is not counted as a try.
+            token = options.run(claims.adopt(options.lease, count=False))
+            progress = options.run(claims.progress(token))
+            self._acknowledged, self._claimed = progress.acknowledged, progress.claimed
+            self._token = token
             runner_of(client_of(options.address)).renewer.add(
                 self, lambda _: options.run(options.claims().renew(token, options.lease))
             )
         return self._token
 
-    def _offset(self, n: int) -> dict[str, Any]:
+    def _offset(self, n: int, count: int) -> dict[str, Any]:
         options = self._options
         return Offset(
-            n, self._running(), options.queue, str(options.group), options.address
+            n, self._running(), options.queue, str(options.group), options.address, count
         ).to_json()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a query without a checkpoint begins: after what was acknowledged."""
-        token = self._running()
-        return self._offset(self._options.run(self._options.claims().progress(token)).acknowledged)
+        self._running()
+        return self._offset(self._acknowledged, 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the size of a batch."""
@@ -112,40 +137,99 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._since = self._options.run(_server_time())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Finish what is committed, and claim the next batch."""
-        token, claims, run = self._running(), self._options.claims(), self._options.run
+        """Finish what is committed, and claim the next batch. An idle query waits for a signal."""
+        looks = self._since is not None or self._idle.look()
+        end = self._next(start, limit) if looks else start
+        self._idle.answered()
+        return end
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        token, options, run = self._running(), self._options, self._options.run
         # Spark has committed everything up to ``start``.
-        run(claims.acknowledge(token, start["n"]))
-        claimed = run(claims.progress(token)).claimed
-        if claimed > start["n"]:
-            # A former process made this claim and died before Spark logged the offset.
-            return self._offset(claimed)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
-        n = run(claims.claim(token, most, self._options.lease, since=self._since))
-        return start if n is None else self._offset(n)
+        self._acknowledge(token, start["n"])
+        # If this is more, a former process claimed it and died before Spark logged the offset.
+        if self._claimed <= start["n"]:
+            due_s = 0.0 if self._since is not None else run(due_in(options.queue))
+            if due_s > 0:
+                run(options.claims().progress(token))  # another runner ends this one
+                self._count_at, self._backlog = None, (0, None)
+                self._idle.rest(due_s)
+                return start
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
+            claims = recorded_claims(options.address, options.queue, str(options.group))
+            n = run(claims.claim(token, most, options.lease, since=self._since))
+            if n is None:  # the queue is paused, or other consumers were faster
+                self._count_at = self._count_at or -math.inf
+                self._idle.rest(math.inf)
+                return start
+            self._claimed = n
+            if self._count_at is None or len(self._held(token, start["n"], n)) < most:
+                self._count_at = -math.inf  # few messages are ready, so counting costs little
+        return self._offset(self._claimed, len(self._held(token, start["n"], self._claimed)))
+
+    def _listen(self) -> buses.Listener:
+        client = client_of(self._options.address)
+        self._bus = buses.open("capped:", client.database)
+        topic = runner_of(client).waiters(self._options.queue).topic
+        return self._bus.listen(topic).__enter__()
+
+    def _held(self, token: str, after: int, upto: int) -> list[Id]:
+        """Return the ids of a batch. Spark asks for its end first, and then for its parts."""
+        if self._batch[:2] != (after, upto):
+            ids = self._options.run(self._options.claims().ids(token, after, upto))
+            self._batch = after, upto, ids
+        return self._batch[2]
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the last claim, how many messages are ready, and the age of the oldest."""
+        if self._count_at is not None and time.monotonic() >= self._count_at:
+            backend = self._options.backend()
+            with suppress(Unavailable):  # a number that is missing must not end the query
+                self._backlog = self._options.run(backlog(backend.queue, backend.kind, MAX_BACKLOG))
+            self._count_at = time.monotonic() + BACKLOG_INTERVAL_S
+        ready, age_s = self._backlog
+        return {"n": self._claimed, "ready": ready, "oldestAgeSeconds": age_s}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the claims of a batch among tasks."""
-        ranges = self._options.claims().ranges(
-            self._running(), start["n"], end["n"], self._options.partitions
-        )
-        return [_ClaimPartition(each) for each in self._options.run(ranges)]
+        token, after, upto = self._running(), start["n"], end["n"]
+        return [
+            _ClaimPartition(ClaimRange(token, after, upto, ranges))
+            for ranges in divided(self._held(token, after, upto), self._options.partitions)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the claims."""
         assert isinstance(partition, _ClaimPartition)
-        found = self._options.run(self._options.claims().read(partition.range))
+        part, run, claims = partition.range, self._options.run, self._options.claims()
+        found = run(claims.read(part))
         for start in range(0, len(found), CHUNK):
-            yield batch(found[start : start + CHUNK], self._payload)
+            some = found[start : start + CHUNK]
+            rows, bad = rows_of(self._options, some, self._payload, "bury")
+            # An earlier reader may have read the same batch as another type.
+            noted = dict.fromkeys(each["_id"] for each in some if "bad" in each["claim"])
+            if bad or noted:
+                run(claims.note_bad(part.token, part.upto, noted | bad))
+            yield rows
 
     def commit(self, end: dict[str, Any]) -> None:
         """Finish a batch that Spark has committed."""
-        self._options.run(self._options.claims().acknowledge(self._running(), end["n"]))
+        self._acknowledge(self._running(), end["n"])
+
+    def _acknowledge(self, token: str, n: int) -> None:
+        if n <= self._acknowledged:
+            return
+        options, (_, upto, ids) = self._options, self._batch
+        claims = recorded_claims(options.address, options.queue, str(options.group))
+        options.run(claims.acknowledge(token, n, len(ids) if upto == n else None))
+        self._acknowledged, self._claimed = n, max(n, self._claimed)
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """Renew nothing any more, and hear no signals."""
         if self._token is not None:
             runner_of(client_of(self._options.address)).renewer.discard(self)
+        if self._bus is not None:
+            self._bus.close()
 
 
 def _server_time() -> Plan[datetime]:

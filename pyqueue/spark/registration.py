@@ -39,16 +39,22 @@ def spark_session(
     return spark
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession) -> QueueProgressListener:
     """Register the data source "pyqueue" and its listener with a session, classic or Connect.
 
     With an installed wheel Spark finds the data source by itself, but not the listener.
 
     Args:
         spark: The session. Repeated calls change nothing.
+
+    Returns:
+        The listener of the session, which has the numbers of its queries.
     """
     spark.dataSource.register(QueueDataSource)
-    if not getattr(spark, "_pyqueue", False):
-        spark.streams.addListener(QueueProgressListener())
-        # Classic and Connect sessions have no common place for such a mark but the session itself.
-        spark._pyqueue = True  # type: ignore[attr-defined]
+    listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
+    if listener is None:
+        listener = QueueProgressListener()
+        spark.streams.addListener(listener)
+        # Classic and Connect sessions have no common place for it but the session itself.
+        spark._pyqueue = listener  # type: ignore[attr-defined]
+    return listener

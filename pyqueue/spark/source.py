@@ -12,8 +12,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.spark.frames import columns
-from pyqueue.spark.options import checked, payload_column
+from pyqueue.spark.options import checked, payload_column, read_columns
 from pyqueue.spark.readers import BatchReader, StreamReader
 from pyqueue.spark.writers import BatchWriter, StreamWriter
 
@@ -37,11 +36,23 @@ class QueueDataSource(DataSource):
     Options of a read:
         payloadType: "json" (default), "variant" or a Spark type.
         numPartitions: How many tasks read; 4 by default.
+        onBadRecord: What to do with a payload that does not fit ``payloadType``. "fail" ends the
+            query with an error that names the message; the default of a batch read. "null" reads
+            the payload as null. "bury", for streams only and their default, leaves the message
+            out of the rows and moves it to the dead-letter queue once Spark has committed the
+            batch. A message that was dead before is read with a null.
+        columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
+            string, which holds such a payload as JSON; none by default.
 
     Options of a streaming read:
         group: The durable name of this consumer.
         maxMessagesPerBatch: The largest size of a batch; 10 000 by default.
-        leaseSeconds: How long a batch stays held if the query dies; 600 by default.
+        leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
+        maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
+            for new data, in milliseconds; 100 by default, 0 to 60 000. The waits of the other
+            sources of the query count, so all of them share this time. With 0, and with the
+            trigger ``availableNow``, the query never waits. Without signals it looks at the queue
+            every two seconds.
 
     Options of a write:
         stage: For streams only: the ids are "STAGE~ID", made from the column id.
@@ -58,21 +69,28 @@ class QueueDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """Return the columns of a read."""
-        payload, fields = checked(self.options).payload_type, columns(None).fields
-        if payload == "json":
-            return columns(None)
+        options = checked(self.options)
+        found = read_columns(options, None)
+        if options.payload_type == "json":
+            return found
         types = [
-            payload if field.name == "payload" else field.dataType.simpleString()
-            for field in fields
+            options.payload_type if field.name == "payload" else field.dataType.simpleString()
+            for field in found.fields
         ]
+        names = [field.name.replace("`", "``") for field in found.fields]
         return ", ".join(
-            f"`{field.name}` {type}{'' if field.nullable else ' NOT NULL'}"
-            for field, type in zip(fields, types, strict=True)
+            f"`{name}` {type}{'' if field.nullable else ' NOT NULL'}"
+            for name, field, type in zip(names, found.fields, types, strict=True)
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
         options = checked(self.options)
+        if options.on_bad_record == "bury":
+            raise ConfigurationError(
+                'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
+                'default) or "null"'
+            )
         return BatchReader(options, payload_column(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from pyqueue.spark import QueueDataSource, offsets
 from pyqueue.spark.frames import columns
@@ -45,9 +46,11 @@ class Engine:
         step: Callable[[str], object] = lambda name: None,
         *,
         now: bool = False,
+        schema: StructType | None = None,
     ) -> None:
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
-        self.reader = cast(Any, QueueDataSource({**options}).streamReader(columns(None)))
+        source = QueueDataSource({**options})
+        self.reader = cast(Any, source.streamReader(schema or columns(None)))
         self._sink = sink
         self._step = step
         if now:
@@ -71,6 +74,7 @@ class Engine:
             limit = self.reader.getDefaultReadLimit()
             assert isinstance(limit, (ReadMaxRows, ReadAllAvailable))
             end = self.reader.latestOffset(start, limit)
+            self.reader.reportLatestOffset()
             if end == start:
                 return False
             self._step("offset log")
@@ -101,7 +105,11 @@ class Engine:
         offsets.Offset.parse(end).acknowledge()
 
 
-def to_queue(options: Mapping[str, str], step: Callable[[str], object] = lambda name: None) -> Sink:
+def to_queue(
+    options: Mapping[str, str],
+    step: Callable[[str], object] = lambda name: None,
+    schema: StructType | None = None,
+) -> Sink:
     """Return a sink that writes into a queue."""
     source = QueueDataSource({**options})
 
@@ -109,7 +117,7 @@ def to_queue(options: Mapping[str, str], step: Callable[[str], object] = lambda 
         for some in batches:
             step("write")
             # Each task has its own writer.
-            source.streamWriter(columns(None), False).write(iter([some]))
+            source.streamWriter(schema or columns(None), False).write(iter([some]))
         step("sink commit")  # this only wakes consumers
 
     return write

@@ -55,16 +55,19 @@ def stream(spark: Any, url: str, queue: str, **options: str) -> Any:
     return spark.readStream.format("pyqueue").options(**given).load()
 
 
-def held(column: str, value: str, gate: str = "") -> Any:
+def held(column: str, value: str, gate: str = "", reached: str = "") -> Any:
     """Return a function for ``mapInArrow`` that lets rows pass, except the one with this value.
 
-    The task with that row waits until the file ``gate`` exists, or until its process is killed.
-    The tasks before it have ended, so the job stays half-done for as long as a test needs.
+    The task with that row makes the file ``reached`` and waits until the file ``gate`` exists, or
+    until its process is killed. The tasks before it have ended, so the job stays half-done for as
+    long as a test needs.
     """
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if value in batch.column(column).to_pylist():
+                if reached:
+                    Path(reached).touch()
                 end = time.monotonic() + HELD_S
                 while not (gate and Path(gate).exists()):
                     if time.monotonic() > end:
@@ -93,6 +96,25 @@ def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None) -> 
         .trigger(availableNow=True)
         .start()
     )
+
+
+def typed(spark: Any, url: str, checkpoint: str, hold: str | None = None, reached: str = "") -> Any:
+    """Start a stream of numbers from "raw" to "clean", in batches of 2 500.
+
+    Args:
+        spark: The session.
+        url: The database.
+        checkpoint: The directory of the checkpoints.
+        hold: The id of the message whose task never ends.
+        reached: The file that this task makes.
+    """
+    options = {"payloadType": "bigint", "maxMessagesPerBatch": "2500", "numPartitions": "1"}
+    df = stream(spark, url, "raw", group="g", **options)
+    if hold is not None:
+        df = df.mapInArrow(held("id", hold, reached=reached), df.schema)
+    writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
+    writer = writer.option("checkpointLocation", f"{checkpoint}/typed")
+    return writer.trigger(availableNow=True).start()
 
 
 def without_ids(spark: Any, url: str, checkpoint: str, hold: bool = False) -> Any:
@@ -132,6 +154,11 @@ def session(cores: int = 1) -> Any:
 def run_with_ids(url: str, checkpoint: str, hold: str) -> None:
     """Run the stream with ids. It holds at one message."""
     with_ids(session(), url, checkpoint, hold).awaitTermination()
+
+
+def run_typed(url: str, checkpoint: str, hold: str, reached: str) -> None:
+    """Run the stream of numbers. It holds at one message."""
+    typed(session(), url, checkpoint, hold, reached).awaitTermination()
 
 
 def run_without_ids(url: str, checkpoint: str) -> None:
@@ -213,6 +240,7 @@ def connect(url: str, checkpoint: str) -> None:
 if __name__ == "__main__":
     programs: dict[str, Callable[..., None]] = {
         "with_ids": run_with_ids,
+        "typed": run_typed,
         "without_ids": run_without_ids,
         "write": write,
         "plain": plain,

@@ -110,6 +110,34 @@ def test_stream_survives_many_kills_of_its_driver(
     spark_eventually(lambda: empty(client, "raw"), "an empty source")
 
 
+@pytest.mark.slow
+def test_bad_record_is_buried_beside_three_kills(
+    spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
+) -> None:
+    """One message of 10 000 does not fit. The first kill comes after it was noted as bad."""
+    payloads: list[Any] = list(range(10_000))
+    payloads[137] = "one hundred and thirty-seven"
+    ids = [f"m{number:05}" for number in payloads if isinstance(number, int)]
+    ids.insert(137, "m00137")
+    client.queue("raw").push_many(payloads, ids=ids)
+    for hold in (2_400, 4_900, 7_400):  # one in each of the first three batches
+        reached = tmp_path / f"reached-{hold}"
+        with spark_program("typed", url, str(tmp_path), ids[hold], str(reached)) as driver:
+            spark_eventually(reached.exists, f"the task of {ids[hold]}", driver)
+            kill_tree(driver)
+    query = programs.typed(spark, url, str(tmp_path))
+    query.awaitTermination()
+    assert query.exception() is None
+    assert written(messages) == Counter(range(10_000)) - Counter([137])
+    spark_eventually(lambda: empty(client, "raw"), "an empty source")
+    (dead,) = client.queue("raw.dead").peek()
+    assert (dead.id, dead.payload, dead.tries) == ("m00137", payloads[137], 0)
+    assert dead.dead is not None
+    assert (dead.dead["reason"], dead.dead["tries"]) == ("invalid", 1)
+    assert dead.error is not None
+    assert "does not fit bigint" in dead.error["message"]
+
+
 # ---- batch writes
 
 ROWS = 30_000

@@ -72,7 +72,25 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("numPartitions", lambda: read(**READ, numPartitions="0")),
     ("numPartitions", lambda: read(**READ, numPartitions="four")),
     ("schema", lambda: QueueDataSource(READ).reader(table(id=StringType(), payload=StringType()))),
+    ("onBadRecord", lambda: read(**READ, onBadRecord="drop")),
+    ("onBadRecord", lambda: read(**READ, onBadRecord="bury")),
+    ("columnNameOfCorruptRecord", lambda: read(**READ, columnNameOfCorruptRecord="raw")),
+    (
+        "columnNameOfCorruptRecord",
+        lambda: stream(**STREAM, onBadRecord="bury", columnNameOfCorruptRecord="raw"),
+    ),
+    (
+        "columnNameOfCorruptRecord",
+        lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="id"),
+    ),
+    (
+        "schema",
+        lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="raw"),
+    ),
     # a stream
+    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="-1")),
+    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="0.1")),
+    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="60001")),
     ("group", lambda: stream(**READ)),
     ("group", lambda: stream(**READ, group="a~b")),
     ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="0")),

@@ -313,7 +313,7 @@ def test_random_deaths_bury_nothing(flow: Flow, seed: int) -> None:
     rng = random.Random(seed)
     flow.raw.push_many(range(30))
     for _ in range(6):
-        with meddled(flow.client, rng.randint(1, 25)) as meddler, suppress(Crash):
+        with meddled(flow.client, rng.randint(3, 27)) as meddler, suppress(Crash):
             flow.work(killing(meddler), max_tries=5)
     flow.work(None, max_tries=5)
     assert Counter(flow.written()) == Counter(range(30))

@@ -29,8 +29,7 @@ from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 from pyqueue.queues import backend_of
 from pyqueue.requests import Plan
-from pyqueue.spark import QueueDataSource, QueueProgressListener
-from pyqueue.spark import source as module
+from pyqueue.spark import QueueDataSource, QueueProgressListener, idle, readers, writers
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
@@ -231,9 +230,10 @@ def test_listener_acknowledges_the_last_batch(flow: Flow, database: str) -> None
 
 def progress(*ends: str | None) -> Any:
     """Return the event of a committed batch, with the end offsets of its sources."""
-    return SimpleNamespace(
-        progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=each) for each in ends])
-    )
+    sources = [
+        SimpleNamespace(endOffset=each, latestOffset="None", numInputRows=2) for each in ends
+    ]
+    return SimpleNamespace(progress=SimpleNamespace(id="q", sources=sources))
 
 
 def test_listener_ignores_other_sources(flow: Flow, database: str) -> None:
@@ -253,8 +253,9 @@ def test_listener_ignores_other_sources(flow: Flow, database: str) -> None:
     listener = QueueProgressListener()
     listener.onQueryProgress(progress(*others))
     assert len(flow.left()) == 5
+    assert listener.queries == {}
     listener.onQueryProgress(progress(*others, json.dumps(end), *others))
-    assert len(flow.left()) == 3
+    eventually(lambda: len(flow.left()) == 3, "the acknowledgement of the batch")
     engine.reader.stop()
 
 
@@ -335,7 +336,10 @@ def test_stream_stopped_before_its_start_adopts_nothing(flow: Flow, database: st
     engine.reader.stop()
 
 
-def test_stream_waits_while_its_queue_is_paused(flow: Flow, database: str) -> None:
+def test_stream_waits_while_its_queue_is_paused(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle, "IDLE_LOOK_S", 0.0)
     flow.raw.push_many(range(2))
     flow.raw.pause()
     rows: Counter[Any] = Counter()
@@ -506,7 +510,7 @@ def test_table_is_read_by_slices_and_chunks(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each task has its own reader, as in a separate process. No message is consumed."""
-    monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(readers, "CHUNK", 3)
     flow.raw.push_many(range(10))
     flow.raw.push(10, delay=600)
     before = flow.stored(flow.source)
@@ -570,7 +574,7 @@ def test_write_shows_committed_tasks_only_and_all_at_once(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of a task that Spark repeated or ran twice are written once."""
-    monkeypatch.setattr(module, "CHUNK", 2)
+    monkeypatch.setattr(writers, "CHUNK", 2)
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     spark: Any = cloudpickle
     tasks = [pickle.loads(spark.dumps(writer)) for _ in range(3)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue.spark import SparkStage
+from pyqueue.spark import SparkStage, register
 from tests.spark.fakes import Flow
 from tests.spark.processes import spark_eventually
 from tests.spark.session import URI_ENV
@@ -156,6 +156,58 @@ def test_foreach_batch_settles_the_stream(
     )
     ended(query.trigger(availableNow=True).start())
     assert flow.written() == [10, 11, 13, 14]
+    assert settled(flow)
+
+
+@pytest.mark.spark_long
+def test_stream_buries_bad_records_and_is_counted(
+    spark: Any, flow: Flow, database: str, tmp_path: Path
+) -> None:
+    """The numbers are in the listener of the session. What is ready is in Spark's progress."""
+    flow.raw.push_many([0, 1, "two", 3, 4])
+    given = {"uri": database, "queue": flow.source, "group": "g", "payloadType": "bigint"}
+    df = spark.readStream.format("pyqueue").options(**given, maxMessagesPerBatch="3").load()
+    writer = df.writeStream.format("pyqueue").options(uri=database, queue=flow.target, stage="s")
+    writer = writer.option("checkpointLocation", str(tmp_path))
+    query = ended(writer.trigger(availableNow=True).start())
+    assert flow.written() == [0, 1, 3, 4]
+    assert [each["payload"] for each in flow.stored(f"{flow.source}.dead")] == ["two"]
+    assert settled(flow)
+    listener = register(spark)
+
+    def counted() -> bool:
+        found = listener.queries.get(str(query.id), [])
+        return [(each.claim, each.buried) for each in found] == [(2, 1)]
+
+    spark_eventually(counted, "the numbers of the query")
+    (found,) = listener.queries[str(query.id)]
+    assert (found.queue, found.group, found.rows) == (flow.source, "g", 4)
+    assert (found.ready, found.oldest_age, found.lost, found.fenced) == (0, None, 0, 0)
+    ready = [json.loads(each.sources[0].latestOffset)["ready"] for each in query.recentProgress]
+    assert ready == [2, 0]
+
+
+@pytest.mark.spark_long
+def test_foreach_batch_leaves_bad_records_to_the_stream(
+    spark: Any, flow: Flow, database: str, tmp_path: Path
+) -> None:
+    """A message that the transform leaves out is finished, and one that is bad is buried."""
+    stage = SparkStage(
+        uri=database,
+        source=flow.source,
+        to=flow.target,
+        group="g",
+        transform=lambda df: df.where("payload != 1").select("id", "payload"),
+    )
+    flow.raw.push_many([0, 1, "two", 3, 4])
+    given = {"uri": database, "queue": flow.source, "group": "g", "payloadType": "bigint"}
+    df = spark.readStream.format("pyqueue").options(**given).load()
+    query = df.writeStream.foreachBatch(stage.foreach_batch).option(
+        "checkpointLocation", str(tmp_path)
+    )
+    ended(query.trigger(availableNow=True).start())
+    assert flow.written() == [0, 3, 4]
+    assert [each["payload"] for each in flow.stored(f"{flow.source}.dead")] == ["two"]
     assert settled(flow)
 
 

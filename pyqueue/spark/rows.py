@@ -1,0 +1,63 @@
+"""Rows of stored messages, and what becomes of payloads that do not fit their type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql.types import DataType
+
+from pyqueue.errors import InvalidMessage
+from pyqueue.messages import Id
+from pyqueue.requests import Document
+from pyqueue.spark.frames import batch, misfits, to_json
+from pyqueue.spark.options import Options
+
+__all__ = ["rows_of"]
+
+
+def rows_of(
+    options: Options, documents: Sequence[Document], payload: DataType | None, default: str
+) -> tuple[pa.RecordBatch, dict[Id, str]]:
+    """Convert messages as ``onBadRecord`` says.
+
+    Args:
+        options: The options of the read.
+        documents: The stored messages.
+        payload: The type of the payloads. None means JSON, which every payload fits.
+        default: What to do with bad records if the options do not say it.
+
+    Returns:
+        The rows, and the reasons of the messages that are to be buried, by id.
+
+    Raises:
+        InvalidMessage: A payload does not fit, and this must fail.
+    """
+    action = options.on_bad_record or default
+    reasons: dict[int, str] = {}
+    bad: dict[Id, str] = {}
+    kept = list(documents)
+    try:
+        rows = batch(documents, payload)
+    except InvalidMessage as error:
+        if action == "fail":
+            raise InvalidMessage(
+                f'{error}; .option("onBadRecord", "null") reads such payloads as null'
+            ) from None
+        if payload is not None:
+            reasons = dict(misfits(documents, payload))
+        kept = []
+        for place, each in enumerate(documents):
+            if place in reasons and action == "bury" and "dead" not in each:
+                bad[each["_id"]] = reasons[place]
+            else:
+                kept.append(each | {"payload": None} if place in reasons else each)
+        rows = batch(kept, payload)
+    if options.corrupt_column is not None:  # then no message is buried
+        corrupt = [
+            to_json(each.get("payload")) if place in reasons else None
+            for place, each in enumerate(documents)
+        ]
+        field = pa.field(options.corrupt_column, pa.string())
+        rows = rows.append_column(field, pa.array(corrupt, pa.string()))
+    return rows, bad
