@@ -1,65 +1,124 @@
-"""Slices: dividing what is ready among readers that consume nothing, in many processes."""
+"""Slices: dividing what is ready among readers that consume nothing, in many processes.
+
+A slice lies between two positions in scan order. It is read as a few *spans*, each of which is one
+range of the index, so the server never looks at what another slice holds. A filter with $or would
+have to be merged from these ranges message by message, and a great many messages may share a
+``when``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from bson import ObjectId
 
-from pyqueue.backends.kind import Kind, ScanStart
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
-from pyqueue.requests import Count, Document, Find, Plan, ServerTime
+from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
 __all__ = ["Slice", "page", "slices"]
+
+#: The ``when`` and the id of a message.
+Position = tuple[datetime, Id]
+
+_FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What was ready at ``now``, between two positions in scan order; None: no bound."""
+    """What was ready at ``now``, above one position and up to another; None: no bound."""
 
     now: datetime
-    above: ScanStart | None
-    upto: tuple[datetime, Id] | None
+    above: Position | None
+    upto: Position | None
 
 
 def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
-    """Divide what is ready now into at most ``parts`` disjoint slices."""
+    """Divide what is ready now into at most ``parts`` disjoint slices of nearly equal size.
+
+    Each bound is found from the one before it, so together the looks walk over the index once. The
+    sizes differ by more than one only if messages come or go meanwhile.
+    """
     now = yield from ServerTime()
+    if parts == 1:
+        return [Slice(now, None, None)]
     ready = kind.claimable(queue, now, None)
     total = yield from Count(ready, HOT)
     pieces = min(parts, total)
-    bounds: list[tuple[datetime, Id] | None] = [None]
-    for piece in range(1, pieces):
-        found = yield from Find(
-            ready,
-            {"_id": 1, "when": 1},
-            sort=SCAN_ORDER,
-            skip=total * piece // pieces - 1,
-            limit=1,
-            hint=HOT,
-        )
-        if found:  # a consumer may have taken messages in the meantime
-            bounds.append((found[0]["when"], found[0]["_id"]))
+    bounds: list[Position | None] = [None]
+    counted = 0  # how many messages are up to the last bound
+    for cut in (total * piece // pieces for piece in range(1, pieces)):
+        bound = yield from _position(ready, bounds[-1], cut - counted)
+        if bound is None:
+            break  # consumers took the rest meanwhile
+        if isinstance(bound[1], (ObjectId, str)):  # a document of another program bounds nothing
+            bounds.append(bound)
+            counted = cut
     return [
         Slice(now, above, upto) for above, upto in zip(bounds, [*bounds[1:], None], strict=True)
     ]
 
 
 def page(queue: str, kind: Kind, part: Slice, limit: int) -> Plan[list[Document]]:
-    """Return the first documents of a slice. The rest is a slice ``above`` the last of them."""
-    latest = part.now if part.upto is None else min(part.now, part.upto[0])
-    match = kind.claimable(queue, latest, part.above)
-    if part.upto is not None:
-        when, id = part.upto
-        below: list[Mapping[str, object]] = [
-            {"when": {"$lt": when}},
-            {"when": when, "_id": {"$lte": id}},
+    """Return the first documents of a slice, up to ``limit``.
+
+    The rest is a slice ``above`` the last of them. There is none if they are fewer than ``limit``.
+    """
+    ready = kind.claimable(queue, part.now, None)
+    found: list[Document] = []
+    for span in _spans(ready, part.above, part.upto):
+        found += yield from Find(span, sort=SCAN_ORDER, limit=limit - len(found), hint=HOT)
+        if len(found) == limit:
+            break
+    return found
+
+
+def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
+    """Return the position of the message ``steps`` after a position; None: there are fewer."""
+    for span in _spans(ready, above, None):
+        found = yield from Find(
+            span, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
+        )
+        if found:
+            return found[0]["when"], found[0]["_id"]
+        if steps > 1:
+            steps -= yield from Count(span, HOT, cap=steps - 1)
+    return None
+
+
+def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list[Filter]:
+    """Return the filters of what lies above one position and up to another, in scan order."""
+    if above is not None and upto is not None and above[0] == upto[0]:
+        spans = _at(above[0], above[1], upto[1])
+    else:
+        between: dict[str, object] = {}
+        if above is not None:
+            between["$gt"] = above[0]
+        if upto is not None:
+            between["$lt"] = upto[0]
+        spans = [
+            *(_at(above[0], above[1], None) if above is not None else ()),
+            {"when": between} if between else {},
+            *(_at(upto[0], None, upto[1]) if upto is not None else ()),
         ]
-        if isinstance(id, ObjectId):  # $lte compares within one type, and every str precedes
-            below.append({"when": when, "_id": {"$type": "string"}})
-        match = {"$and": [match, {"$or": below}]}
-    return (yield from Find(match, sort=SCAN_ORDER, limit=limit, hint=HOT))
+    return [{"$and": [ready, span]} if span else ready for span in spans]
+
+
+def _at(when: datetime, above: Id | None, upto: Id | None) -> list[Mapping[str, object]]:
+    """Return the filters of the messages of one ``when`` with ids above one and up to another.
+
+    A range compares within one type, and every str precedes every ObjectId.
+    """
+    ranges: list[dict[str, object]] = []
+    if not isinstance(above, ObjectId):
+        ranges.append({"$gte": ""} if above is None else {"$gt": above})
+    if not isinstance(upto, str):
+        ranges.append({"$gt": above} if isinstance(above, ObjectId) else {"$gte": _FIRST_OBJECT_ID})
+    if upto is not None:
+        ranges[-1]["$lte"] = upto
+    return [{"when": when, "_id": each} for each in ranges]

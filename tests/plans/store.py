@@ -209,7 +209,7 @@ class Store:
             case Insert():
                 return self._insert(request.documents)
             case Count():
-                return len(self._found(request.filter, None, 0, 0))
+                return len(self._found(request.filter, None, 0, request.cap or 0))
             case CountEach():
                 cap = request.cap or 0
                 return [len(self._found(each, None, 0, cap)) for each in request.filters]
