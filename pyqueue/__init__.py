@@ -4,10 +4,8 @@
 begins with docs/quickstart.md.
 """
 
-from pyqueue.async_client import AsyncClient
-from pyqueue.async_queues import AsyncQueue
-from pyqueue.client import Client
-from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
+from typing import TYPE_CHECKING
+
 from pyqueue.errors import (
     ConfigurationError,
     DuplicateKey,
@@ -19,10 +17,17 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
+from pyqueue.lazy import importer
 from pyqueue.messages import UNCHANGED, Backoff, Counts, Finished, Message, QueueInfo, Reservation
-from pyqueue.pipeline import Pipeline
-from pyqueue.queues import Queue
-from pyqueue.worker import Worker
+
+if TYPE_CHECKING:
+    from pyqueue.async_client import AsyncClient
+    from pyqueue.async_queues import AsyncQueue
+    from pyqueue.client import Client
+    from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
+    from pyqueue.pipeline import Pipeline
+    from pyqueue.queues import Queue
+    from pyqueue.worker import Worker
 
 __all__ = [
     "UNCHANGED",
@@ -56,3 +61,21 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+    # These need pydantic and anyio, which the executors of a Spark cluster need not have.
+    __getattr__ = importer(
+        __name__,
+        {
+            "async_client": ["AsyncClient"],
+            "async_queues": ["AsyncQueue"],
+            "client": ["Client"],
+            "delivery": ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"],
+            "pipeline": ["Pipeline"],
+            "queues": ["Queue"],
+            "worker": ["Worker"],
+        },
+    )
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

@@ -104,7 +104,7 @@ class Claim(ClaimBase[PlanRunner]):
             InvalidMessage: A payload does not fit the model.
             Fenced: Another runner of the group took over.
         """
-        from pyqueue.spark.frames import frame
+        from pyqueue.spark.models import frame
 
         return frame(spark, self._runner.run(self._documents()), self._claims.backend.codec.model)
 
@@ -134,7 +134,7 @@ class AsyncClaim(ClaimBase[AsyncPlanRunner]):
 
     async def dataframe(self, spark: Any) -> Any:
         """Return the messages as a DataFrame. See ``Claim.dataframe``."""
-        from pyqueue.spark.frames import frame
+        from pyqueue.spark.models import frame
 
         documents = await self._runner.run(self._documents())
         return await anyio.to_thread.run_sync(

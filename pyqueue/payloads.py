@@ -2,6 +2,7 @@
 
 A model dumps a value in Python mode. A type that BSON lacks takes its pydantic JSON form; a Decimal
 becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
+pydantic is imported for the first model: Spark's executors have no model and may lack pydantic.
 
 A payload may hold secrets, and the texts of errors are stored, logged and shown. So no text of this
 module contains a value of a payload, and no error has one with such a text as its cause.
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from decimal import Context, Decimal
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 from uuid import UUID
 
 import bson
@@ -24,10 +26,12 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128, create_decimal128_context
 from bson.errors import BSONError, InvalidDocument
 from bson.raw_bson import RawBSONDocument
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, to_jsonable_python
 
 from pyqueue.errors import ConfigurationError, InvalidMessage
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ErrorDetails
 
 __all__ = ["LIMIT", "OPTIONS", "Codec", "encode", "error_text", "traceback_text"]
 
@@ -82,9 +86,14 @@ _MAX_MISTAKES: Final = 20
 _UNSTORABLE: Final = re.compile(r"cannot encode object: .*, of type: <class '([^']*)'>", re.DOTALL)
 
 
+def _is_validation_error(error: BaseException) -> TypeGuard[ValidationError]:
+    pydantic = sys.modules.get("pydantic_core")  # there is no such error before it is imported
+    return pydantic is not None and isinstance(error, pydantic.ValidationError)
+
+
 def error_text(error: BaseException) -> str:
     """Return the text of an error without the values that pydantic and BSON put into theirs."""
-    if isinstance(error, ValidationError):
+    if _is_validation_error(error):
         mistakes = error.errors(include_url=False, include_input=False)
         lines = [_mistake(each) for each in mistakes[:_MAX_MISTAKES]]
         if len(mistakes) > _MAX_MISTAKES:
@@ -123,7 +132,9 @@ def traceback_text(error: BaseException) -> str | None:
             chain.append(each)
             rest += (each.__cause__, each.__context__)
             rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-    secret = [each for each in chain if isinstance(each, (ValidationError, InvalidDocument))]
+    secret = [
+        each for each in chain if _is_validation_error(each) or isinstance(each, InvalidDocument)
+    ]
     if not secret:
         return None
     lines = traceback.TracebackException.from_exception(error).format()
@@ -152,15 +163,17 @@ def _storable(value: Any) -> Any:
         return Decimal128(_DECIMAL.create_decimal(value))
     if type(value).__module__.startswith("bson."):
         return value
-    return to_jsonable_python(value)
+    return _jsonable(value)
 
 
 def _key(key: Any) -> str:
-    return (
-        key
-        if type(key) is str
-        else str(to_jsonable_python(key.value if isinstance(key, Enum) else key))
-    )
+    return key if type(key) is str else str(_jsonable(key.value if isinstance(key, Enum) else key))
+
+
+def _jsonable(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value)
 
 
 def _loadable(value: Any) -> Any:
@@ -194,6 +207,8 @@ class Codec(Generic[T]):
                 raise ConfigurationError(
                     f"model: give a type, such as a class or list[int], not {type(model).__name__}"
                 )
+            from pydantic import TypeAdapter
+
             try:
                 self._adapter = TypeAdapter(model)
                 if not self._adapter.pydantic_complete:
@@ -226,12 +241,12 @@ class Codec(Generic[T]):
             value = adapter.validate_python(payload)
             # A warning of pydantic would show the value.
             return _storable(adapter.dump_python(value, mode="python", warnings=False))
-        except ValidationError as error:
-            mistakes = _mistakes(error)
         except Exception as error:  # the validators of a model may raise anything
-            raise InvalidMessage(
-                f"payload: not a valid {self.name}: {type(error).__name__}: {error_text(error)}"
-            ) from error
+            if not _is_validation_error(error):
+                raise InvalidMessage(
+                    f"payload: not a valid {self.name}: {type(error).__name__}: {error_text(error)}"
+                ) from error
+            mistakes = _mistakes(error)
         raise InvalidMessage(f"payload: not a valid {self.name}:{mistakes}")
 
     def load(self, value: Any) -> T:
@@ -245,6 +260,8 @@ class Codec(Generic[T]):
         try:
             loaded: T = self._adapter.validate_python(_loadable(value))
             return loaded
-        except ValidationError as error:
+        except Exception as error:
+            if not _is_validation_error(error):
+                raise
             mistakes = _mistakes(error)
         raise InvalidMessage(f"payload: does not fit {self.name}:{mistakes}")

@@ -6,13 +6,18 @@ package nor PySpark.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyqueue.errors import Fenced
-from pyqueue.spark.batches import Report
-from pyqueue.spark.frames import struct_of
-from pyqueue.spark.listener import QueueProgressListener
-from pyqueue.spark.registration import register, spark_session
-from pyqueue.spark.source import QueueDataSource
-from pyqueue.spark.stage import SparkStage
+from pyqueue.lazy import importer
+
+if TYPE_CHECKING:
+    from pyqueue.spark.batches import Report
+    from pyqueue.spark.listener import QueueProgressListener
+    from pyqueue.spark.models import struct_of
+    from pyqueue.spark.registration import register, spark_session
+    from pyqueue.spark.source import QueueDataSource
+    from pyqueue.spark.stage import SparkStage
 
 __all__ = [
     "Fenced",
@@ -24,3 +29,17 @@ __all__ = [
     "spark_session",
     "struct_of",
 ]
+
+if not TYPE_CHECKING:
+    # Executors import the data source only. What stages and models need may be missing there.
+    __getattr__ = importer(
+        __name__,
+        {
+            "batches": ["Report"],
+            "listener": ["QueueProgressListener"],
+            "models": ["struct_of"],
+            "registration": ["register", "spark_session"],
+            "source": ["QueueDataSource"],
+            "stage": ["SparkStage"],
+        },
+    )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
 
 from pyqueue import arguments
-from pyqueue.client import Client
+from pyqueue.connecting import Connected, Connection
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["NamespaceAddress", "client_of"]
+__all__ = ["NamespaceAddress", "TaskClient", "client_of", "shared_client"]
+
+C = TypeVar("C", bound=Connected[Any])
 
 
 @dataclass(frozen=True)
@@ -62,34 +66,54 @@ class NamespaceAddress:
             )
         return found
 
-    def open(self) -> Client:
+    def open(self) -> TaskClient:
         """Return a new client whose writes wake consumers.
 
         Closing the client waits until its signals are sent.
         """
-        return Client(self.target, namespace=self.namespace)
+        return TaskClient(Connection(self.target, namespace=self.namespace))
 
 
-_clients: dict[tuple[int, NamespaceAddress, bool], Client] = {}
+class TaskClient(Connected[Connection]):
+    """A client of the data source. It runs plans, by ``runner_of``.
+
+    Unlike ``Client`` it needs neither pydantic nor anyio, which executors may lack.
+    """
+
+    def __enter__(self) -> Self:
+        self._connection.enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+
+_clients: dict[tuple[int, NamespaceAddress, object], Connected[Any]] = {}
 _opening = threading.Lock()
 
 
-def client_of(address: NamespaceAddress, *, waking: bool = False) -> Client:
-    """Return the client of this process for an address.
+def client_of(address: NamespaceAddress) -> TaskClient:
+    """Return the client of this process for an address. Its writes wake no consumers."""
+    return shared_client(address, _quiet)
+
+
+def _quiet(address: NamespaceAddress) -> TaskClient:
+    # Tasks leave the waking to the end of their job.
+    return TaskClient(Connection(address.target, namespace=address.namespace, signals="none:"))
+
+
+def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], C]) -> C:
+    """Return the client of this process for an address that ``make`` makes.
 
     Clients do not pickle, and each costs connections, so a process shares one.
-
-    Args:
-        address: The namespace.
-        waking: Whether its writes wake consumers. Tasks leave this to the end of their job.
     """
+    key = os.getpid(), address, make
     with _opening:
-        known = _clients.get((os.getpid(), address, waking))
-        if known is None:
-            known = (
-                address.open()
-                if waking
-                else Client(address.target, namespace=address.namespace, signals="none:")
-            )
-            _clients[os.getpid(), address, waking] = known
-        return known
+        if key not in _clients:
+            _clients[key] = make(address)
+        return cast(C, _clients[key])

@@ -36,7 +36,8 @@ from pyqueue.errors import (
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
 from pyqueue.server_errors import shown_cause, translated
-from pyqueue.spark.frames import Reader, frame, label, payload_type
+from pyqueue.spark.frames import Reader, label
+from pyqueue.spark.models import frame, payload_type
 
 __all__ = ["Batches", "Report"]
 
@@ -486,8 +487,7 @@ class Batch:
         try is counted.
         """
         self._refresh()
-        held = tuple(self.held.values())
-        source = self._batches.source
+        held, source = tuple(self.held.values()), self._batches.source
         if isinstance(error, Exception) and not isinstance(error, ConfigurationError):
             self._run(source.rollback(held, error=error))
         else:

@@ -1,34 +1,28 @@
 """Convert stored messages to Spark rows and back, by Arrow.
 
-A payload has one of three forms: a JSON string, a variant, or a struct from a pydantic model or any
-other Spark type. The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and
-decimals come back unchanged. A payload that does not fit its type is an ``InvalidMessage`` that
-names the message. Nothing is cut or rounded silently.
+A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type.
+The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back
+unchanged. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
+Nothing is cut or rounded silently.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import json
 import re
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
-from enum import Enum
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import pyarrow as pa
 from bson import ObjectId, json_util
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
     DataType,
     DateType,
     DecimalType,
@@ -51,23 +45,18 @@ from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
 
-__all__ = [
-    "Reader",
-    "batch",
-    "columns",
-    "frame",
-    "label",
-    "misfits",
-    "payload_type",
-    "struct_of",
-    "to_json",
-]
+__all__ = ["Reader", "batch", "columns", "label", "misfits", "to_json"]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
     tzinfo=dt.UTC,
     uuid_representation=OPTIONS.uuid_representation,
     datetime_conversion=OPTIONS.datetime_conversion,
+)
+
+#: Instants are in UTC. Before Spark 4.2 they always are, and there is no such argument.
+_ZONE: Final[Mapping[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
 
 #: Converts a payload, or a part of one.
@@ -85,91 +74,6 @@ _MISFITS: Final = (
 )
 
 # ---- types
-
-
-def struct_of(model: type[BaseModel]) -> StructType:
-    """Return the Spark type of a pydantic model.
-
-    Args:
-        model: The fields may be str, int, float, bool, bytes, Decimal, datetime, date, UUID,
-            ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys, models
-            again, and ``| None`` of these.
-
-    Returns:
-        A struct with the same fields, all nullable.
-
-    Raises:
-        ConfigurationError: A field has a type that Spark lacks.
-    """
-    return StructType(
-        [
-            StructField(name, _type_of(f"{model.__name__}.{name}", field.annotation))
-            for name, field in model.model_fields.items()
-        ]
-    )
-
-
-_SIMPLE: Final[Mapping[Any, DataType]] = {
-    str: StringType(),
-    int: LongType(),
-    float: DoubleType(),
-    bool: BooleanType(),
-    bytes: BinaryType(),
-    Decimal: DecimalType(38, 18),
-    dt.datetime: TimestampType(),
-    dt.date: StringType(),  # as it is stored: BSON has no date without a time
-    UUID: StringType(),
-    ObjectId: StringType(),
-}
-
-
-def _type_of(name: str, annotation: Any) -> DataType:
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _type_of(name, inner[0])
-    if origin in (typing.Union, types.UnionType):
-        kinds = [each for each in inner if each is not type(None)]
-        if len(kinds) == 1:
-            return _type_of(name, kinds[0])
-    elif origin is typing.Literal:
-        kinds = list({type(each) for each in inner})
-        if len(kinds) == 1:
-            return _type_of(name, kinds[0])
-    elif origin in (list, set, frozenset, Sequence) or (origin is tuple and inner[1:] == (...,)):
-        return ArrayType(_type_of(name, inner[0]))
-    elif origin in (dict, Mapping) and inner[0] is str:
-        return MapType(StringType(), _type_of(name, inner[1]))
-    elif annotation in _SIMPLE:
-        return _SIMPLE[annotation]
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return struct_of(annotation)
-    elif isinstance(annotation, type) and issubclass(annotation, Enum):
-        return _type_of(name, typing.Literal[tuple(each.value for each in annotation)])
-    raise ConfigurationError(
-        f"model: Spark has no type for {name}: {annotation!r}; use another type, or a queue "
-        "without a model, whose payloads are JSON"
-    )
-
-
-def payload_type(model: object) -> DataType | None:
-    """Return the Spark type of the payloads of a queue with this model.
-
-    Args:
-        model: A pydantic model, or None.
-
-    Returns:
-        The type; None means JSON in a string.
-
-    Raises:
-        ConfigurationError: The model is not a pydantic model, or Spark lacks the type of a field.
-    """
-    if model is None:
-        return None
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return struct_of(model)
-    raise ConfigurationError(
-        f"model: {model!r} cannot become a struct: give a pydantic model, or no model"
-    )
 
 
 def columns(payload: DataType | None) -> StructType:
@@ -321,7 +225,7 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
 
 
 def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
-    schema = to_arrow_schema(columns(payload), timezone="UTC")
+    schema = to_arrow_schema(columns(payload), **_ZONE)
     return pa.RecordBatch.from_arrays(
         [
             pa.array([str(each["_id"]) for each in documents], pa.string()),
@@ -362,19 +266,12 @@ def _payloads(
 def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[int, str]]:
     """Find the messages whose payloads do not fit the type: the places and the reasons."""
     convert = _to_arrow(payload)
-    type = to_arrow_schema(columns(payload), timezone="UTC").field("payload").type
+    type = to_arrow_schema(columns(payload), **_ZONE).field("payload").type
     for place, each in enumerate(documents):
         try:
             pa.array([_apply(convert, each.get("payload"))], type)
         except _MISFITS as error:
             yield place, f"does not fit {payload.simpleString()[:500]}: {_reason(error)}"
-
-
-def frame(spark: SparkSession, documents: Sequence[Document], model: object) -> DataFrame:
-    """Return a DataFrame of stored messages. It contains the rows themselves."""
-    payload = payload_type(model)
-    table = pa.Table.from_batches([batch(documents, payload)])
-    return spark.createDataFrame(table, schema=columns(payload))
 
 
 # ---- rows to documents

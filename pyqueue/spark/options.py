@@ -11,20 +11,22 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
-from pyqueue.queues import backend_of
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import columns
 
-__all__ = ["CHUNK", "Options", "checked", "payload_column", "read_columns"]
+__all__ = ["CHUNK", "MAX_PARTITIONS", "Options", "checked", "payload_column", "read_columns"]
 
 R = TypeVar("R")
 
 OnBadRecord = Literal["bury", "null", "fail"]
 
+#: The most tasks of one read.
+MAX_PARTITIONS: Final = 10_000
 #: How many messages are read, or written, at once.
 CHUNK: Final = 10_000
 
@@ -49,9 +51,14 @@ class Options:
 
     def backend(self) -> QueuePlans:
         """Return the plans of the queue, and make sure that the queue is recorded."""
-        client = client_of(self.address)
-        runner_of(client).run(_record_queue(self.queue))
-        return backend_of(client.queue(self.queue))
+        connection = runner_of(client_of(self.address))
+        connection.run(_record_queue(self.queue))
+        return QueuePlans(
+            self.queue,
+            QueueOptions(dead_letter=arguments.dead_letter(self.queue, None)),
+            owner=connection.owner,
+            command_timeout=connection.command_timeout,
+        )
 
     def claims(self) -> NamedClaims:
         """Return the plans of the group.
@@ -102,8 +109,12 @@ _PAYLOAD_TYPE: Final = re.compile(
 )
 
 
-def checked(given: Mapping[str, str]) -> Options:
+def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
     """Check the options.
+
+    Args:
+        given: The options.
+        partitions: How many tasks read if the options do not say so.
 
     Raises:
         ConfigurationError: An option is missing, unknown or invalid.
@@ -130,7 +141,7 @@ def checked(given: Mapping[str, str]) -> Options:
         NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
         arguments.queue_name(queue),
         payload_type,
-        _count("numPartitions", option("numPartitions", "4"), 10_000),
+        _count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
         option("group") and arguments.group(option("group")),
         _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),

@@ -1,4 +1,4 @@
-"""The readers of the data source: batches of ready messages, and streams of claimed ones."""
+"""The reader of streams: claimed messages. It needs Spark 4.2."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import DataType
 
 import signals as buses
 from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, divided
 from pyqueue.backends.reading import backlog, due_in
-from pyqueue.backends.slices import Slice, page, slices
 from pyqueue.connecting import runner_of
 from pyqueue.errors import Unavailable
 from pyqueue.messages import Id
@@ -29,40 +28,11 @@ from pyqueue.spark.offsets import Offset, recorded_claims
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
 
-__all__ = ["BatchReader", "StreamReader"]
+__all__ = ["StreamReader"]
 
 #: How often a stream counts what is ready, in seconds, and up to how many messages.
 BACKLOG_INTERVAL_S: Final = 10.0
 MAX_BACKLOG: Final = 100_000
-
-
-@dataclass
-class _SlicePartition(InputPartition):
-    slice: Slice
-
-
-class BatchReader(DataSourceReader):
-    """Reads ready messages and consumes none."""
-
-    def __init__(self, options: Options, payload: DataType | None) -> None:
-        self._options = options
-        self._payload = payload
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Divide the queue among tasks."""
-        options = self._options
-        backend = options.backend()
-        found = options.run(slices(backend.queue, backend.kind, options.partitions))
-        return [_SlicePartition(each) for each in found]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of the queue."""
-        assert isinstance(partition, _SlicePartition)
-        rest = partition.slice
-        backend = self._options.backend()
-        while found := self._options.run(page(backend.queue, backend.kind, rest, CHUNK)):
-            yield rows_of(self._options, found, self._payload, "fail")[0]
-            rest = replace(rest, above=(found[-1]["when"], found[-1]["_id"]))
 
 
 @dataclass

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyqueue.spark.listener import QueueProgressListener
+from pyqueue.spark.options import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 
 __all__ = ["register", "spark_session"]
+
+#: How many tasks Spark itself makes of a table, if these are set.
+_PARALLELISM: Final = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 
 def spark_session(
@@ -44,17 +56,67 @@ def register(spark: SparkSession) -> QueueProgressListener:
 
     With an installed wheel Spark finds the data source by itself, but not the listener.
 
+    If this process imports pyqueue from a wheel, as ``spark-submit --py-files WHEEL`` does, the
+    executors get it, too.
+
     Args:
         spark: The session. Repeated calls change nothing.
 
     Returns:
         The listener of the session, which has the numbers of its queries.
     """
-    spark.dataSource.register(QueueDataSource)
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
+    if listener is None:
+        _ship(spark, Path(__file__))
+    spark.dataSource.register(_source(_parallelism(spark)))
     if listener is None:
         listener = QueueProgressListener()
         spark.streams.addListener(listener)
         # Classic and Connect sessions have no common place for it but the session itself.
         spark._pyqueue = listener  # type: ignore[attr-defined]
     return listener
+
+
+def _source(tasks: int) -> type[QueueDataSource]:
+    """Return the data source for a cluster that runs so many tasks at once.
+
+    Spark plans reads in another process, which knows nothing of the cluster but what the class
+    itself says. This class is sent there by value.
+    """
+
+    class ClusterDataSource(QueueDataSource):
+        parallelism = tasks
+
+    return ClusterDataSource
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """Return how many tasks Spark makes of a table by default."""
+    try:
+        for name in _PARALLELISM:
+            given = spark.conf.get(name, None)
+            if given is not None and given.isdecimal() and int(given):
+                return min(int(given), MAX_PARTITIONS)
+        return min(spark.sparkContext.defaultParallelism, MAX_PARTITIONS)
+    except PySparkException:  # a Connect session has no such context, and may hide its settings
+        return QueueDataSource.parallelism
+
+
+def _ship(spark: SparkSession, module: Path) -> None:
+    """Send the archive that contains a module to all processes; do nothing if it is in none.
+
+    Spark passes a wheel on, but puts only files that end in .zip on the path of an executor. It
+    puts nothing on the path of the process that plans a stream, which runs next to the driver.
+    """
+    archive = next((each for each in module.parents if each.is_file()), None)
+    if archive is None:
+        return
+    if archive.suffix == ".whl":
+        directory = tempfile.mkdtemp(prefix="pyqueue-wheel-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        archive = shutil.copyfile(archive, Path(directory, f"{archive.stem}.zip"))
+        spark.addArtifacts(str(archive), pyfile=True)
+    with suppress(PySparkException):  # the server of a Connect session has an environment already
+        environment = spark.sparkContext.environment
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(archive), known)))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceWriter,
-)
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import pyspark
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.spark.options import checked, payload_column, read_columns
-from pyqueue.spark.readers import BatchReader, StreamReader
-from pyqueue.spark.writers import BatchWriter, StreamWriter
+from pyqueue.spark.tables import BatchReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
 
 __all__ = ["QueueDataSource"]
 
@@ -35,7 +40,8 @@ class QueueDataSource(DataSource):
 
     Options of a read:
         payloadType: "json" (default), "variant" or a Spark type.
-        numPartitions: How many tasks read; 4 by default.
+        numPartitions: How many tasks read. By default as many as the cluster could run at once
+            when ``register`` was called, or 4 if Spark found the data source by itself.
         onBadRecord: What to do with a payload that does not fit ``payloadType``. "fail" ends the
             query with an error that names the message; the default of a batch read. "null" reads
             the payload as null. "bury", for streams only and their default, leaves the message
@@ -60,7 +66,12 @@ class QueueDataSource(DataSource):
 
     Columns of a read: id, queue, payload, headers, key, when, pushed, tries. Columns of a write:
     payload, and optionally headers and key.
+
+    Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
+
+    #: How many tasks read, unless an option says so. ``register`` knows the cluster and sets it.
+    parallelism: ClassVar[int] = 4
 
     @classmethod
     def name(cls) -> str:
@@ -85,7 +96,7 @@ class QueueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
-        options = checked(self.options)
+        options = checked(self.options, self.parallelism)
         if options.on_bad_record == "bury":
             raise ConfigurationError(
                 'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
@@ -95,7 +106,9 @@ class QueueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming read."""
-        options = checked(self.options)
+        options = checked(self.options, self.parallelism)
+        with _needs("4.2", "a streaming read"):
+            from pyqueue.spark.readers import StreamReader
         return StreamReader(options, payload_column(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -111,6 +124,8 @@ class QueueDataSource(DataSource):
                 "stage: this option is for streams; a batch write takes its ids from idColumn, or "
                 "makes new ones"
             )
+        with _needs("4.1", "a write"):
+            from pyqueue.spark.writers import BatchWriter
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -126,4 +141,19 @@ class QueueDataSource(DataSource):
                 'write the same ids. .option("stage", "...") makes them from the column id; '
                 "idColumn names a column whose values are the ids"
             )
+        with _needs("4.1", "a write"):
+            from pyqueue.spark.writers import StreamWriter
         return StreamWriter(options, schema)
+
+
+@contextmanager
+def _needs(version: str, use: str) -> Iterator[None]:
+    """Explain a failing import: older releases of Spark lack a class."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{use} of the data source pyqueue needs Spark {version} or later and pyarrow, and "
+            f"this is Spark {pyspark.__version__} ({error}); SparkStage and Queue.claim work with "
+            "Spark 4.0"
+        ) from error

@@ -13,13 +13,17 @@ from pyqueue import arguments
 from pyqueue.client import Client
 from pyqueue.connecting import runner_of
 from pyqueue.queues import Duration, backend_of
-from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.addresses import NamespaceAddress, shared_client
 from pyqueue.spark.batches import Batches, Report, Transform
 
 __all__ = ["SparkStage"]
 
 #: The time between two looks at an empty queue, in seconds.
 IDLE_DELAY_S: Final = 1.0
+
+
+def _waking(address: NamespaceAddress) -> Client:
+    return Client(address.target, namespace=address.namespace)
 
 
 class SparkStage:
@@ -100,7 +104,7 @@ class SparkStage:
 
     def _connected(self) -> Batches:
         if self._batches is None:
-            self._batches = self._make_batches(client_of(self._address, waking=True))
+            self._batches = self._make_batches(shared_client(self._address, _waking))
         return self._batches
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyqueue.backends import managing
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging, append
 from pyqueue.connecting import runner_of
@@ -82,7 +83,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Wake the consumers. The messages are visible already."""
         with self._options.address.open() as client:
-            client.queue(self._options.queue).notify()
+            runner_of(client).run(managing.notify(self._options.queue))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: Spark repeats the batch, with the same ids."""

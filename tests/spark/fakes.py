@@ -20,10 +20,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyqueue import Backoff, Client, Message, Queue
-from pyqueue.connecting import runner_of
+from pyqueue.connecting import Connected, Connection, runner_of
 from pyqueue.queues import backend_of
 from pyqueue.spark import batches as module
-from pyqueue.spark import frames
+from pyqueue.spark import frames, models
 from pyqueue.spark.batches import Batches, Report
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually, waiters
@@ -76,7 +76,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stages pass Frames to their transforms."""
 
     def frame(spark: Any, documents: Any, model: Any) -> Frame:
-        payload = frames.payload_type(model)
+        payload = models.payload_type(model)
         return Frame(
             pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload)
         )
@@ -197,7 +197,7 @@ class Meddler:
 
 @contextmanager
 def meddled(
-    client: Client, at: int = 0, what: Callable[[], object] | None = None
+    client: Connected[Connection], at: int = 0, what: Callable[[], object] | None = None
 ) -> Iterator[Meddler]:
     """Make something happen before command number ``at`` of a client.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +13,7 @@ from typing import Any
 from tests.support.eventually import eventually
 from tests.support.processes import ROOT, program
 
-__all__ = ["SLOW_S", "spark_eventually", "spark_program"]
+__all__ = ["SLOW_S", "build_wheel", "spark_eventually", "spark_program"]
 
 #: Far more than a session and a few batches take on a busy machine, in seconds.
 SLOW_S = 900.0
@@ -25,6 +26,18 @@ def spark_program(
     return program(
         "-m", "tests.spark.programs", *arguments, env=env, cwd=cwd, stderr=subprocess.DEVNULL
     )
+
+
+def build_wheel(directory: Path) -> Path:
+    """Build the wheel of the packages in a directory; return its path."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = directory.glob("*.whl")
+    return wheel
 
 
 def spark_eventually(condition: Callable[[], object], what: str, running: Any = None) -> None:

@@ -17,10 +17,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyqueue import Client, Fenced
-from pyqueue.connecting import runner_of
+from pyqueue.connecting import Connected, Connection, runner_of
 from pyqueue.requests import Command, Find
 from pyqueue.spark import idle as module
-from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.addresses import NamespaceAddress, TaskClient, client_of
 from tests.spark import programs
 from tests.spark.engine import Engine
 from tests.spark.fakes import Flow, no_session
@@ -32,7 +32,7 @@ LIMIT = ReadMaxRows(2)
 
 
 @contextmanager
-def commands(client: Client) -> Iterator[list[Command[Any]]]:
+def commands(client: Connected[Connection]) -> Iterator[list[Command[Any]]]:
     """Collect the commands of a client."""
     driver: Any = runner_of(client).open()
     sent: list[Command[Any]] = []
@@ -49,7 +49,7 @@ def commands(client: Client) -> Iterator[list[Command[Any]]]:
         del driver._send
 
 
-def reader_client(database: str) -> Client:
+def reader_client(database: str) -> TaskClient:
     """Return the client of the readers of this process."""
     return client_of(NamespaceAddress.of(database, None, "pyqueue"))
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName, QueueError
+from pyqueue.connecting import Connection
 from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
@@ -302,7 +303,9 @@ def test_errors_hide_credentials(
     signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))
-    monkeypatch.setattr("pyqueue.spark.addresses.Client", partial(Client, command_timeout=1))
+    monkeypatch.setattr(
+        "pyqueue.spark.addresses.Connection", partial(Connection, command_timeout=1)
+    )
     for uri in (SECRETS[0], "PYQUEUE_TEST_SECRET"):
         with pytest.raises(QueueError) as caught:
             stream(

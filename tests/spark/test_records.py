@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, InvalidMessage
+from pyqueue.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import columns
@@ -139,7 +140,7 @@ def test_bad_record_is_buried_if_the_stream_dies_at_any_step(shared: Client, dat
 
 def dies_at_commands(shared: Client, database: str, step: int) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    client.queues()
+    runner_of(client).enter()
     for at in range(1, 200, step):
         happened: list[bool] = []
 

@@ -19,7 +19,7 @@ import pytest
 from bson.decimal128 import Decimal128
 
 from pyqueue import Client
-from tests.spark.processes import SLOW_S, spark_program
+from tests.spark.processes import SLOW_S, build_wheel, spark_program
 from tests.support.processes import ROOT, last_json
 from tests.support.servers import missing
 
@@ -62,15 +62,7 @@ def without_java(tmp_path: Path) -> dict[str, str]:
 def installed(tmp_path: Path) -> Path:
     """Return a directory with the packages as a wheel installs them, and the programs."""
     site = tmp_path / "site"
-    built = tmp_path / "built"
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(build_wheel(tmp_path / "built")) as archive:
         assert "pyspark_pyqueue.py" in archive.namelist()
         archive.extractall(site)
     shutil.copytree(ROOT / "tests/spark", site / "tests/spark")

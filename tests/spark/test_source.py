@@ -29,7 +29,7 @@ from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 from pyqueue.queues import backend_of
 from pyqueue.requests import Plan
-from pyqueue.spark import QueueDataSource, QueueProgressListener, idle, readers, writers
+from pyqueue.spark import QueueDataSource, QueueProgressListener, idle, tables, writers
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
@@ -141,7 +141,7 @@ def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database:
 
 def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, database: str) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    client.queues()
+    runner_of(client).enter()  # it has reached the server before commands are counted
     for at in range(1, 200):
         flow, checkpoint = Flow(shared), Checkpoint()
         flow.raw.push_many(range(3))
@@ -510,7 +510,7 @@ def test_table_is_read_by_slices_and_chunks(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each task has its own reader, as in a separate process. No message is consumed."""
-    monkeypatch.setattr(readers, "CHUNK", 3)
+    monkeypatch.setattr(tables, "CHUNK", 3)
     flow.raw.push_many(range(10))
     flow.raw.push(10, delay=600)
     before = flow.stored(flow.source)

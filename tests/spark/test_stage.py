@@ -17,7 +17,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyqueue import AsyncClient, Client, ConfigurationError
 from pyqueue.spark import SparkStage
 from pyqueue.spark import stage as module
-from pyqueue.spark.frames import columns, struct_of
+from pyqueue.spark.frames import columns
+from pyqueue.spark.models import struct_of
 from tests.spark.fakes import Flow, Frame
 from tests.spark.session import URI_ENV
 

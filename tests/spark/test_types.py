@@ -46,7 +46,8 @@ from pyspark.sql.types import (
 from pyqueue import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, Codec, encode
 from pyqueue.spark import struct_of
-from pyqueue.spark.frames import Reader, batch, columns, payload_type
+from pyqueue.spark.frames import Reader, batch, columns
+from pyqueue.spark.models import payload_type
 
 NOON = datetime(2013, 7, 1, 12, 0, 0, 123000, tzinfo=UTC)
 ID = ObjectId("51d16f000000000000000001")

@@ -1,0 +1,28 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+__all__ = ["importer"]
+
+
+def importer(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package.
+
+    Args:
+        package: The name of the package.
+        names: For each module of the package, the names that are imported from it.
+    """
+    homes = {name: module for module, some in names.items() for name in some}
+
+    def get(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
