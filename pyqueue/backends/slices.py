@@ -21,7 +21,7 @@ from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["Slice", "page", "slices"]
+__all__ = ["EVERYTHING", "Choice", "Slice", "page", "slices"]
 
 #: The ``when`` and the id of a message.
 Position = tuple[datetime, Id]
@@ -36,6 +36,21 @@ class Slice:
     now: datetime
     above: Position | None
     upto: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages of a slice a reader wants, and what of them."""
+
+    #: The messages must match all of these.
+    only: tuple[Filter, ...] = ()
+    #: Whether one of these names the ids, so that the others need not be looked at.
+    by_id: bool = False
+    #: The projection; None: all fields.
+    fields: Mapping[str, object] | None = None
+
+
+EVERYTHING: Final = Choice()
 
 
 def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
@@ -64,15 +79,25 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     ]
 
 
-def page(queue: str, kind: Kind, part: Slice, limit: int) -> Plan[list[Document]]:
+def page(
+    queue: str, kind: Kind, part: Slice, limit: int, choice: Choice = EVERYTHING
+) -> Plan[list[Document]]:
     """Return the first documents of a slice, up to ``limit``.
 
     The rest is a slice ``above`` the last of them. There is none if they are fewer than ``limit``.
     """
     ready = kind.claimable(queue, part.now, None)
+    if choice.only:
+        ready = {"$and": [ready, *choice.only]}
     found: list[Document] = []
     for span in _spans(ready, part.above, part.upto):
-        found += yield from Find(span, sort=SCAN_ORDER, limit=limit - len(found), hint=HOT)
+        found += yield from Find(
+            span,
+            choice.fields,
+            sort=SCAN_ORDER,
+            limit=limit - len(found),
+            hint="_id_" if choice.by_id else HOT,
+        )
         if len(found) == limit:
             break
     return found

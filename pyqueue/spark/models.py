@@ -11,6 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from importlib import import_module
 from typing import Any, Final
 from uuid import UUID
 
@@ -34,9 +35,10 @@ from pyspark.sql.types import (
 )
 
 from pyqueue.errors import ConfigurationError
+from pyqueue.payloads import error_text
 from pyqueue.spark.frames import batch, columns
 
-__all__ = ["frame", "payload_type", "struct_of"]
+__all__ = ["frame", "model_of", "payload_type", "struct_of"]
 
 
 def struct_of(model: type[BaseModel]) -> StructType:
@@ -101,6 +103,25 @@ def _type_of(name: str, annotation: Any) -> DataType:
         f"model: Spark has no type for {name}: {annotation!r}; use another type, or a queue "
         "without a model, whose payloads are JSON"
     )
+
+
+def model_of(path: str) -> object:
+    """Return the model that an import path names.
+
+    Args:
+        path: "module:Model".
+
+    Raises:
+        ConfigurationError: The path is invalid, or the module cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        raise ConfigurationError(
+            f"payloadModel: {path!r} cannot be imported ({error_text(error)}): "
+            'give "module:Model", of a module that is installed or shipped by --py-files'
+        ) from error
 
 
 def payload_type(model: object) -> DataType | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -17,6 +17,7 @@ from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.filters import matching
 from pyqueue.spark.frames import columns
 
 __all__ = ["CHUNK", "MAX_PARTITIONS", "Options", "checked", "payload_column", "read_columns"]
@@ -48,6 +49,13 @@ class Options:
     on_bad_record: OnBadRecord | None
     corrupt_column: str | None
     max_wait: float
+    #: The columns of a read, in order.
+    columns: list[str]
+    #: The filter of a batch read.
+    match: Mapping[str, Any] | None
+    push_filters: bool
+    #: The import path of the model of the payloads.
+    payload_model: str | None
 
     def backend(self) -> QueuePlans:
         """Return the plans of the queue, and make sure that the queue is recorded."""
@@ -88,7 +96,11 @@ _OPTIONS: Final = (
     "namespace",
     "queue",
     "payloadType",
+    "payloadModel",
     "numPartitions",
+    "columns",
+    "match",
+    "pushFilters",
     "group",
     "maxMessagesPerBatch",
     "leaseSeconds",
@@ -98,6 +110,7 @@ _OPTIONS: Final = (
     "stage",
     "idColumn",
 )
+_YES_OR_NO: Final = ("true", "false")
 #: Spark adds these to the options of a stream.
 _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "querytimeout"}
 _KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
@@ -137,6 +150,10 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
             f'payloadType: {payload_type!r} is not allowed: give "json", "variant" or a Spark '
             'type, for example "struct<a: bigint>"'
         )
+    model = option("payloadModel")
+    if model is not None and option("payloadType") is not None:
+        raise ConfigurationError("payloadType, payloadModel: give one of the two")
+    match = option("match")
     return Options(
         NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
         arguments.queue_name(queue),
@@ -149,7 +166,25 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         option("idColumn"),
         *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
+        _columns(option("columns")),
+        None if match is None else matching(match),
+        arguments.one_of("pushFilters", (option("pushFilters") or "false").lower(), _YES_OR_NO)
+        == "true",
+        model,
     )
+
+
+def _columns(given: str | None) -> list[str]:
+    known = columns(None).names
+    if given is None:
+        return known
+    names = [name.strip() for name in given.split(",")]
+    if not set(names) <= set(known) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"columns: {given!r} is not allowed: name some of {', '.join(known)}, each once, "
+            "separated by commas"
+        )
+    return names
 
 
 def _bad_records(
@@ -197,7 +232,7 @@ def read_columns(options: Options, payload: DataType | None) -> StructType:
     """Return the columns of a read. A payload type of None means JSON."""
     corrupt = options.corrupt_column
     more = [] if corrupt is None else [StructField(corrupt, StringType())]
-    return StructType([*columns(payload).fields, *more])
+    return StructType([*(columns(payload)[name] for name in options.columns), *more])
 
 
 def payload_column(options: Options, schema: StructType) -> DataType | None:
@@ -206,11 +241,12 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     Raises:
         ConfigurationError: The caller gave a schema with different columns.
     """
-    json = options.payload_type == "json"
+    json = options.payload_type == "json" and options.payload_model is None
     names = read_columns(options, None).names
-    if schema.names != names or (json and not isinstance(schema["payload"].dataType, StringType)):
+    payload = schema["payload"].dataType if "payload" in schema.names else StringType()
+    if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
             f"schema: a queue has the columns {', '.join(names)}: give no schema; "
             "give the type of the payload by payloadType"
         )
-    return None if json else schema["payload"].dataType
+    return None if json or "payload" not in schema.names else payload

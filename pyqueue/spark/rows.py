@@ -11,7 +11,7 @@ from pyqueue.errors import InvalidMessage
 from pyqueue.messages import Id
 from pyqueue.requests import Document
 from pyqueue.spark.frames import batch, misfits, to_json
-from pyqueue.spark.options import Options
+from pyqueue.spark.options import Options, read_columns
 
 __all__ = ["rows_of"]
 
@@ -60,4 +60,4 @@ def rows_of(
         ]
         field = pa.field(options.corrupt_column, pa.string())
         rows = rows.append_column(field, pa.array(corrupt, pa.string()))
-    return rows, bad
+    return rows.select(read_columns(options, None).names), bad

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.spark.options import checked, payload_column, read_columns
-from pyqueue.spark.tables import BatchReader
+from pyqueue.spark.options import Options, checked, payload_column, read_columns
+from pyqueue.spark.tables import BatchReader, FilteringReader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -40,6 +40,8 @@ class QueueDataSource(DataSource):
 
     Options of a read:
         payloadType: "json" (default), "variant" or a Spark type.
+        payloadModel: In place of a type, a pydantic model as "module:Model". The driver imports it.
+        columns: The columns of the read, separated by commas; all by default.
         numPartitions: How many tasks read. By default as many as the cluster could run at once
             when ``register`` was called, or 4 if Spark found the data source by itself.
         onBadRecord: What to do with a payload that does not fit ``payloadType``. "fail" ends the
@@ -49,6 +51,12 @@ class QueueDataSource(DataSource):
             batch. A message that was dead before is read with a null.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
             string, which holds such a payload as JSON; none by default.
+
+    Options of a batch read:
+        match: A JSON object of fields of the payload and their values or conditions: only messages
+            that match are read. Conditions use $eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists.
+        pushFilters: "true" lets the database apply filters on id, key, when and tries. Spark needs
+            the setting spark.sql.python.filterPushdown.enabled; "false" by default.
 
     Options of a streaming read:
         group: The durable name of this consumer.
@@ -81,9 +89,9 @@ class QueueDataSource(DataSource):
     def schema(self) -> StructType | str:
         """Return the columns of a read."""
         options = checked(self.options)
-        found = read_columns(options, None)
         if options.payload_type == "json":
-            return found
+            return self._typed(options)
+        found = read_columns(options, None)
         types = [
             options.payload_type if field.name == "payload" else field.dataType.simpleString()
             for field in found.fields
@@ -94,6 +102,15 @@ class QueueDataSource(DataSource):
             for name, field, type in zip(names, found.fields, types, strict=True)
         )
 
+    @staticmethod
+    def _typed(options: Options) -> StructType:
+        payload = None
+        if options.payload_model is not None:
+            from pyqueue.spark.models import model_of, payload_type
+
+            payload = payload_type(model_of(options.payload_model))
+        return read_columns(options, payload)
+
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
         options = checked(self.options, self.parallelism)
@@ -102,13 +119,19 @@ class QueueDataSource(DataSource):
                 'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
                 'default) or "null"'
             )
-        return BatchReader(options, payload_column(options, schema))
+        reader = FilteringReader if options.push_filters else BatchReader
+        return reader(options, payload_column(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming read."""
         options = checked(self.options, self.parallelism)
         with _needs("4.2", "a streaming read"):
             from pyqueue.spark.readers import StreamReader
+        if options.match is not None or options.push_filters:
+            raise ConfigurationError(
+                "match, pushFilters: these options are for batch reads: a stream claims every "
+                "message, so filter its DataFrame; the messages left out are finished, too"
+            )
         return StreamReader(options, payload_column(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
-from pyqueue.backends.slices import Slice, page, slices
+from pyqueue.backends.slices import Choice, Slice, page, slices
+from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
 
-__all__ = ["BatchReader"]
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+__all__ = ["BatchReader", "FilteringReader"]
 
 
 @dataclass
@@ -27,21 +32,42 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: Options, payload: DataType | None) -> None:
         self._options = options
         self._payload = payload
+        self._choice = Choice(
+            () if options.match is None else (options.match,), fields=fields_of(options.columns)
+        )
 
     def partitions(self) -> Sequence[InputPartition]:
         """Divide the queue among tasks."""
         options = self._options
         backend = options.backend()
-        found = options.run(slices(backend.queue, backend.kind, options.partitions))
+        parts = 1 if self._choice.by_id else options.partitions
+        found = options.run(slices(backend.queue, backend.kind, parts))
         return [_SlicePartition(each) for each in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the queue."""
         assert isinstance(partition, _SlicePartition)
-        rest = partition.slice
+        rest, choice = partition.slice, self._choice
         backend = self._options.backend()
-        while found := self._options.run(page(backend.queue, backend.kind, rest, CHUNK)):
+        while found := self._options.run(page(backend.queue, backend.kind, rest, CHUNK, choice)):
             yield rows_of(self._options, found, self._payload, "fail")[0]
             if len(found) < CHUNK:
                 return
             rest = replace(rest, above=(found[-1]["when"], found[-1]["_id"]))
+
+
+class FilteringReader(BatchReader):
+    """Passes the filters of Spark on to the database.
+
+    Spark refuses a reader with this method unless a setting allows it, so this is another class.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Learn what Spark filters by. Return all filters: the database may let more through."""
+        known = [each for each in map(condition, filters) if each is not None]
+        self._choice = replace(
+            self._choice,
+            only=(*self._choice.only, *known),
+            by_id=any(ids_of(each) is not None for each in filters),
+        )
+        return filters
