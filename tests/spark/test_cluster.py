@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sysconfig
+import tarfile
 import venv
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 
 def bare_python(directory: Path) -> Path:
-    """Make a Python with all packages of this one but ``MISSING``; return its directory."""
+    """Make a Python with all packages of this one but ``MISSING``; return its directory.
+
+    It is what ``venv-pack`` makes: a directory that works wherever it is unpacked.
+    """
     packages = directory.with_name(f"{directory.name}-packages")
     packages.mkdir()
     for each in Path(sysconfig.get_path("purelib")).iterdir():
@@ -101,6 +106,27 @@ def test_job_ships_the_wheel_by_py_files(
     places = submitted(url, tmp_path, env, "--py-files", str(wheel))
     assert [pydantic for _, pydantic, _ in places] == [False, False]
     assert all(f"{wheel.stem}.zip/pyqueue/" in file for file, _, _ in places), places
+
+
+def test_job_ships_a_packed_environment_by_archives(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver runs in a directory with the unpacked environment, since it plans the reads."""
+    unpacked = bare_python(tmp_path / "environment")
+    (site,) = unpacked.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(build_wheel(tmp_path / "built")) as wheel:
+        wheel.extractall(site)
+    archive = tmp_path / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(unpacked, arcname=".")
+    env = environment(tmp_path, monkeypatch) | {
+        "PYSPARK_PYTHON": "./environment/bin/python",
+        "PYSPARK_DRIVER_PYTHON": str(unpacked / "bin" / "python"),
+    }
+    places = submitted(url, tmp_path, env, "--archives", f"{archive}#environment")
+    for file, _, directory in places:
+        assert Path(file).is_relative_to(Path(directory, "environment")), places
+        assert Path(directory) != tmp_path
 
 
 def test_python_of_the_cluster_has_no_pyqueue(tmp_path: Path) -> None:
