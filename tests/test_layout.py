@@ -255,7 +255,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "spark.idle": set(),
     "spark.rows": {"errors", "messages", "requests", "spark.frames", "spark.options"},
-    "spark.writers": {"backends", "connecting", "spark.frames", "spark.options"},
+    "spark.writers": {"backends", "connecting", "errors", "spark.frames", "spark.options"},
     "spark.source": {
         "errors",
         "spark.frames",
@@ -345,6 +345,7 @@ BACKENDS: dict[str, set[str]] = {
     "slices": {"kind", "namespace", "scan"},
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
     "acknowledging": {"invalid", "kind", "namespace", "transitions"},
+    "epochs": {"namespace", "options", "staging"},
     "named_claims": {
         *("acknowledging", "claiming", "invalid", "namespace", "queue_plans", "reading"),
         *("receiving", "transitions"),

@@ -6,7 +6,7 @@ its writer dies, the TTL index removes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -37,13 +37,13 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-__all__ = ["Staging", "append"]
+__all__ = ["Staging", "append", "documents_of", "raise_foreign", "show"]
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
 
 
-def _documents(
+def documents_of(
     target: Target,
     messages: Iterable[NewMessage],
     now: datetime,
@@ -99,13 +99,43 @@ def append(target: Target, messages: Iterable[NewMessage], *, session: object = 
         DuplicateKey: an id belongs to a message that was never in this queue.
     """
     now = yield from ServerTime()
-    documents, encoded, given = _documents(target, messages, now)
+    documents, encoded, given = documents_of(target, messages, now)
     if not documents:
         return 0
     yield from namespace.ensure(target.queue, target.kind, target.options)
     written = yield from write(target.queue, documents, encoded, given, session)
     raise_foreign_ids(target.queue, written.foreign)
     return sum(id is not None for id in written.ids)
+
+
+def raise_foreign(queue: str, refused: Sequence[Document | RawBSONDocument]) -> Plan[None]:
+    """Raise DuplicateKey if the id of a refused document belongs to a message of another queue."""
+    if refused:
+        ids = [each["_id"] for each in refused]
+        stored = yield from ids_of_this_queue(queue, ids)
+        raise_foreign_ids(queue, [id for id in ids if not stored.get(id)])
+
+
+def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
+    """Show the messages that are hidden under a name. Return how many.
+
+    A message whose key is taken stays hidden.
+    """
+    entering: UpdateDocument = {
+        "$set": target.kind.entering(target.queue, now),
+        "$unset": {"staged": "", "attempt": "", "processed": "", "expires": ""},
+    }
+    here: dict[str, object] = {"q": hidden}
+    without_key = here | {"key": {"$exists": False}}
+    done = (yield from Update(without_key, entering, many=True)).matched
+    keyed = yield from Find(here, {"_id": 1}, hint=HOT)
+    for start in range(0, len(keyed), MAX_BATCH):
+        pairs: list[tuple[Filter, UpdateDocument]] = [
+            ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
+        ]
+        matched, _ = yield from UpdateEach(pairs)
+        done += matched
+    return done
 
 
 class Staging:
@@ -148,7 +178,7 @@ class Staging:
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        _, missing, _ = _documents(self.target, messages, now, hidden)
+        _, missing, _ = documents_of(self.target, messages, now, hidden)
         written = 0
         for again in (True, False):
             if not missing:
@@ -163,10 +193,7 @@ class Staging:
             if missing and again:
                 ids = [each["_id"] for each in missing]
                 yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
-        if missing:
-            ids = [each["_id"] for each in missing]
-            stored = yield from ids_of_this_queue(self.target.queue, ids)
-            raise_foreign_ids(self.target.queue, [id for id in ids if not stored.get(id)])
+        yield from raise_foreign(self.target.queue, missing)
         return written
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
@@ -192,23 +219,9 @@ class Staging:
                     "same ids ran at the same time, or it took more than a week. Nothing was shown"
                 )
         now = yield from ServerTime()
-        show: UpdateDocument = {
-            "$set": target.kind.entering(target.queue, now),
-            "$unset": {"staged": "", "processed": "", "expires": ""},
-        }
         done = 0
         for place in places:
-            here: dict[str, object] = {"q": self._prefix + place}
-            without_key = here | {"key": {"$exists": False}}
-            done += (yield from Update(without_key, show, many=True)).matched
-            keyed = yield from Find(here, {"_id": 1}, hint=HOT)
-            for start in range(0, len(keyed), MAX_BATCH):
-                pairs: list[tuple[Filter, UpdateDocument]] = [
-                    ({"_id": each["_id"], **here}, show)
-                    for each in keyed[start : start + MAX_BATCH]
-                ]
-                matched, _ = yield from UpdateEach(pairs)  # a message whose key is taken stays
-                done += matched
+            done += yield from show(target, self._prefix + place, now)
         yield from self.discard()
         if done:
             yield from Signal(target.queue, now)

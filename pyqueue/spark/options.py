@@ -44,7 +44,9 @@ class Options:
     max_messages: int
     lease: float
     stage: str | None
+    epoch: int | None
     id_column: str | None
+    at_least_once: bool
     #: None: the default, which differs between a stream and a table.
     on_bad_record: OnBadRecord | None
     corrupt_column: str | None
@@ -108,9 +110,13 @@ _OPTIONS: Final = (
     "onBadRecord",
     "columnNameOfCorruptRecord",
     "stage",
+    "epoch",
     "idColumn",
+    "delivery",
 )
 _YES_OR_NO: Final = ("true", "false")
+_DELIVERIES: Final = ("exactly-once", "at-least-once")
+_MOST_EPOCHS: Final = 10**12 - 1
 #: Spark adds these to the options of a stream.
 _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "querytimeout"}
 _KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
@@ -163,7 +169,10 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
         option("stage") and arguments.group(option("stage"), "stage"),
+        _epoch(option("epoch")),
         option("idColumn"),
+        arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
+        == _DELIVERIES[1],
         *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
         _columns(option("columns")),
@@ -172,6 +181,15 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         == "true",
         model,
     )
+
+
+def _epoch(given: str | None) -> int | None:
+    if given is not None and (not given.isdecimal() or int(given) > _MOST_EPOCHS):
+        raise ConfigurationError(
+            f"epoch: {given!r} is not allowed: give the number of the batch, which foreachBatch "
+            "passes as its second argument"
+        )
+    return None if given is None else int(given)
 
 
 def _columns(given: str | None) -> list[str]:

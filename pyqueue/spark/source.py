@@ -29,8 +29,8 @@ class QueueDataSource(DataSource):
 
     A batch read shows the ready messages and consumes none. A batch write, in mode append, shows
     all its messages at its end, or none. A streaming read claims messages for a group and finishes
-    each batch once Spark has committed it. A streaming write makes its ids from those of the
-    source, so a repeated batch writes nothing twice.
+    each batch once Spark has committed it. A streaming write shows each batch once, also if Spark
+    repeats it after its messages were consumed.
 
     Options of all:
         uri or uriEnv: The server's URI, or the name of an environment variable that holds it.
@@ -69,8 +69,14 @@ class QueueDataSource(DataSource):
             every two seconds.
 
     Options of a write:
-        stage: For streams only: the ids are "STAGE~ID", made from the column id.
         idColumn: The column whose values are the ids.
+        stage: The name of what writes; without ``idColumn`` the ids are "STAGE~ID", made from the
+            column id. A stream needs ``stage``, ``idColumn`` or both.
+        epoch: For a batch write in ``foreachBatch``, with ``stage``: the number of the batch. A
+            number that was written is not written again.
+        delivery: For a stream, "exactly-once" (default), or "at-least-once": the messages appear
+            as they are written, which is faster, and a repeated batch writes those again that were
+            consumed meanwhile.
 
     Columns of a read: id, queue, payload, headers, key, when, pushed, tries. Columns of a write:
     payload, and optionally headers and key.
@@ -142,13 +148,17 @@ class QueueDataSource(DataSource):
                 'mode: a queue cannot be overwritten: use .mode("append"), and Queue.purge() to '
                 "empty it first"
             )
-        if options.stage is not None:
+        if (options.stage is None) != (options.epoch is None):
             raise ConfigurationError(
-                "stage: this option is for streams; a batch write takes its ids from idColumn, or "
-                "makes new ones"
+                "stage, epoch: a batch write takes both or neither. In foreachBatch, epoch is the "
+                "number of the batch: the same number of the same stage writes nothing twice"
             )
+        if options.at_least_once:
+            raise ConfigurationError("delivery: this option is for streams; leave it out")
         with _needs("4.1", "a write"):
-            from pyqueue.spark.writers import BatchWriter
+            from pyqueue.spark.writers import BatchWriter, EpochBatchWriter
+        if options.epoch is not None:
+            return EpochBatchWriter(options, schema)
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -158,7 +168,9 @@ class QueueDataSource(DataSource):
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
             )
-        if (options.stage is None) == (options.id_column is None):
+        if options.epoch is not None:
+            raise ConfigurationError("epoch: a stream numbers its batches; leave this option out")
+        if options.stage is None and options.id_column is None:
             raise ConfigurationError(
                 "stage, idColumn: give one of the two. Spark may repeat a batch, which must then "
                 'write the same ids. .option("stage", "...") makes them from the column id; '

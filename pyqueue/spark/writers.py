@@ -1,4 +1,4 @@
-"""The writers of the data source: batches that appear at once, and the epochs of streams."""
+"""The writers of the data source: batches that appear at once, and epochs that appear once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain, islice
 from uuid import uuid4
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -16,13 +17,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyqueue.backends import managing
+from pyqueue.backends.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging, append
 from pyqueue.connecting import runner_of
+from pyqueue.errors import ConfigurationError
 from pyqueue.spark.frames import Reader
 from pyqueue.spark.options import CHUNK, Options
 
-__all__ = ["BatchWriter", "StreamWriter"]
+__all__ = ["BatchWriter", "EpochBatchWriter", "StreamWriter"]
 
 
 @dataclass
@@ -64,29 +67,124 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.run(self._staging.discard())
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes messages whose ids are the same if Spark repeats the batch."""
+# ---- by epoch
+
+
+@dataclass
+class _Written(WriterCommitMessage):
+    """What one task has written of an epoch."""
+
+    query: str
+    job: str
+    #: None: the epoch was decided before.
+    attempt: int | None
+    #: The number of messages in each of its places.
+    counts: dict[str, int]
+
+
+class _EpochWriter:
+    """Writes the rows of an epoch once, however often Spark runs it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._reader = Reader(schema, options.id_column or "id")
+        self._job = uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of a task."""
-        backend, stage = self._options.backend(), self._options.stage
+    def _epochs(self, query: str) -> EpochWrites:
+        return EpochWrites(self._options.backend().target, self._options.stage or "", query)
+
+    def _write(
+        self, query: str, epoch: int, iterator: Iterator[pa.RecordBatch]
+    ) -> WriterCommitMessage:
+        """Write the rows of a task where no consumer sees them."""
+        epochs, run = self._epochs(query), self._options.run
+        attempt = run(epochs.join(self._job, epoch))
+        counts = {}
+        if attempt is not None:
+            task = _context().taskAttemptId()
+            for number, messages in enumerate(self._messages(iterator)):
+                place = f"{attempt}:{task}:{number}"
+                counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
+        return _Written(query, self._job, attempt, counts)
+
+    def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:
+        """Read the rows, and give them their ids."""
+        stage = self._options.stage if self._options.id_column is None else None
         for messages in _chunks(self._reader, iterator):
             if stage is not None:
                 messages = [each._replace(id=f"{stage}~{each.id}") for each in messages]
-            self._options.run(append(backend.target, messages))
-        return WriterCommitMessage()
+            yield messages
+
+    def _commit(self, messages: list[WriterCommitMessage | None], epoch: int) -> None:
+        """Show what the tasks have written, unless that was done before."""
+        written = [each for each in messages if isinstance(each, _Written)]
+        if not written:
+            return  # the epoch had no task
+        epochs = self._epochs(written[0].query)
+        counts = {place: count for each in written for place, count in each.counts.items()}
+        attempts = {(each.job, each.attempt) for each in written}
+        with self._options.address.open() as client:
+            run = runner_of(client).run
+            if any(attempt is None for _, attempt in attempts):
+                run(epochs.resume(epoch))
+                return
+            # If tasks joined different attempts, the smaller one cannot decide any more.
+            job, attempt = max(attempts, key=lambda each: each[1] or 0)
+            run(epochs.commit(job, epoch, attempt or 0, counts))
+
+
+class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
+    """Writes a batch whose epoch the caller numbers, as in ``foreachBatch``."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        return self._write("", self._options.epoch or 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Show what the tasks have staged."""
+        self._commit(messages, self._options.epoch or 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
+
+
+class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
+    """Writes the epochs of a stream."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task, or append them if they may be written again."""
+        if self._options.at_least_once:
+            target = self._options.backend().target
+            for messages in self._messages(iterator):
+                self._options.run(append(target, messages))
+            return WriterCommitMessage()
+        context = _context()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        epoch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or epoch is None:
+            raise ConfigurationError(
+                "writeStream: Spark has not told the id of the query and the number of the batch; "
+                'use .option("delivery", "at-least-once")'
+            )
+        return self._write(query, int(epoch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Wake the consumers. The messages are visible already."""
-        with self._options.address.open() as client:
-            runner_of(client).run(managing.notify(self._options.queue))
+        """Show what the tasks have staged. What was appended is visible: wake the consumers."""
+        if self._options.at_least_once:
+            with self._options.address.open() as client:
+                runner_of(client).run(managing.notify(self._options.queue))
+        else:
+            self._commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: Spark repeats the batch, with the same ids."""
+        """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
+
+
+def _context() -> TaskContext:
+    """Return what Spark tells a task."""
+    context = TaskContext.get()
+    assert context is not None
+    return context
 
 
 def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:

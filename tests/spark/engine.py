@@ -8,17 +8,22 @@ tests with a real session show that the order is right.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from pyqueue.spark import QueueDataSource, offsets
+from pyqueue.spark import QueueDataSource, offsets, writers
 from pyqueue.spark.frames import columns
 
-__all__ = ["Checkpoint", "Engine", "Sink", "to_queue"]
+__all__ = ["Checkpoint", "Engine", "Sink", "in_a_task", "to_queue"]
 
 Offset = dict[str, Any]
 Sink = Callable[[int, list[pa.RecordBatch]], None]
@@ -33,6 +38,8 @@ class Checkpoint:
     first: Offset | None = None
     #: How many batches are committed.
     committed: int = 0
+    #: The id of the query.
+    query: str = field(default_factory=lambda: uuid4().hex)
 
 
 class Engine:
@@ -105,19 +112,36 @@ class Engine:
         offsets.Offset.parse(end).acknowledge()
 
 
+_tasks = count(1)
+
+
+def in_a_task(query: str | None = None, epoch: int | None = None) -> AbstractContextManager[Any]:
+    """Return a block that is a task of a query. Each task has another number."""
+    number = next(_tasks)
+    told = {"sql.streaming.queryId": query, "streaming.sql.batchId": epoch}
+    told = {name: each if each is None else str(each) for name, each in told.items()}
+    context = SimpleNamespace(taskAttemptId=lambda: number, getLocalProperty=told.get)
+    return patch.object(writers, "TaskContext", SimpleNamespace(get=lambda: context))
+
+
 def to_queue(
     options: Mapping[str, str],
     step: Callable[[str], object] = lambda name: None,
     schema: StructType | None = None,
+    query: str = "",
 ) -> Sink:
     """Return a sink that writes into a queue."""
     source = QueueDataSource({**options})
 
     def write(number: int, batches: list[pa.RecordBatch]) -> None:
+        writer = cast(Any, source.streamWriter(schema or columns(None), False))
+        done = []
         for some in batches:
             step("write")
-            # Each task has its own writer.
-            source.streamWriter(schema or columns(None), False).write(iter([some]))
-        step("sink commit")  # this only wakes consumers
+            with in_a_task(query, number):
+                done.append(writer.write(iter([some])))
+        step("sink commit")
+        # Spark makes another writer for the commit.
+        cast(Any, source.streamWriter(schema or columns(None), False)).commit(done, number)
 
     return write

@@ -78,18 +78,19 @@ def held(column: str, value: str, gate: str = "", reached: str = "") -> Any:
     return rows
 
 
-def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None) -> Any:
+def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None, gate: str = "") -> Any:
     """Start the stream from "raw" to "clean". Its ids are made from those of the source.
 
     Args:
         spark: The session.
         url: The database.
         checkpoint: The directory of the checkpoints.
-        hold: The payload of the message whose task never ends.
+        hold: The payload of the message whose task waits for the gate.
+        gate: The file that opens the gate; by default the task never ends.
     """
     df = stream(spark, url, "raw", group="g")
     if hold is not None:
-        df = df.mapInArrow(held("payload", hold), df.schema)
+        df = df.mapInArrow(held("payload", hold, gate), df.schema)
     writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
     return (
         writer.option("checkpointLocation", f"{checkpoint}/with_ids")
@@ -151,9 +152,9 @@ def session(cores: int = 1) -> Any:
     return spark
 
 
-def run_with_ids(url: str, checkpoint: str, hold: str) -> None:
+def run_with_ids(url: str, checkpoint: str, hold: str, gate: str = "") -> None:
     """Run the stream with ids. It holds at one message."""
-    with_ids(session(), url, checkpoint, hold).awaitTermination()
+    with_ids(session(), url, checkpoint, hold, gate).awaitTermination()
 
 
 def run_typed(url: str, checkpoint: str, hold: str, reached: str) -> None:

@@ -65,13 +65,42 @@ def test_stream_goes_on_after_its_driver_is_killed(
     """The kill comes in the middle of a batch. The restart need not wait for the lease of 600 s."""
     client.queue("raw").push_many(range(2 * BATCH))
     with spark_program("with_ids", url, str(tmp_path), str(BATCH - 1)) as driver:
-        spark_eventually(lambda: count(messages) == HALF, "a half-written batch", driver)
+        spark_eventually(lambda: staged(messages) == HALF, "a half-written batch", driver)
         kill_tree(driver)
-    assert count(messages) == HALF
+    assert count(messages) == 0
     assert client.queue("raw").counts().reserved == BATCH
     programs.with_ids(spark, url, str(tmp_path)).awaitTermination()
     assert written(messages) == Counter(range(2 * BATCH))
+    assert staged(messages) == 0
     spark_eventually(lambda: empty(client, "raw"), "an empty source")
+
+
+@pytest.mark.spark_long
+@pytest.mark.own_mongod
+def test_consumed_messages_of_a_killed_batch_stay_written_once(
+    spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
+) -> None:
+    """The driver is killed while it shows a batch, and a consumer has finished what it saw."""
+    messages.database.client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=1800)
+    client.queue("raw").push_many(range(2 * BATCH))
+    clean, gate = client.queue("clean"), tmp_path / "gate"
+    seen: Counter[int] = Counter()
+
+    def consume() -> int:
+        seen.update(each.payload for each in clean.pop_many(BATCH, timeout=0))
+        return seen.total()
+
+    with spark_program("with_ids", url, str(tmp_path), str(BATCH - 1), str(gate)) as driver:
+        spark_eventually(lambda: staged(messages) == HALF, "a half-written batch", driver)
+        with one_locked(messages, HALF // 2):
+            gate.touch()
+            spark_eventually(consume, "a message of the batch", driver)
+            kill_tree(driver)
+            assert 0 < consume() < BATCH
+    programs.with_ids(spark, url, str(tmp_path)).awaitTermination()
+    spark_eventually(lambda: consume() >= 2 * BATCH, "all messages")
+    assert seen == Counter(range(2 * BATCH))
+    assert staged(messages) == 0
 
 
 @pytest.mark.spark_long
@@ -91,22 +120,25 @@ def test_stream_without_ids_writes_a_batch_twice(
 def test_stream_survives_many_kills_of_its_driver(
     spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
 ) -> None:
-    """Each driver is killed at a random count, and would hold at a message that comes later."""
-    rng = random.Random(5)
-    client.queue("raw").push_many(range(600))
-    for _ in range(5):
-        target = count(messages) + rng.randint(1, 60)
-        hold = BATCH * (target // BATCH + 1) + rng.randrange(BATCH)
-        with spark_program("with_ids", url, str(tmp_path), str(hold)) as driver:
-            spark_eventually(
-                lambda target=target: count(messages) > target,  # type: ignore[misc]
-                f"more than {target} written messages",
-                driver,
-            )
+    """A consumer finishes each message as it appears. Each driver is killed once some did."""
+    rng, most = random.Random(5), 60 * BATCH
+    client.queue("raw").push_many(range(most))
+    clean, seen = client.queue("clean"), Counter[int]()
+    held = str(most - 1)  # so the last driver does not end by itself
+    for _ in range(20):
+        target = seen.total() + rng.randint(1, 2 * BATCH)
+
+        def consume(target: int = target) -> bool:
+            seen.update(each.payload for each in clean.pop_many(BATCH, timeout=0))
+            return seen.total() >= target
+
+        with spark_program("with_ids", url, str(tmp_path), held) as driver:
+            spark_eventually(consume, f"{target} messages", driver)
             kill_tree(driver)
-    assert count(messages) < 600
+    assert seen.total() < most
     programs.with_ids(spark, url, str(tmp_path)).awaitTermination()
-    assert written(messages) == Counter(range(600))
+    spark_eventually(lambda: consume(most), "all messages")
+    assert seen == Counter(range(most))
     spark_eventually(lambda: empty(client, "raw"), "an empty source")
 
 
@@ -144,18 +176,18 @@ ROWS = 30_000
 
 
 def staged(messages: Any) -> int:
-    number: int = messages.count_documents({"staged": True})
+    number: int = messages.count_documents({"staged": {"$exists": True}})
     return number
 
 
 @contextmanager
-def one_locked(messages: Any) -> Iterator[None]:
+def one_locked(messages: Any, place: int = 500) -> Iterator[None]:
     """Lock a staged message by a transaction, so that publishing stops there.
 
     At the end the blocked update is killed: its client is dead, but the server would go on with it.
     """
-    found = messages.find({"staged": True}).sort([("q", 1), ("_id", 1)])
-    id = found[500]["_id"]
+    found = messages.find({"staged": {"$exists": True}}).sort([("q", 1), ("_id", 1)])
+    id = found[place]["_id"]
     mongo = messages.database.client
     running = [
         {"$currentOp": {"allUsers": True}},

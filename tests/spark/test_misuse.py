@@ -23,6 +23,7 @@ from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
+from tests.spark.engine import in_a_task
 from tests.spark.fakes import Flow, Frame, no_session
 
 #: No server listens at this address.
@@ -111,12 +112,16 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="a minute")),
     # writes
     ("mode", lambda: write(READ, overwrite=True)),
-    ("stage", lambda: write(READ | {"stage": "s"})),
+    ("stage, epoch", lambda: write(READ | {"stage": "s"})),
+    ("stage, epoch", lambda: write(READ | {"epoch": "1"})),
+    ("epoch", lambda: write(READ | {"stage": "s", "epoch": "-1"})),
+    ("delivery", lambda: write(READ | {"delivery": "at-least-once"})),
     ("payload", lambda: write(READ, table(id=StringType(), value=StringType()))),
     ("order_id", lambda: write(READ | {"idColumn": "order_id"})),
     ("outputMode", lambda: stream_to(READ | {"stage": "s"}, overwrite=True)),
     ("stage, idColumn", lambda: stream_to(READ)),
-    ("stage, idColumn", lambda: stream_to(READ | {"stage": "s", "idColumn": "id"})),
+    ("epoch", lambda: stream_to(READ | {"stage": "s", "epoch": "1"})),
+    ("delivery", lambda: stream_to(READ | {"stage": "s", "delivery": "once"})),
     ("stage", lambda: stream_to(READ | {"stage": "a~b"})),
     ("payload", lambda: stream_to(READ | {"stage": "s"}, table(id=StringType()))),
     ("id", lambda: stream_to(READ | {"stage": "s"}, table(payload=StringType()))),
@@ -260,7 +265,10 @@ def test_write_refuses_invalid_rows(
         {"id": "a", "payload": "1", "key": None},
         {"id": "b", "payload": "1", "key": None} | row,
     ]
-    with pytest.raises((ConfigurationError, ValueError), match=text):
+    with (
+        in_a_task("query", 0),
+        pytest.raises((ConfigurationError, ValueError), match=text),
+    ):
         writer.write(rows_of(**{name: [each[name] for each in rows] for name in rows[0]}))
     assert flow.written() == []
 
@@ -270,7 +278,7 @@ def test_stream_write_refuses_ids_of_another_queue(flow: Flow, database: str) ->
     writer: Any = QueueDataSource(
         {"uri": database, "queue": flow.target, "stage": "s"}
     ).streamWriter(columns(None), False)
-    with pytest.raises(DuplicateKey, match="never in queue"):
+    with in_a_task("query", 0), pytest.raises(DuplicateKey, match="never in queue"):
         writer.write(rows_of(id=[flow.source], payload=["1"], headers=[[]], key=[None]))
     assert flow.written() == []
 

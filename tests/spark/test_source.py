@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, Fenced, Unavailable
+from pyqueue.backends import epochs
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.slices import page, slices
 from pyqueue.connecting import runner_of
@@ -34,7 +35,7 @@ from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.offsets import Offset
 from tests.plans.runner import NOW
-from tests.spark.engine import Checkpoint, Engine, to_queue
+from tests.spark.engine import Checkpoint, Engine, in_a_task, to_queue
 from tests.spark.fakes import Crash, Flow, meddled, waiting_consumer
 from tests.support.eventually import eventually
 
@@ -98,7 +99,7 @@ def run_through(
 ) -> None:
     """Run a stream from the source to the target until the source is empty."""
     if stage:
-        sink = to_queue(target(flow, database), step)
+        sink = to_queue(target(flow, database), step, query=checkpoint.query)
     else:  # a foreachBatch that writes without ids
 
         def sink(number: int, batches: list[pa.RecordBatch]) -> None:
@@ -139,6 +140,29 @@ def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database:
     assert at > 20
 
 
+def test_batch_that_was_consumed_is_not_written_again(shared: Client, database: str) -> None:
+    """At whatever command the stream died. A consumer takes each message as it appears."""
+    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
+    client.queues()
+    for at in range(1, 200):
+        flow, checkpoint, seen = Flow(shared), Checkpoint(), Counter[Any]()
+        flow.raw.push_many(range(3))
+
+        def consume(step: str = "", flow: Flow = flow, seen: Counter[Any] = seen) -> None:
+            seen.update(each.payload for each in flow.clean.pop_many(10, timeout=0))
+
+        with meddled(client, at) as meddler, suppress(Crash):
+            run_through(flow, database, checkpoint, consume, stage=True)
+        consume()
+        run_through(flow, database, checkpoint, consume, stage=True)
+        consume()
+        assert seen == Counter(range(3)), f"died at command {at}"
+        assert flow.left() == []
+        if not meddler.happened:
+            break
+    assert at > 20
+
+
 def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, database: str) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     runner_of(client).enter()  # it has reached the server before commands are counted
@@ -170,8 +194,11 @@ def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database:
     assert doubled
 
 
-def test_stream_survives_the_loss_of_its_checkpoint(shared: Client, database: str) -> None:
+def test_stream_survives_the_loss_of_its_checkpoint(
+    shared: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At whatever step it died: nothing is lost, and stable ids prevent a second write."""
+    monkeypatch.setattr(epochs, "FRESH", timedelta(0))
     for at in range(1, 100):
         flow, death = Flow(shared), Deaths(at)
         flow.raw.push_many(range(5))
@@ -276,11 +303,13 @@ def test_late_listener_is_fenced_by_the_next_runner(flow: Flow, database: str) -
 
 
 def test_committed_batch_wakes_a_waiting_consumer(flow: Flow, database: str) -> None:
-    writer = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
+    writer: Any = QueueDataSource(target(flow, database)).streamWriter(columns(None), False)
     with waiting_consumer(flow, database) as got:
-        writer.write(iter([batch([{"_id": "m", "q": "", "when": NOW, "payload": 1}], None)]))
+        with in_a_task("query", 0):
+            row = {"_id": "m", "q": "", "when": NOW, "payload": 1}
+            done = writer.write(iter([batch([row], None)]))
         assert got == []
-        writer.commit([], 0)
+        writer.commit([done], 0)
     assert [each.id for each in got] == ["s~m"]
 
 
@@ -381,20 +410,18 @@ class Second:
             self.engine.batch()
 
 
-def test_second_runner_fences_the_first_at_any_step(shared: Client, database: str) -> None:
-    """The second runner may start before any step of the first."""
+def test_second_runner_fences_the_first_at_any_step(
+    shared: Client, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second runner may start before any step of the first. It has a checkpoint of its own."""
+    monkeypatch.setattr(epochs, "FRESH", timedelta(0))
     for at in range(1, 100):
         flow = Flow(shared)
         flow.raw.push_many(range(5))
-        sink = to_queue(target(flow, database))
+        sink = to_queue(target(flow, database), query="2")
         second = Second(at, partial(Engine, source(flow, database), sink))
-        fenced = [
-            _fenced(
-                Engine(
-                    source(flow, database), to_queue(target(flow, database), second), step=second
-                )
-            )
-        ]
+        first = to_queue(target(flow, database), second, query="1")
+        fenced = [_fenced(Engine(source(flow, database), first, step=second))]
         if second.engine is None:
             break
         fenced.append(_fenced(second.engine))

@@ -1,0 +1,319 @@
+"""Writes by epoch: what a batch of a stream writes appears once, however often the batch is run.
+
+Spark runs a batch, an *epoch*, again after a crash. Its messages may have been shown, received and
+finished by then, so their ids no longer tell that they were written. Therefore a record tells:
+
+1. Tasks write messages where no consumer sees them, under the attempt that they belong to. A task
+   first reads the record, and writes nothing for an epoch that is decided.
+2. The driver counts what the tasks have written, and decides the epoch by one compare-and-set on
+   the record. It stores the places of the messages that count.
+3. It shows the messages at these places, and removes each place from the record. A driver that runs
+   the epoch again finds it decided, and only goes on with this step.
+
+A new attempt takes the record over, so a former one cannot decide any more. A row of a smaller
+attempt is replaced, a row of a larger one never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from bson import Int64
+
+from pyqueue.backends import namespace
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import NewMessage, Target
+from pyqueue.backends.staging import documents_of, raise_foreign, show
+from pyqueue.errors import ConfigurationError, Fenced, QueueError
+from pyqueue.messages import Id
+from pyqueue.requests import (
+    Count,
+    Delete,
+    Document,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateDocument,
+)
+
+__all__ = ["EpochWrites"]
+
+#: How long a record is kept after its last epoch.
+LIFETIME: Final = timedelta(days=90)
+#: A second query cannot use the name of a stage whose last epoch is not older than this.
+FRESH: Final = timedelta(seconds=60)
+#: How many former jobs a record remembers. Only tasks that still run matter.
+FORMER_JOBS: Final = 100
+#: Hidden rows without a record are deleted at this age.
+ABANDONED: Final = timedelta(days=1)
+#: How often a compare-and-set, or the replacement of rows, is tried against concurrent ones.
+TRIES: Final = 20
+#: The number of a task is below this.
+_TASKS: Final = 1 << 32
+#: The beginning of the _id of a record.
+_RECORD: Final = "~stage:"
+
+
+def hidden_queue(name: str, epoch: int, place: str = "") -> str:
+    """Return the ``q`` of hidden rows. It is no name of a queue. Epochs sort by number."""
+    return f"~staged:{name}:{epoch:012d}:{place}"
+
+
+class EpochWrites:
+    """The plans of one query that writes to a queue. Plain data: it pickles.
+
+    Args:
+        target: the queue that the messages are for.
+        stage: the name of the stage; empty if the query has none.
+        query: the id of the query; empty if the caller numbers the epochs.
+    """
+
+    __slots__ = ("_stage", "name", "target")
+
+    def __init__(self, target: Target, stage: str, query: str) -> None:
+        self.target = target
+        # No part of the name contains "~".
+        self._stage = f"{target.queue}~{stage}~"
+        #: The name of the record. Hidden rows have it, too.
+        self.name = self._stage + query
+
+    @property
+    def _id(self) -> str:
+        return _RECORD + self.name
+
+    def _record(self) -> Plan[Document | None]:
+        found = yield from Find({"_id": self._id}, limit=1)
+        return found[0] if found else None
+
+    # ---- tasks
+
+    def join(self, job: str, epoch: int) -> Plan[int | None]:
+        """Take part in an epoch.
+
+        Args:
+            job: a name that only this run of the epoch has.
+            epoch: the number of the epoch.
+
+        Returns:
+            The number of the attempt, or None if the epoch is decided: there is nothing to write.
+
+        Raises:
+            Fenced: a later run has taken over.
+            ConfigurationError: another query uses the name of the stage.
+        """
+        for _ in range(TRIES):
+            state = yield from self._record()
+            if state is None:
+                yield from self._create()
+                continue
+            if state["epoch"] >= epoch:
+                return None
+            if state["places"]:  # the caller goes on without having run that epoch again
+                yield from self.resume()
+            attempt: int = state["attempt"]
+            if state["job"] == job:
+                return attempt
+            if job in state["former"]:
+                raise self._fenced()
+            now = yield from ServerTime()
+            fields = {"attempt": attempt + 1, "job": job, "processed": now}
+            take_over: UpdateDocument = {
+                "$set": fields | {"expires": now + LIFETIME},
+                "$push": {"former": {"$each": [state["job"]], "$slice": -FORMER_JOBS}},
+            }
+            same = {"_id": self._id, "attempt": attempt, "epoch": state["epoch"]}
+            if (yield from Update(same, take_over)).matched:
+                return attempt + 1
+        raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"{self._label()}: another run of this query writes its epochs now; this one has "
+            "written nothing more. One query at a time may use a checkpoint"
+        )
+
+    def _label(self) -> str:
+        stage = self._stage.split("~")[1]
+        return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
+
+    def _create(self) -> Plan[None]:
+        """Create the record. Show and delete what former queries have left behind."""
+        target = self.target
+        yield from namespace.ensure(target.queue, target.kind, target.options)
+        now = yield from ServerTime()
+        same_stage = {"$gte": _RECORD + self._stage, "$lt": _RECORD + self._stage + "~"}
+        records = yield from Find({"_id": same_stage}, {"processed": 1})
+        unnamed = self._stage.endswith("~~")
+        if not unnamed and any(now - each["processed"] < FRESH for each in records):
+            raise ConfigurationError(
+                f"stage: {self._label()} was written by another query less than "
+                f"{FRESH.total_seconds():g} s ago: give each query a stage of a different name. If "
+                "that query has ended for good, start this one again later"
+            )
+        if not unnamed:  # the source may not read again what they have decided
+            for each in records:
+                query = each["_id"].rpartition("~")[2]
+                yield from EpochWrites(target, self._stage.split("~")[1], query).resume()
+        yield from Delete(
+            {
+                "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
+                "staged": {"$nin": [each["_id"].removeprefix(_RECORD) for each in records]},
+                "processed": {"$lt": now - ABANDONED},
+            },
+            many=True,
+        )
+        new = {"_id": self._id, "record": True, "epoch": -1, "attempt": 0, "job": "", "former": []}
+        yield from Insert([new | {"places": [], "processed": now, "expires": now + LIFETIME}])
+
+    def write(
+        self, epoch: int, attempt: int, task: int, place: str, messages: Iterable[NewMessage]
+    ) -> Plan[int]:
+        """Write messages where no consumer sees them.
+
+        What a smaller attempt or task has written with the same id is replaced. What is in the
+        queue already is the same message.
+
+        Args:
+            epoch: the number of the epoch.
+            attempt: the number that ``join`` returned.
+            task: the number of the task; a repeated task has a larger one.
+            place: a name that only this part of this task uses.
+            messages: the messages.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            DuplicateKey: an id belongs to a message that was never in this queue.
+        """
+        now = yield from ServerTime()
+        order = Int64(attempt * _TASKS + task)
+        hidden = {
+            "q": hidden_queue(self.name, epoch, place),
+            "staged": self.name,
+            "attempt": order,
+            "processed": now,
+        }
+        _, missing, _ = documents_of(self.target, messages, now, hidden)
+        written = 0
+        for _ in range(TRIES):
+            failures = (yield from Insert(missing)) if missing else []
+            written += len(missing) - len(failures)
+            for failure in failures:
+                if failure.field is None:
+                    raise failure.error
+            # A row whose key another row here has is left out, as a push would.
+            missing = [missing[failure.place] for failure in failures if failure.field == "_id"]
+            if not missing:
+                return written
+            ids: list[Id] = [each["_id"] for each in missing]
+            if not (yield from self._make_room(ids, order)):
+                break
+        stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, {"_id": 1})
+        later = {each["_id"] for each in stored}
+        yield from raise_foreign(
+            self.target.queue, [each for each in missing if each["_id"] not in later]
+        )
+        return written
+
+    def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
+        """Delete hidden rows that stand in the way, or show them if they are decided.
+
+        Returns:
+            How many were deleted.
+        """
+        in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
+        smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
+        deleted = yield from Delete(smaller, many=True)
+        others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
+        rows = yield from Find(others, {"q": 1, "staged": 1})
+        start = f"{self.target.queue}~"
+        for name in {row["staged"] for row in rows}:
+            if name is not True and name.startswith(start):
+                yield from EpochWrites(self.target, *name.split("~")[1:]).resume()
+        for row in rows:  # what is hidden still
+            if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
+                deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
+        return deleted
+
+    # ---- the driver
+
+    def commit(self, job: str, epoch: int, attempt: int, counts: Mapping[str, int]) -> Plan[int]:
+        """Decide an epoch, and show its messages.
+
+        Args:
+            job: the run of the epoch.
+            epoch: the number of the epoch.
+            attempt: the attempt of the tasks.
+            counts: how many messages the tasks have written, by place.
+
+        Returns:
+            How many messages are shown.
+
+        Raises:
+            Fenced: a later run has taken over. Nothing is shown by this one.
+            QueueError: messages are missing. Nothing is shown.
+        """
+        for place, expected in counts.items():
+            yield from self._check_count(epoch, place, expected)
+        now = yield from ServerTime()
+        mine = {
+            "_id": self._id,
+            "job": job,
+            "attempt": attempt,
+            "epoch": {"$lt": epoch},
+            "places": [],
+        }
+        places = [{"at": place, "n": count} for place, count in counts.items()]
+        decide = {"epoch": epoch, "places": places, "processed": now, "expires": now + LIFETIME}
+        decided = (yield from Update(mine | {"places": []}, {"$set": decide})).matched > 0
+        if not decided:
+            state = yield from self._record()
+            if state is None or state["epoch"] < epoch:
+                raise self._fenced()
+        return (yield from self.resume(epoch, fresh=decided))
+
+    def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
+        present = yield from Count({"q": hidden_queue(self.name, epoch, place)}, HOT)
+        if present != expected:
+            raise QueueError(
+                f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, and "
+                f"{present} are there: an id is that of several rows, or two copies of a task ran "
+                "at once (spark.speculation), or the rows were deleted. No more of them are shown"
+            )
+
+    def resume(self, epoch: int | None = None, *, fresh: bool = False) -> Plan[int]:
+        """Show what is left of a decided epoch. Return how many messages.
+
+        Args:
+            epoch: the number of the epoch; None: of the last one.
+            fresh: whether all messages were there a moment ago.
+
+        Raises:
+            QueueError: messages are missing.
+        """
+        target = self.target
+        state = yield from self._record()
+        if state is None or epoch not in (None, state["epoch"]):
+            return 0  # an earlier epoch, which was shown before the next one was decided
+        epoch, left = state["epoch"], state["places"]
+        # The first place may have been shown in part.
+        for each in [] if fresh else left[1:]:
+            yield from self._check_count(epoch, each["at"], each["n"])
+        now = yield from ServerTime()
+        done = 0
+        for each in left:
+            done += yield from show(target, hidden_queue(self.name, epoch, each["at"]), now)
+            decided = {"_id": self._id, "epoch": epoch}
+            yield from Update(decided, {"$pull": {"places": {"at": each["at"]}}})
+        # What other attempts have left behind.
+        first, end = (hidden_queue(self.name, number) for number in (0, epoch + 1))
+        yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)
+        if done:
+            yield from Signal(target.queue, now)
+        return done

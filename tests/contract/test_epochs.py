@@ -1,0 +1,326 @@
+"""Writes by epoch: each batch appears once, wherever a run of it ends, stops or is repeated.
+
+They run on a blocking client, as Spark's tasks do. Every message that appears is consumed at once,
+so no id that is still stored can hide a second write.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Generator, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pyqueue import Client, ConfigurationError, DuplicateKey, Fenced, Queue, QueueError
+from pyqueue.backends import epochs as module
+from pyqueue.backends.epochs import EpochWrites
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.staging import Staging
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
+from pyqueue.requests import Plan, Request
+
+#: The rows of an epoch, in two tasks. One has a key.
+TASKS = [
+    [NewMessage("s~1", 1), NewMessage("s~2", 2, None, "k")],
+    [NewMessage("s~3", 3)],
+]
+ONCE = Counter({1: 1, 2: 1, 3: 1})
+
+
+@pytest.fixture(params=["memory", "mongod"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Return a client of an empty database."""
+    memory = request.param == "memory"
+    with Client("memory:" if memory else request.getfixturevalue("url")) as client:
+        yield client
+
+
+class Scene:
+    """A query that writes to a queue of its own, and a consumer."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.queue: Queue[Any] = client.queue(f"q{uuid4().hex[:8]}")
+        self.writes = self.query("query-1")
+        self.seen: Counter[Any] = Counter()
+
+    def query(self, id: str, stage: str = "s") -> EpochWrites:
+        return EpochWrites(backend_of(self.queue).target, stage, id)
+
+    def run(self, plan: Plan[Any]) -> Any:
+        """Run a plan to its end."""
+        return runner_of(self.client).run(plan)
+
+    def steps(self, plan: Plan[Any]) -> Generator[None, None, None]:
+        """Run a plan. This stops before each request, and consumes after it."""
+
+        def one(request: Request[Any]) -> Plan[Any]:
+            return (yield request)
+
+        request = next(plan)
+        while True:
+            yield
+            try:
+                answer = self.run(one(request))
+            except QueueError as error:
+                request = plan.throw(error)
+                continue
+            finally:
+                self.consume()
+            try:
+                request = plan.send(answer)
+            except StopIteration:
+                return
+
+    def consume(self) -> None:
+        """Finish all messages that are visible."""
+        collection = self.client.database["pyqueue"]
+        for each in list(collection.find({"q": self.queue.name, "record": {"$exists": False}})):
+            collection.delete_one({"_id": each["_id"]})
+            self.seen[each["payload"]] += 1
+
+    def hidden(self) -> int:
+        count: int = self.client.database["pyqueue"].count_documents({"staged": {"$exists": True}})
+        return count
+
+
+def run_of(writes: EpochWrites, job: str, epoch: int = 7) -> Plan[int]:
+    """Do what Spark does for an epoch: run the tasks, and then the commit."""
+    counts, attempt = {}, None
+    for task, rows in enumerate(TASKS):
+        attempt = yield from writes.join(job, epoch)
+        if attempt is not None:
+            place = f"{attempt}:{task}:0"
+            counts[place] = yield from writes.write(epoch, attempt, task, place, rows)
+    if attempt is None:
+        return (yield from writes.resume(epoch))
+    return (yield from writes.commit(job, epoch, attempt, counts))
+
+
+def advance(steps: Generator[None, None, None], count: int) -> bool:
+    """Do a number of steps; return whether there are more."""
+    for _ in range(count):
+        try:
+            next(steps)
+        except StopIteration:
+            return False
+        except (Fenced, QueueError):
+            return False  # another run has taken over
+    return True
+
+
+def length(scene: Scene) -> int:
+    return sum(1 for _ in scene.steps(run_of(scene.writes, "a")))
+
+
+def test_epoch_appears_once_wherever_a_run_ends(client: Client) -> None:
+    """The driver is killed before each command in turn, and runs the epoch again."""
+    partly = 0
+    for at in range(1, length(Scene(client)) + 2):
+        scene = Scene(client)
+        advance(scene.steps(run_of(scene.writes, "a")), at)
+        partly += 0 < scene.seen.total() < 3
+        assert not advance(scene.steps(run_of(scene.writes, "b")), 1000)
+        assert scene.seen == ONCE, f"killed before command {at}"
+        assert scene.run(run_of(scene.writes, "c")) == 0
+        assert scene.seen == ONCE
+        assert scene.hidden() == 0
+    assert at > 12
+    assert partly, "no kill came while the epoch was shown"
+
+
+def interleaved(client: Client, first: int, second: int) -> None:
+    """Stop one run, run a part of the next one, then the rest of both, and then a third one."""
+    scene = Scene(client)
+    one, two = (scene.steps(run_of(scene.writes, job)) for job in ("a", "b"))
+    advance(one, first)
+    advance(two, second)
+    advance(one, 1000)
+    advance(two, 1000)
+    assert not advance(scene.steps(run_of(scene.writes, "c")), 1000)
+    assert scene.seen == ONCE, f"{first} and {second} commands"
+    assert scene.run(run_of(scene.writes, "d")) == 0
+    assert scene.hidden() == 0
+
+
+def test_epoch_appears_once_beside_a_run_that_goes_on(client: Client) -> None:
+    dice, most = random.Random(3), length(Scene(client)) + 1
+    for _ in range(40):
+        interleaved(client, dice.randint(1, most), dice.randint(1, most))
+
+
+@pytest.mark.slow
+def test_epoch_appears_once_in_all_interleavings(client: Client) -> None:
+    most = length(Scene(client)) + 1
+    for first in range(1, most):
+        for second in range(1, most):
+            interleaved(client, first, second)
+
+
+def test_ids_alone_let_an_epoch_appear_twice(client: Client) -> None:
+    """This shows that the tests above can fail."""
+    scene = Scene(client)
+    for job in ("a", "b"):
+        staging = Staging(scene.writes.target, job)
+        counts = {"0": scene.run(staging.write("0", TASKS[1]))}
+        scene.run(staging.publish(counts))
+        scene.consume()
+    assert scene.seen == Counter({3: 2})
+
+
+def test_later_task_replaces_the_rows_of_an_earlier_one(client: Client) -> None:
+    """A task that is repeated may write its rows in another order, and in other chunks."""
+    scene = Scene(client)
+    writes = scene.writes
+    attempt = scene.run(writes.join("a", 0))
+    rows = [NewMessage(f"s~{n}", n) for n in range(4)]
+    assert scene.run(writes.write(0, attempt, 5, "early", rows[:3])) == 3
+    assert scene.run(writes.write(0, attempt, 6, "late", rows[::-1])) == 4
+    assert scene.run(writes.write(0, attempt, 5, "early2", rows[3:])) == 0
+    assert scene.run(writes.commit("a", 0, attempt, {"late": 4})) == 4
+    scene.consume()
+    assert scene.seen == Counter(range(4))
+
+
+def test_commit_without_all_rows_shows_nothing(client: Client) -> None:
+    scene = Scene(client)
+    attempt = scene.run(scene.writes.join("a", 0))
+    scene.run(scene.writes.write(0, attempt, 1, "x", TASKS[0]))
+    with pytest.raises(QueueError, match="3 messages were written at x, and 2 are there"):
+        scene.run(scene.writes.commit("a", 0, attempt, {"x": 3}))
+    scene.consume()
+    assert not scene.seen
+    assert scene.hidden() == 2
+
+
+def test_decided_epoch_with_rows_missing_is_an_error(client: Client) -> None:
+    scene, steps = Scene(client), 0
+    run = scene.steps(run_of(scene.writes, "a"))
+    record = {"_id": f"~stage:{scene.writes.name}"}
+    collection = client.database["pyqueue"]
+    while (collection.find_one(record) or {}).get("epoch") != 7:
+        next(run)
+        steps += 1
+    collection.delete_many({"_id": "s~3", "staged": {"$exists": True}})
+    with pytest.raises(QueueError, match="epoch 7: 1 messages were written"):
+        scene.run(run_of(scene.writes, "b"))
+
+
+def test_epochs_go_on_and_old_numbers_write_nothing(client: Client) -> None:
+    scene = Scene(client)
+    for epoch in (0, 1, 2):
+        assert scene.run(run_of(scene.writes, f"job{epoch}", epoch)) == 3
+        scene.consume()
+    assert scene.run(run_of(scene.writes, "old", 1)) == 0
+    assert scene.seen == Counter({1: 3, 2: 3, 3: 3})
+
+
+def test_skipped_epoch_that_was_decided_is_shown_first(client: Client) -> None:
+    scene = Scene(client)
+    collection = client.database["pyqueue"]
+    run = scene.steps(run_of(scene.writes, "a", 1))
+    while (collection.find_one({"_id": f"~stage:{scene.writes.name}"}) or {}).get("epoch") != 1:
+        next(run)
+    assert scene.run(run_of(scene.writes, "b", 2)) == 0  # the ids are in the queue
+    scene.consume()
+    assert scene.seen == ONCE
+
+
+def test_second_query_of_a_stage_is_refused_while_fresh(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(client)
+    scene.run(run_of(scene.writes, "a"))
+    with pytest.raises(ConfigurationError, match="another query less than 60 s ago"):
+        scene.run(run_of(scene.query("query-2"), "b"))
+    scene.run(run_of(scene.query("query-2", "other"), "b"))
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    scene.run(run_of(scene.query("query-2"), "b"))
+    monkeypatch.undo()
+    for query in ("query-3", "query-4"):  # queries without a stage
+        scene.run(run_of(scene.query(query, ""), "c"))
+
+
+def test_rows_that_no_record_claims_are_removed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(client)
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    gone, kept = scene.query("query-0"), scene.query("query-1")
+    for writes in (gone, kept):
+        attempt = scene.run(writes.join("a", 0))
+        scene.run(writes.write(0, attempt, 1, "x", [NewMessage(f"s~{writes.name}", 1)]))
+    client.database["pyqueue"].delete_one({"_id": f"~stage:{gone.name}"})
+    scene.run(scene.query("query-2").join("b", 0))
+    assert scene.hidden() == 2, "rows of today may belong to a query that begins just now"
+    monkeypatch.setattr(module, "ABANDONED", timedelta(0))
+    scene.run(scene.query("query-3").join("b", 0))
+    assert scene.hidden() == 1
+    attempt = scene.run(kept.join("a", 0))
+    assert scene.run(kept.commit("a", 0, attempt, {"x": 1})) == 1
+
+
+def test_rows_of_other_queries_give_way_unless_decided(client: Client) -> None:
+    scene, row = Scene(client), [NewMessage("id", 1)]
+    collection = client.database["pyqueue"]
+    dead, live = scene.query("dead", ""), scene.query("live", "")
+    attempt = scene.run(dead.join("a", 0))
+    assert scene.run(dead.write(0, attempt, 1, "x", row)) == 1
+    assert scene.run(live.write(0, scene.run(live.join("b", 0)), 1, "x", row)) == 1
+    with pytest.raises(QueueError, match="1 messages were written at x, and 0 are there"):
+        scene.run(dead.commit("a", 0, attempt, {"x": 1}))
+    decided = {"$set": {"epoch": 0, "places": [{"at": "x", "n": 1}]}}
+    collection.update_one({"_id": f"~stage:{live.name}"}, decided)
+    assert scene.run(dead.write(1, attempt, 1, "y", row)) == 0, "the other one shows it"
+    assert scene.queue.get("id") is not None
+    assert scene.hidden() == 0
+
+
+def test_new_query_of_a_stage_shows_what_was_decided(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint was deleted. The source may acknowledge before it reads on."""
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    scene = Scene(client)
+    run = scene.steps(run_of(scene.writes, "a", 3))
+    collection = client.database["pyqueue"]
+    while (collection.find_one({"_id": f"~stage:{scene.writes.name}"}) or {}).get("epoch") != 3:
+        next(run)
+    scene.run(scene.query("query-2").join("b", 0))
+    scene.consume()
+    assert scene.seen == ONCE
+
+
+def test_foreign_id_and_taken_key_are_as_for_a_push(client: Client) -> None:
+    scene = Scene(client)
+    client.queue("other").push(1, id="theirs")
+    scene.queue.push(0, key="k")
+    attempt = scene.run(scene.writes.join("a", 0))
+    with pytest.raises(DuplicateKey, match="never in queue"):
+        scene.run(scene.writes.write(0, attempt, 1, "x", [NewMessage("theirs", 1)]))
+    assert scene.run(scene.writes.write(0, attempt, 2, "y", TASKS[0])) == 2
+    assert scene.run(scene.writes.commit("a", 0, attempt, {"y": 2})) == 1
+    assert scene.hidden() == 0
+    assert scene.run(scene.writes.write(1, attempt, 3, "z", [NewMessage("s~1", 1)])) == 0
+
+
+def test_hidden_rows_are_no_messages_and_do_not_expire(client: Client) -> None:
+    scene = Scene(client)
+    attempt = scene.run(scene.writes.join("a", 0))
+    scene.run(scene.writes.write(0, attempt, 1, "x", TASKS[0]))
+    assert scene.queue.counts().total == 0
+    assert scene.queue.get("s~1") is None
+    assert [each.name for each in client.queues()] == [scene.queue.name]
+    (row,) = client.database["pyqueue"].find({"_id": "s~1"})
+    assert "expires" not in row
+    scene.run(scene.writes.commit("a", 0, attempt, {"x": 2}))
+    (row,) = client.database["pyqueue"].find({"_id": "s~1"})
+    assert not {"staged", "attempt", "processed"} & row.keys()
+    copy = pickle.loads(pickle.dumps(scene.writes))
+    assert (copy.name, copy.target.queue) == (scene.writes.name, scene.queue.name)
