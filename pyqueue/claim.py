@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -16,6 +16,7 @@ from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Duration, Id
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
 from pyqueue.requests import Document, Plan
+from pyqueue.reserved import log_failed_rollback
 
 __all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
 
@@ -37,6 +38,9 @@ class ClaimBase(Generic[Runs]):
         self.group = claims.group
         #: The length of the lease in seconds.
         self.lease = lease
+
+    def _label(self) -> str:
+        return f"the claim of group {self.group!r} of queue {self._claims.backend.queue!r}"
 
     @property
     def id(self) -> str:
@@ -175,8 +179,10 @@ def claimed(
         yield claim
     except BaseException as error:
         if not claim._settled:
-            with suppress(QueueError):  # the exception of the block matters more
+            try:
                 claim.rollback(error)
+            except QueueError as failure:  # the exception of the block matters more
+                log_failed_rollback(claim._label(), failure)
         raise
     if not claim._settled:
         claim.rollback()
@@ -194,11 +200,11 @@ async def claimed_async(
         yield claim
     except BaseException as error:
         if not claim._settled:
-            with (
-                anyio.CancelScope(shield=True),
-                suppress(QueueError),
-            ):  # the exception of the block matters more
-                await claim.rollback(error)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await claim.rollback(error)
+            except QueueError as failure:  # the exception of the block matters more
+                log_failed_rollback(claim._label(), failure)
         raise
     if not claim._settled:
         await claim.rollback()

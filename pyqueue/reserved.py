@@ -16,7 +16,7 @@ from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Reservation
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner
 
-__all__ = ["OnLost", "check_on_lost", "held", "held_async", "renewal"]
+__all__ = ["OnLost", "check_on_lost", "held", "held_async", "log_failed_rollback", "renewal"]
 
 T = TypeVar("T")
 #: Called with a reservation whose lease was lost.
@@ -82,7 +82,7 @@ def held(
             try:
                 queue.rollback(reservation, error=error)
             except QueueError as failure:  # the exception of the block matters more
-                _log_failed_rollback(reservation, failure)
+                log_failed_rollback(_described(reservation), failure)
         raise
     state = renewer.discard(reservation)
     if state == "lost":
@@ -106,7 +106,7 @@ async def held_async(
                 with anyio.CancelScope(shield=True):
                     await queue.rollback(reservation, error=error)
             except QueueError as failure:  # the exception of the block matters more
-                _log_failed_rollback(reservation, failure)
+                log_failed_rollback(_described(reservation), failure)
         raise
     state = renewer.discard(reservation)
     if state == "lost":
@@ -127,10 +127,10 @@ def _lost(reservation: Reservation[Any]) -> LeaseLost:
     )
 
 
-def _log_failed_rollback(reservation: Reservation[Any], error: QueueError) -> None:
-    log.warning(
-        "message %s of queue %r was not rolled back and is left to its lease: %s",
-        reservation.id,
-        reservation.queue,
-        error,
-    )
+def _described(reservation: Reservation[Any]) -> str:
+    return f"message {reservation.id} of queue {reservation.queue!r}"
+
+
+def log_failed_rollback(what: str, error: BaseException) -> None:
+    """Log that a block ended with an exception, and that what it held was not rolled back."""
+    log.warning("%s was not rolled back and is left to its lease: %s", what, error)

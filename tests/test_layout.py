@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "waiters",
     },
     "plan_runner": {"renewal", "requests", "waiters"},
+    "reserved": {"backends", "errors", "messages", "plan_runner"},
     "claim": {
         "arguments",
         "backends",
@@ -92,9 +93,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "plan_runner",
         "requests",
+        "reserved",
         "spark.models",
     },
-    "reserved": {"backends", "errors", "messages", "plan_runner"},
     "queues": {"backends", "claim", "errors", "messages", "plan_runner", "requests", "reserved"},
     "async_queues": {"claim", "messages", "plan_runner", "queues", "requests", "reserved"},
     "connecting": {
@@ -224,6 +225,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "messages",
         "requests",
+        "reserved",
         "spark.frames",
         "spark.models",
     },

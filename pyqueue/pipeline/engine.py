@@ -29,7 +29,7 @@ from anyio.abc import TaskGroup
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.invalid import Misfits
 from pyqueue.delivery import Delivery
-from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.graph import Graph, Stage
@@ -279,8 +279,11 @@ class Run:
             for name in names:
                 if await self._stages[name].queue.next_when() is not None:
                     return False
-        except QueueError:
+        except Unavailable:
             return False  # the server did not say, so check again later
+        except QueueError as error:
+            self._fail(error)
+            return False
         return not self._in_flight
 
     # ---- fetching

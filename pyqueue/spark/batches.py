@@ -35,6 +35,7 @@ from pyqueue.errors import (
 )
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
+from pyqueue.reserved import log_failed_rollback
 from pyqueue.server_errors import shown_cause, translated
 from pyqueue.spark.frames import Reader, label
 from pyqueue.spark.models import frame, payload_type
@@ -184,8 +185,10 @@ class Batches:
             # Another runner has the batch, or it stays claimed for the next run.
             raise
         except BaseException as error:
-            with suppress(QueueError):
+            try:
                 batch.give_back(error)
+            except QueueError as failure:  # the first exception matters more
+                log_failed_rollback(f"the batch of {self.id}", failure)
             raise
         finally:
             renewer.discard(batch)

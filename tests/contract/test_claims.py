@@ -472,7 +472,10 @@ def test_fenced_block_raises_fenced(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_block_exception_is_raised_instead_of_fenced(queue: AnyQueue) -> None:
+def test_block_exception_is_raised_instead_of_fenced(
+    queue: AnyQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has what went wrong with the rollback."""
     queue.push_many(range(3))
 
     def taken_over(_: Any) -> None:
@@ -482,6 +485,7 @@ def test_block_exception_is_raised_instead_of_fenced(queue: AnyQueue) -> None:
     with pytest.raises(Oops):
         failing(queue, taken_over)
     assert queue.counts().total == 0
+    assert f"the claim of group 'g' of queue {queue.name!r} was not rolled back" in caplog.text
 
 
 def test_fenced_claim_renews_nothing(

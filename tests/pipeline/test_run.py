@@ -96,6 +96,15 @@ def test_until_empty_goes_on_while_the_server_is_silent(
     assert len(failed) == 2
 
 
+def test_refused_check_for_the_end_ends_the_run(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ConfigurationError("the database user may not read this")
+    fail_first(monkeypatch, AsyncQueue, "next_when", refused)
+    with pytest.raises(ConfigurationError, match="may not read"):
+        memory.run(lambda client: Worker(client).on("in", ignore), until_empty=True)
+
+
 def test_cycle_runs_when_allowed(place: Place) -> None:
     place.queue("in").push_many([0, 5])
     report = place.run(
