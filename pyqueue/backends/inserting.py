@@ -30,6 +30,7 @@ __all__ = [
     "ids_of_this_queue",
     "key_filter",
     "raise_foreign_ids",
+    "signal_written",
     "unknown_outcome",
     "write",
     "write_one",
@@ -65,9 +66,16 @@ def write(
         written = yield from _upsert_each(queue, documents, given, session)
     else:
         written = yield from _insert(queue, documents, encoded, given, session)
+    yield from signal_written(queue, documents, written, session)
+    return written
+
+
+def signal_written(
+    queue: str, documents: Sequence[Document], written: Written, session: object
+) -> Plan[None]:
+    """Wake consumers if a document was written. All have the same ``when``."""
     if any(id is not None for id in written.ids):
         yield from Signal(queue, documents[0]["when"], session)
-    return written
 
 
 def write_one(

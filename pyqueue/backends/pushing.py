@@ -24,7 +24,7 @@ from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime, Signal
+from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
 
 __all__ = ["PushOptions", "new_document", "push"]
 
@@ -157,8 +157,7 @@ def _replace_each(
             written.foreign += alone.foreign
     except Unavailable as error:
         raise inserting.unknown_outcome(error, documents) from error
-    if any(id is not None for id in written.ids):
-        yield from Signal(queue, documents[0]["when"], session)
+    yield from inserting.signal_written(queue, documents, written, session)
     return written
 
 

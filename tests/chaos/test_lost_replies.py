@@ -48,19 +48,8 @@ def test_claim_during_a_fail_over(server: Server, database: str, code: int) -> N
         expect_one_claim(client, reservation, "one")
 
 
-def test_claim_after_a_lost_reply(server: Server, proxy: Proxy, database: str) -> None:
-    """The driver does not repeat a claim. The token of the claim finds the message."""
-    with Client(through(proxy, database)) as client:
-        queue = client.queue("jobs")
-        queue.push_many(["one", "two"])
-        proxy.swallow("findAndModify", 1)
-        reservation = queue.reserve(0)
-        assert proxy.swallowed("findAndModify") == 1
-        expect_one_claim(client, reservation, "one")
-
-
 def test_claim_without_any_reply_is_found(server: Server, proxy: Proxy, database: str) -> None:
-    """No claim is answered any more. A read finds the first one by its token."""
+    """The driver does not repeat a claim. A read finds the message by the token."""
     with Client(through(proxy, database), command_timeout=TIMEOUT_S) as client:
         queue = client.queue("jobs")
         queue.push_many(["one", "two"])

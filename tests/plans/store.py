@@ -373,6 +373,24 @@ class World:
             self.schedule(upcoming.until, upcoming)
         self.time = max(self.time, until)
 
+    def finish(self, running: Generator[Pause, None, T]) -> T:
+        """Run what a process does to its end. Return its result, or raise its error."""
+        results: list[Any] = []
+
+        def task() -> Task:
+            try:
+                results.append((yield from running))
+            except QueueError as error:
+                results.append(error)
+
+        self.spawn(task(), self.time)
+        while not results:
+            self.run(self.time + 5)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        result: T = results[0]
+        return result
+
     def sleep(self, duration: float) -> Pause:
         """Return a pause, which a task yields."""
         return Pause(self, self.time + duration)

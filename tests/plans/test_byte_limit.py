@@ -17,7 +17,7 @@ from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.requests import Coalesce, Command, Delete, Find, Plan, UpdateEach
 from pyqueue.waiters import Waiters
 from tests.plans.runner import Runner, standard
-from tests.plans.store import Pause, Process, Task, World
+from tests.plans.store import Pause, Process, World
 
 KB = 1000
 #: For the largest message that was seen, before messages became larger.
@@ -76,20 +76,7 @@ class Bench:
 
     def run(self, plan: Plan[Any]) -> Any:
         """Run a plan to its end. Return its result, or raise its error."""
-        results: list[Any] = []
-
-        def task() -> Task:
-            try:
-                results.append((yield from self.process.run(plan)))
-            except QueueError as error:
-                results.append(error)
-
-        self.world.spawn(task(), self.world.time)
-        while not results:
-            self.world.run(self.world.time + 5)
-        if isinstance(results[0], Exception):
-            raise results[0]
-        return results[0]
+        return self.world.finish(self.process.run(plan))
 
     def receive(self, limit: int, max_bytes: int | None = None, *, pop: bool = False) -> list[str]:
         most = MAX_RECEIVED_BYTES if max_bytes is None else max_bytes

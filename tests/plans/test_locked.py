@@ -102,20 +102,7 @@ class Bench:
 
     def run(self, plan: Plan[Any], process: Process | None = None) -> Any:
         """Run a plan to its end. Return its result, or raise its error."""
-        results: list[Any] = []
-
-        def task() -> Task:
-            try:
-                results.append((yield from (process or self.process).run(plan)))
-            except QueueError as error:
-                results.append(error)
-
-        self.world.spawn(task(), self.world.time)
-        while not results:
-            self.world.run(self.world.time + 5)
-        if isinstance(results[0], Exception):
-            raise results[0]
-        return results[0]
+        return self.world.finish((process or self.process).run(plan))
 
     def receive(self, limit: int = 1, *, timeout: float = 0, **how: Any) -> list[str]:
         plan = self.queue.receive(self.process.waiters, limit, timeout=timeout, **how)
