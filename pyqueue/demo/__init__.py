@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -30,6 +30,7 @@ from pyqueue import Client, ConfigurationError, QueueError
 from pyqueue.demo.consumer import By, connect
 from pyqueue.demo.figures import compare, expected, measured
 from pyqueue.demo.flights import QUEUES
+from pyqueue.demo.report import progress_bar
 from pyqueue.demo.rows import BROKEN, Line, find_lines, with_broken
 
 __all__ = ["PROCESSES", "Consumers", "run", "run_spark"]
@@ -124,7 +125,8 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
         redelivered = sum(client.queue(name).counts().reserved for name in QUEUES)
         consumers.begin(victim=False)
         while consumers.running:
-            show_progress({name: client.queue(name).counts().total for name in QUEUES})
+            counts = {name: client.queue(name).counts().total for name in QUEUES}
+            show_progress(counts, sum(counts.values()))
             consumers.receive(0.2)
         seconds = time.monotonic() - begun
         figures = measured(client, results, pushed, consumers.held)
@@ -177,8 +179,10 @@ def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]
     with ExitStack() as stack:
         client = stack.enter_context(opened(url))
         stack.callback(client.database.drop_collection, client.namespace)
+        # A message takes two steps: the stage, and the sum.
+        show_progress = stack.enter_context(progress_bar(2 * (count + BROKEN)))
         return {"source": source, "rows": count, "broken": BROKEN} | spark.run(
-            client, list(read()), stack
+            client, list(read()), stack, show_progress
         )
 
 
@@ -205,29 +209,3 @@ def clean_up(client: Client, results: Collection[dict[str, Any]]) -> None:
     with suppress(PyMongoError):  # If the server is gone, another error already says so.
         results.drop()
         client.database.drop_collection(client.namespace)
-
-
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[dict[str, int]], None]]:
-    """Show a progress bar on stderr if that is a terminal. Yield a function that updates it."""
-    from rich import progress as rich
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        rich.BarColumn(),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("{task.description}"),
-    )
-    with rich.Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
-        task = bar.add_task("starting", total=total)
-
-        def show_progress(counts: dict[str, int]) -> None:
-            description = "  ".join(f"{name} {count}" for name, count in counts.items())
-            completed = max(0, total - sum(counts.values()))
-            bar.update(task, completed=completed, description=description)
-
-        yield show_progress

@@ -1,15 +1,43 @@
-"""Print the results of the demo for people."""
+"""Show the demo to people: its progress, and its results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from rich import progress as rich
 from rich.console import Console
 from rich.table import Column, Table
 
-__all__ = ["print_result", "print_spark_result"]
+__all__ = ["Progress", "print_result", "print_spark_result", "progress_bar"]
+
+#: Takes the messages in each queue, and how many steps are left.
+Progress = Callable[[dict[str, int], int], None]
 
 CARRIER_COLUMNS = ["flights", "late", "cancelled", "mean_delay"]
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Progress]:
+    """Show a progress bar on stderr if that is a terminal. Yield a function that updates it."""
+    console = Console(stderr=True)
+    columns = (
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.description}"),
+    )
+    with rich.Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def show_progress(counts: dict[str, int], left: int) -> None:
+            description = "  ".join(f"{name} {count}" for name, count in counts.items())
+            bar.update(task, completed=max(0, total - left), description=description)
+
+        yield show_progress
 
 
 def print_result(result: dict[str, Any]) -> None:
@@ -43,8 +71,10 @@ def print_spark_result(result: dict[str, Any]) -> None:
         f"The sums come from {result['claims']} claims on parsed."
     )
     console.print(
-        f"{result['seconds']:.1f} s, after {result['seconds_to_start_spark']:.1f} s to start "
-        f"Spark: {result['messages_per_second']} messages/s."
+        f"Starting Spark took {result['seconds_to_start_spark']:.1f} s, the rest "
+        f"{result['seconds']:.1f} s. The first batch of the stage took "
+        f"{result['seconds_of_the_first_batch']:.1f} s, because Spark compiles the job; after it "
+        f"the stage moved {result['messages_per_second']} messages/s."
     )
     _print_check(console, result["check"])
 

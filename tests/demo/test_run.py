@@ -236,12 +236,13 @@ def test_the_result_of_spark_is_shown(equal: bool, monkeypatch: pytest.MonkeyPat
     different = [{"figure": "left in the queues", "file": 0, "here": 4711}]
     check = {"equal": equal, "compared": 9, "different": [] if equal else different}
     counts = {"moved": 1, "dropped": 36, "batches": 2, "claims": 3, "seconds_to_start_spark": 4.5}
+    counts |= {"seconds_of_the_first_batch": 3.25, "messages_per_second": 4321}
     monkeypatch.setattr(demo, "run_spark", lambda rows, url: result(**check) | counts)
     ended = run("--spark")
     assert ended.status == (not equal)
     shown = " ".join(ended.out.split())
     moved = "moved 1 messages from raw to parsed in 2 batches"
-    for word in ("UA", moved, "finished 36", "3 claims", "4.5 s to start"):
+    for word in ("UA", moved, "finished 36", "3 claims", "took 4.5 s", "3.2 s", "4321 m"):
         assert word in shown
     assert ("all equal" in shown) == equal
     assert ("4711" in shown) == (not equal)
@@ -273,6 +274,7 @@ def test_by_spark_all_figures_are_equal_too(
     counts = (found["by"], found["rows"], found["moved"], found["dropped"])
     assert counts == ("spark", 200, 200, rows.BROKEN)
     assert found["check"]["equal"], found["check"]
+    assert (found["batches"], found["messages_per_second"] > 0) == (6, True)
     assert sum(each["flights"] for each in found["carriers"].values()) == 200
     database = mongo[str(pymongo.uri_parser.parse_uri(url)["database"])]
     names = database.list_collection_names()
