@@ -47,6 +47,7 @@ class Options:
     epoch: int | None
     id_column: str | None
     at_least_once: bool
+    staged: bool
     #: None: the default, which differs between a stream and a table.
     on_bad_record: OnBadRecord | None
     corrupt_column: str | None
@@ -113,6 +114,7 @@ _OPTIONS: Final = (
     "epoch",
     "idColumn",
     "delivery",
+    "staged",
 )
 _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
@@ -173,14 +175,18 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         option("idColumn"),
         arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
         == _DELIVERIES[1],
+        _yes("staged", option("staged", "true")),
         *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
         _columns(option("columns")),
         None if match is None else matching(match),
-        arguments.one_of("pushFilters", (option("pushFilters") or "false").lower(), _YES_OR_NO)
-        == "true",
+        _yes("pushFilters", option("pushFilters", "false")),
         model,
     )
+
+
+def _yes(name: str, given: str | None) -> bool:
+    return arguments.one_of(name, (given or "").lower(), _YES_OR_NO) == _YES_OR_NO[0]
 
 
 def _epoch(given: str | None) -> int | None:

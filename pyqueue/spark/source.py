@@ -74,6 +74,9 @@ class QueueDataSource(DataSource):
             column id. A stream needs ``stage``, ``idColumn`` or both.
         epoch: For a batch write in ``foreachBatch``, with ``stage``: the number of the batch. A
             number that was written is not written again.
+        staged: For a batch write with ``idColumn``, "true" (default), or "false": messages appear
+            as they are written, which takes a third of the time. A job that fails leaves some
+            behind, and a job that is run again writes what is missing.
         delivery: For a stream, "exactly-once" (default), or "at-least-once": the messages appear
             as they are written, which is faster, and a repeated batch writes those again that were
             consumed meanwhile.
@@ -155,10 +158,17 @@ class QueueDataSource(DataSource):
             )
         if options.at_least_once:
             raise ConfigurationError("delivery: this option is for streams; leave it out")
+        if not options.staged and (options.id_column is None or options.epoch is not None):
+            raise ConfigurationError(
+                "staged: false needs idColumn, without stage and epoch: only the ids tell what was "
+                "written if Spark repeats a task"
+            )
         with _needs("4.1", "a write"):
-            from pyqueue.spark.writers import BatchWriter, EpochBatchWriter
+            from pyqueue.spark.writers import BatchWriter, DirectBatchWriter, EpochBatchWriter
         if options.epoch is not None:
             return EpochBatchWriter(options, schema)
+        if not options.staged:
+            return DirectBatchWriter(options, schema)
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -168,8 +178,11 @@ class QueueDataSource(DataSource):
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
             )
-        if options.epoch is not None:
-            raise ConfigurationError("epoch: a stream numbers its batches; leave this option out")
+        if options.epoch is not None or not options.staged:
+            raise ConfigurationError(
+                "epoch, staged: these are for batch writes; a stream numbers its batches, and "
+                "takes delivery in place of staged"
+            )
         if options.stage is None and options.id_column is None:
             raise ConfigurationError(
                 "stage, idColumn: give one of the two. Spark may repeat a batch, which must then "

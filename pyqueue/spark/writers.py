@@ -25,7 +25,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.spark.frames import Reader
 from pyqueue.spark.options import CHUNK, Options
 
-__all__ = ["BatchWriter", "EpochBatchWriter", "StreamWriter"]
+__all__ = ["BatchWriter", "DirectBatchWriter", "EpochBatchWriter", "StreamWriter"]
 
 
 @dataclass
@@ -65,6 +65,38 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have staged."""
         self._options.run(self._staging.discard())
+
+
+class DirectBatchWriter(DataSourceArrowWriter):
+    """Appends messages with ids. Each is visible at once."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._reader = Reader(schema, options.id_column)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Append the rows of a task."""
+        return _appended(self._options, _chunks(self._reader, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Wake the consumers."""
+        _notify(self._options)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Wake the consumers: what was appended stays."""
+        _notify(self._options)
+
+
+def _appended(options: Options, chunks: Iterator[list[NewMessage]]) -> WriterCommitMessage:
+    target = options.backend().target
+    for messages in chunks:
+        options.run(append(target, messages))
+    return WriterCommitMessage()
+
+
+def _notify(options: Options) -> None:
+    with options.address.open() as client:
+        runner_of(client).run(managing.notify(options.queue))
 
 
 # ---- by epoch
@@ -154,10 +186,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, or append them if they may be written again."""
         if self._options.at_least_once:
-            target = self._options.backend().target
-            for messages in self._messages(iterator):
-                self._options.run(append(target, messages))
-            return WriterCommitMessage()
+            return _appended(self._options, self._messages(iterator))
         context = _context()
         query = context.getLocalProperty("sql.streaming.queryId")
         epoch = context.getLocalProperty("streaming.sql.batchId")
@@ -171,8 +200,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Show what the tasks have staged. What was appended is visible: wake the consumers."""
         if self._options.at_least_once:
-            with self._options.address.open() as client:
-                runner_of(client).run(managing.notify(self._options.queue))
+            _notify(self._options)
         else:
             self._commit(messages, batchId)
 

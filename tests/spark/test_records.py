@@ -114,7 +114,7 @@ def dies_and_goes_on(
     checkpoint = Checkpoint()
 
     def run(step: Callable[[str], object] = nothing) -> None:
-        sink = to_queue(target(flow, database), step, NUMBERS)
+        sink = to_queue(target(flow, database), step, NUMBERS, checkpoint.query)
         numbers(flow, database, sink, checkpoint, step).run()
 
     die(run)

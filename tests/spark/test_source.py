@@ -592,7 +592,7 @@ WRITTEN = StructType([StructField("payload", StringType())])
 def staged(flow: Flow) -> int:
     """Return the number of staged messages."""
     count: int = flow.client.database["pyqueue"].count_documents(
-        {"q": {"$regex": f"^~staged:{flow.target}:"}}
+        {"q": {"$regex": f"^~staged:{flow.target}[:~]"}}
     )
     return count
 
@@ -616,6 +616,42 @@ def test_write_shows_committed_tasks_only_and_all_at_once(
     writer.commit([*pickle.loads(pickle.dumps(results)), None])
     assert flow.written() == [*range(7)]
     assert staged(flow) == 0
+
+
+def test_write_that_is_not_staged_shows_each_row_once(flow: Flow, database: str) -> None:
+    named = StructType([StructField("id", StringType()), StructField("payload", StringType())])
+    writer: Any = table(database, flow.target, idColumn="id", staged="false").writer(named, False)
+
+    def rows(*numbers: int) -> Iterator[pa.RecordBatch]:
+        ids = [f"{flow.target}-{number}" for number in numbers]
+        columns = {"id": ids, "payload": [str(number) for number in numbers]}
+        return iter([pa.RecordBatch.from_pydict(columns)])
+
+    with waiting_consumer(flow, database) as got:
+        done = writer.write(rows(0))
+        assert staged(flow) == 0
+        writer.commit([done])
+    assert [each.payload for each in got] == [0]
+    writer.write(rows(1, 2))
+    writer.abort([None])
+    writer.write(rows(3, 2, 1))  # the job is run again, with its rows in another order
+    writer.commit([done])
+    assert flow.written() == [1, 2, 3]
+
+
+def test_batch_write_of_an_epoch_is_done_once(flow: Flow, database: str) -> None:
+    for epoch, expected in (("0", [1, 2]), ("0", []), ("1", [1, 2])):
+        options = {"stage": "s", "epoch": epoch, "idColumn": "payload"}
+        writer: Any = table(database, flow.target, **options).writer(WRITTEN, False)
+        tasks = [pickle.loads(cast(Any, cloudpickle).dumps(writer)) for _ in range(2)]
+        done = []
+        for task, row in zip(tasks, (1, 2), strict=True):
+            with in_a_task():
+                done.append(task.write(rows_of(row)))
+        writer.abort(done)  # the commit may have failed after it had decided
+        writer.commit(pickle.loads(pickle.dumps(done)))
+        assert [each.payload for each in flow.clean.pop_many(10, timeout=0)] == expected
+        assert staged(flow) == 0
 
 
 def test_aborted_write_leaves_nothing(flow: Flow, database: str) -> None:
