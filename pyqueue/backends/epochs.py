@@ -114,7 +114,7 @@ class EpochWrites:
             if state["epoch"] >= epoch:
                 return None
             if state["places"]:  # the caller goes on without having run that epoch again
-                yield from self.resume()
+                yield from self._show(state)
             attempt: int = state["attempt"]
             if state["job"] == job:
                 return attempt
@@ -147,7 +147,7 @@ class EpochWrites:
         yield from namespace.ensure(target.queue, target.kind, target.options)
         now = yield from ServerTime()
         same_stage = {"$gte": _RECORD + self._stage, "$lt": _RECORD + self._stage + "~"}
-        records = yield from Find({"_id": same_stage}, {"processed": 1})
+        records = yield from Find({"_id": same_stage})
         unnamed = self._stage.endswith("~~")
         if not unnamed and any(now - each["processed"] < FRESH for each in records):
             raise ConfigurationError(
@@ -157,8 +157,7 @@ class EpochWrites:
             )
         if not unnamed:  # the source may not read again what they have decided
             for each in records:
-                query = each["_id"].rpartition("~")[2]
-                yield from EpochWrites(target, self._stage.split("~")[1], query).resume()
+                yield from self._named(each["_id"].removeprefix(_RECORD))._show(each)
         yield from Delete(
             {
                 "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
@@ -233,13 +232,20 @@ class EpochWrites:
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
         rows = yield from Find(others, {"q": 1, "staged": 1})
         start = f"{self.target.queue}~"
-        for name in {row["staged"] for row in rows}:
-            if name is not True and name.startswith(start):
-                yield from EpochWrites(self.target, *name.split("~")[1:]).resume()
+        names = {row["staged"] for row in rows} - {True}
+        for writes in (self._named(name) for name in sorted(names) if name.startswith(start)):
+            state = yield from writes._record()
+            if state is not None:
+                yield from writes._show(state)
         for row in rows:  # what is hidden still
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
+
+    def _named(self, name: str) -> EpochWrites:
+        """Return the writes of another query to the same queue."""
+        _, stage, query = name.split("~")
+        return EpochWrites(self.target, stage, query)
 
     # ---- the driver
 
@@ -262,21 +268,11 @@ class EpochWrites:
         for place, expected in counts.items():
             yield from self._check_count(epoch, place, expected)
         now = yield from ServerTime()
-        mine = {
-            "_id": self._id,
-            "job": job,
-            "attempt": attempt,
-            "epoch": {"$lt": epoch},
-            "places": [],
-        }
+        mine = {"_id": self._id, "job": job, "attempt": attempt, "epoch": {"$lt": epoch}}
         places = [{"at": place, "n": count} for place, count in counts.items()]
         decide = {"epoch": epoch, "places": places, "processed": now, "expires": now + LIFETIME}
-        decided = (yield from Update(mine | {"places": []}, {"$set": decide})).matched > 0
-        if not decided:
-            state = yield from self._record()
-            if state is None or state["epoch"] < epoch:
-                raise self._fenced()
-        return (yield from self.resume(epoch, fresh=decided))
+        yield from Update(mine | {"places": []}, {"$set": decide})
+        return (yield from self.resume(epoch))
 
     def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
         present = yield from Count({"q": hidden_queue(self.name, epoch, place)}, HOT)
@@ -287,31 +283,40 @@ class EpochWrites:
                 "at once (spark.speculation), or the rows were deleted. No more of them are shown"
             )
 
-    def resume(self, epoch: int | None = None, *, fresh: bool = False) -> Plan[int]:
+    def resume(self, epoch: int) -> Plan[int]:
         """Show what is left of a decided epoch. Return how many messages.
 
-        Args:
-            epoch: the number of the epoch; None: of the last one.
-            fresh: whether all messages were there a moment ago.
-
         Raises:
+            Fenced: the epoch is not decided. A later run has taken over.
             QueueError: messages are missing.
         """
-        target = self.target
         state = yield from self._record()
-        if state is None or epoch not in (None, state["epoch"]):
-            return 0  # an earlier epoch, which was shown before the next one was decided
-        epoch, left = state["epoch"], state["places"]
-        # The first place may have been shown in part.
-        for each in [] if fresh else left[1:]:
-            yield from self._check_count(epoch, each["at"], each["n"])
+        if state is None or state["epoch"] < epoch:
+            raise self._fenced()
+        if state["epoch"] > epoch:
+            return 0  # it was shown before the next one was decided
+        return (yield from self._show(state))
+
+    def _show(self, state: Document) -> Plan[int]:
+        """Show what is left of the last decided epoch, and delete what other attempts wrote."""
+        target, epoch, places = self.target, state["epoch"], state["places"]
         now = yield from ServerTime()
-        done = 0
-        for each in left:
-            done += yield from show(target, hidden_queue(self.name, epoch, each["at"]), now)
+        done, partly = 0, True  # an earlier run may have shown a part of the first place
+        while places:
+            place, expected = places[0]["at"], places[0]["n"]
+            try:
+                if not partly:
+                    yield from self._check_count(epoch, place, expected)
+            except QueueError:
+                again = yield from self._record()
+                if again is None or again["epoch"] != epoch or again["places"][:1] == places[:1]:
+                    raise
+                places, partly = again["places"], True  # another process shows them, too
+                continue
+            done += yield from show(target, hidden_queue(self.name, epoch, place), now)
             decided = {"_id": self._id, "epoch": epoch}
-            yield from Update(decided, {"$pull": {"places": {"at": each["at"]}}})
-        # What other attempts have left behind.
+            yield from Update(decided, {"$pull": {"places": {"at": place}}})
+            places, partly = places[1:], False
         first, end = (hidden_queue(self.name, number) for number in (0, epoch + 1))
         yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)
         if done:

@@ -221,6 +221,29 @@ def test_epochs_go_on_and_old_numbers_write_nothing(client: Client) -> None:
     assert scene.seen == Counter({1: 3, 2: 3, 3: 3})
 
 
+def test_decision_that_is_gone_is_an_error(client: Client) -> None:
+    """A task may have read it from a primary whose last writes were rolled back."""
+    scene = Scene(client)
+    scene.run(run_of(scene.writes, "a", 1))
+    with pytest.raises(Fenced):
+        scene.run(scene.writes.resume(2))
+    assert scene.run(scene.writes.resume(0)) == 0
+
+
+def test_two_processes_may_show_an_epoch(client: Client) -> None:
+    """Each stops after every command in turn, while the other one goes on."""
+    for at in range(1, length(Scene(client)) + 1):
+        scene = Scene(client)
+        one, two = (scene.steps(run_of(scene.writes, "a")) for _ in range(2))
+        advance(one, at)
+        while advance(two, 1) and advance(one, 1):
+            pass
+        for steps in (one, two):
+            for _ in steps:
+                pass
+        assert scene.seen == ONCE
+
+
 def test_skipped_epoch_that_was_decided_is_shown_first(client: Client) -> None:
     scene = Scene(client)
     collection = client.database["pyqueue"]
