@@ -230,6 +230,16 @@ def test_decision_that_is_gone_is_an_error(client: Client) -> None:
     assert scene.run(scene.writes.resume(0)) == 0
 
 
+def test_former_run_cannot_join_again(client: Client) -> None:
+    scene = Scene(client)
+    assert scene.run(scene.writes.join("a", 0)) == 1
+    assert scene.run(scene.writes.join("b", 0)) == 2
+    with pytest.raises(Fenced, match="another run of this query"):
+        scene.run(scene.writes.join("a", 0))
+    assert scene.run(scene.writes.commit("b", 0, 2, {})) == 0
+    assert scene.run(scene.writes.join("c", 0)) is None, "there is nothing to write"
+
+
 def test_two_processes_may_show_an_epoch(client: Client) -> None:
     """Each stops after every command in turn, while the other one goes on."""
     for at in range(1, length(Scene(client)) + 1):
