@@ -13,11 +13,13 @@ excuses the wait for those with faults.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tests.chaos.checker import Asked, Ledgers, Line, UnavailableCall
 from tests.chaos.windows import KEYS_LOCKED, Spans, Windows
@@ -35,8 +37,6 @@ LONGEST_WAIT_AFTER_FAULT_S = 5.0
 #: ask for messages, so none starves there.
 RENEWED_QUEUE = "renewed"
 _SHOWN = 10
-#: How long a call to receive may take.
-_LONGEST_CALL_S = 60.0
 #: Waits shorter than that are not looked at.
 _SHORT_S = 0.25
 #: How many later messages must be received first before that counts as starvation.
@@ -138,21 +138,19 @@ class _Starvation:
         self.enough = 0.0
         self.wrong: list[str] = []
 
-    def add(self, wait: Wait, starving: Spans, excused: Spans) -> None:
+    def add(self, wait: Wait, asked: Spans, overtaken: float, excused: Spans) -> None:
         """Look at a wait.
 
         Args:
             wait: The wait.
-            starving: The parts in which it starved.
+            asked: When consumers asked in vain.
+            overtaken: Since when too many later messages had come first.
             excused: The faults that excuse it.
         """
-        seconds = max(
-            (
-                sum(b - a for a, b in starving.within(*part))
-                for part in excused.without(wait.since, wait.until)
-            ),
-            default=0.0,
-        )
+        seconds = 0.0
+        for begin, end in excused.without(wait.since, wait.until):
+            last = min(max(begin, overtaken), end)
+            seconds = max(seconds, asked.seconds(begin, last) + end - last)
         self.longest = max(self.longest, seconds)
         self.enough = min(self.longest, self._limit)
         if seconds > self._limit:
@@ -162,39 +160,39 @@ class _Starvation:
             )
 
 
-def _ended(call: Asked) -> float:
-    return call.ended
+def _in_vain(asked: Iterable[Asked], windows: Windows) -> Spans:
+    """Return when calls to receive from a queue got nothing, or took long.
+
+    The faults of a process excuse its calls.
+    """
+    return Spans(
+        (call.began, call.ended)
+        for call in asked
+        if not (faults := windows.processes.get(call.process))
+        or not faults.within(call.began, call.ended)
+    )
 
 
-def _starving(
-    wait: Wait, asked: Sequence[Asked], taken: Sequence[tuple[float, float]], windows: Windows
-) -> Spans:
-    """Return the time spans in which a message starved.
+class _Taken:
+    """What was received from a queue.
 
     Args:
-        wait: When it could be received.
-        asked: The calls to receive that got nothing or took long, sorted by their end.
-        taken: What was received from its queue, sorted by time.
-        windows: The faults; those of a process excuse its calls.
+        taken: The time and the ``when`` of each message.
     """
-    spans = []
-    for place in range(bisect_left(asked, wait.since, key=_ended), len(asked)):
-        call = asked[place]
-        if call.ended > wait.until + _LONGEST_CALL_S:
-            break
-        faults = windows.processes.get(call.process, Spans())
-        if call.began < wait.until and not faults.within(call.began, call.ended):
-            spans.append((max(call.began, wait.since), min(call.ended, wait.until)))
-    later = 0
-    for place in range(bisect_left(taken, (wait.since, 0.0)), len(taken)):
-        at, when = taken[place]
-        if at >= wait.until:
-            break
-        later += when > wait.when + _CLOCK_ERROR_S
-        if later >= OVERTAKEN:
-            spans.append((at, wait.until))
-            break
-    return Spans(spans)
+
+    def __init__(self, taken: Iterable[tuple[float, float]]) -> None:
+        ordered = np.array(sorted(taken)).reshape(-1, 2)
+        self._at, self._when = ordered[:, 0], ordered[:, 1]
+
+    def overtaken(self, wait: Wait) -> float:
+        """Return since when ``OVERTAKEN`` later messages had come first; infinity: never."""
+        first, last = np.searchsorted(self._at, (wait.since, wait.until))
+        if last - first < OVERTAKEN:
+            return math.inf
+        later = np.flatnonzero(self._when[first:last] > wait.when + _CLOCK_ERROR_S)
+        if len(later) < OVERTAKEN:
+            return math.inf
+        return float(self._at[first + later[OVERTAKEN - 1]])
 
 
 def _met_a_lock(call: UnavailableCall, windows: Windows) -> bool:
@@ -217,16 +215,18 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
     """
     calm = _Starvation(LONGEST_WAIT_S)
     in_faults = _Starvation(LONGEST_WAIT_AFTER_FAULT_S)
-    asked = {queue: sorted(calls, key=_ended) for queue, calls in ledgers.asked.items()}
-    taken = {queue: sorted(each) for queue, each in found.taken.items()}
+    asked = {queue: _in_vain(calls, windows) for queue, calls in ledgers.asked.items()}
+    taken = {queue: _Taken(each) for queue, each in found.taken.items()}
+    nobody, nothing = Spans(), _Taken(())
     for wait in found.waits:
         if wait.until - wait.since <= min(calm.enough, in_faults.enough):
             break
-        queue = wait.queue
-        starving = _starving(wait, asked.get(queue, ()), taken.get(queue, ()), windows)
-        calm.add(wait, starving, windows.faults)
+        spans = asked.get(wait.queue, nobody)
+        overtaken = taken.get(wait.queue, nothing).overtaken(wait)
+        calm.add(wait, spans, overtaken, windows.faults)
         locked = windows.locked.get(wait.id)
-        in_faults.add(wait, starving, windows.servers.plus(locked) if locked else windows.servers)
+        excused = windows.servers.plus(locked) if locked else windows.servers
+        in_faults.add(wait, spans, overtaken, excused)
     lapsed = [
         f"{id}: its lease lapsed {at - when:.1f} s before the next renewal"
         for id, when, at in found.lapses

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["KEYS_LOCKED", "RECOVERY_S", "Lock", "Scope", "Span", "Spans", "Windows", "windows_of"]
@@ -54,6 +55,19 @@ class Spans:
                 merged.append((begin, end))
         self._spans = merged
         self._begins = [begin for begin, _ in merged]
+        #: The seconds of the spans before each one.
+        self._before = list(accumulate((end - begin for begin, end in merged), initial=0.0))
+
+    def seconds(self, begin: float, end: float) -> float:
+        """Return how many seconds between two times the spans cover."""
+        return max(0.0, self._until(end) - self._until(begin))
+
+    def _until(self, time: float) -> float:
+        place = bisect_right(self._begins, time) - 1
+        if place < 0:
+            return 0.0
+        begin, end = self._spans[place]
+        return self._before[place] + min(time, end) - begin
 
     def within(self, begin: float, end: float) -> list[Span]:
         """Return the parts of the spans that lie between two times."""

@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pyqueue import Client, Fenced, Unavailable
+from pyqueue import Client, Fenced, QueueError, Unavailable
 from pyqueue.backends import epochs
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.slices import page, slices
@@ -432,9 +432,10 @@ def test_second_runner_fences_the_first_at_any_step(
 
 
 def _fenced(engine: Engine) -> bool:
+    """Run a query; return whether it met the other one, at its source or at its sink."""
     try:
         engine.run()
-    except Fenced:
+    except QueueError:
         return True
     finally:
         engine.reader.stop()
