@@ -15,7 +15,7 @@ Callers of one process share a claim: if one of them got an answer, all of them 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -122,8 +122,7 @@ def check_pops(
 
     Args:
         popped: Every pop in the change log, by the id of the message. returned: The callers that
-        got each message. unknown: The calls without a result. Each ``limit`` is reduced by what
-        the call is matched to. known: The faults of the run.
+        got each message. unknown: The calls without a result. known: The faults of the run.
 
     Returns:
         The ids of messages that were popped and that no call can have taken, the ids of messages
@@ -166,23 +165,58 @@ def _match(
 ) -> tuple[list[str], Counter[str]]:
     """Assign messages to calls. Return the ids of those that fit no call, and the excuses used.
 
-    A greedy match: messages of single pops come first, and each message takes the fitting call
-    with the smallest limit. So a message that fits many calls does not take the place of one that
-    fits one.
+    A message that finds all fitting calls taken moves another one to another call, and so on. So as
+    many messages as possible are assigned: these are augmenting paths of a bipartite matching.
     """
     starts = [call.began for call in calls]
-    lost, used = [], Counter[str]()
-    for each, id in sorted(
-        unmatched, key=lambda pair: (pair[0].token is not None, pair[0].at, pair[1])
-    ):
+    fitting: list[list[int]] = []
+    for each, _ in unmatched:
         first = bisect_left(starts, each.at - _LONGEST_POP_S)
         last = bisect_right(starts, each.at + _CLOCK_ERROR_S)
         shared = each.token in shared_claims
-        fitting = [call for call in calls[first:last] if call.may_have_taken(each, shared, known)]
-        if fitting:
-            taker = min(fitting, key=lambda call: call.limit)
-            taker.limit -= 1
-            used[taker.reason] += 1
-        else:
-            lost.append(id)
-    return lost, used
+        fitting.append(
+            [
+                number
+                for number in range(first, last)
+                if calls[number].may_have_taken(each, shared, known)
+            ]
+        )
+    taken: dict[int, list[int]] = defaultdict(list)
+    lost = [
+        unmatched[message][1]
+        for message in range(len(unmatched))
+        if not _assign(message, fitting, [call.limit for call in calls], taken)
+    ]
+    used = Counter[str]()
+    for number, messages in taken.items():
+        used[calls[number].reason] += len(messages)
+    return sorted(lost), used
+
+
+def _assign(
+    message: int,
+    fitting: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    taken: dict[int, list[int]],
+) -> bool:
+    """Assign a message to a call, and move others if need be. Return whether that was possible."""
+    #: For each call that was reached, the message that would move there, and from which call.
+    came: dict[int, tuple[int, int | None]] = {}
+    waiting: deque[tuple[int, int | None]] = deque([(message, None)])
+    while waiting:
+        moving, origin = waiting.popleft()
+        for call in fitting[moving]:
+            if call in came:
+                continue
+            came[call] = (moving, origin)
+            if len(taken[call]) < limits[call]:
+                place: int | None = call
+                while place is not None:
+                    moved, before = came[place]
+                    taken[place].append(moved)
+                    if before is not None:
+                        taken[before].remove(moved)
+                    place = before
+                return True
+            waiting += [(other, call) for other in taken[call]]
+    return False

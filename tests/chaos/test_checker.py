@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.checker import MUST_BE_ZERO, Times
 from tests.chaos.plot import per_second
+from tests.chaos.pop_checker import Disturbances, Popped, UnknownPop, check_pops
 from tests.chaos.scenario import Scenario, expect_only
 
 
@@ -164,6 +165,18 @@ def test_checker_batch_pop_belongs_to_its_claim_owner(scenario: Scenario) -> Non
     scenario.updated("b", token="2", owner="consumer-2.1")
     scenario.deleted("b")
     expect_only(scenario.check(), "lost")
+
+
+def test_checker_moves_excuses_where_they_are_needed() -> None:
+    """The first message fits both calls, and the second one only the call that the first takes."""
+    popped = {"x": [Popped(1.0, "t1", "p2")], "y": [Popped(2.0, "t2", "p3")]}
+    one = UnknownPop("p1", 0.5, 1, "unknown", 5.0, single=True)
+    many = UnknownPop("p2", 0.5, 50, "unknown", 5.0, single=False)
+    for calls in ([one, many], [many, one]):
+        lost, _, excuses = check_pops(popped, {}, calls, Disturbances())
+        assert (lost, excuses["unknown"]) == ([], {"used": 2, "allowed": 51})
+    assert check_pops(popped, {}, [one], Disturbances())[0] == ["y"]
+    assert check_pops(popped, {}, [many], Disturbances())[0] == ["y"]
 
 
 @pytest.mark.parametrize("outcome", [None, "unknown"])
