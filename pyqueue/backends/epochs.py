@@ -86,7 +86,8 @@ class EpochWrites:
     def _id(self) -> str:
         return _RECORD + self.name
 
-    def _record(self) -> Plan[Document | None]:
+    def record(self) -> Plan[Document | None]:
+        """Return the record, or None if there is none."""
         found = yield from Find({"_id": self._id}, limit=1)
         return found[0] if found else None
 
@@ -107,14 +108,14 @@ class EpochWrites:
             ConfigurationError: another query uses the name of the stage.
         """
         for _ in range(TRIES):
-            state = yield from self._record()
+            state = yield from self.record()
             if state is None:
                 yield from self._create()
                 continue
             if state["epoch"] >= epoch:
                 return None
             if state["places"]:  # the caller goes on without having run that epoch again
-                yield from self._show(state)
+                yield from self.show_left(state)
             attempt: int = state["attempt"]
             if state["job"] == job:
                 return attempt
@@ -157,7 +158,7 @@ class EpochWrites:
             )
         if not unnamed:  # the source may not read again what they have decided
             for each in records:
-                yield from self._named(each["_id"].removeprefix(_RECORD))._show(each)
+                yield from self._named(each["_id"].removeprefix(_RECORD)).show_left(each)
         yield from Delete(
             {
                 "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
@@ -234,9 +235,9 @@ class EpochWrites:
         start = f"{self.target.queue}~"
         names = {row["staged"] for row in rows} - {True}
         for writes in (self._named(name) for name in sorted(names) if name.startswith(start)):
-            state = yield from writes._record()
+            state = yield from writes.record()
             if state is not None:
-                yield from writes._show(state)
+                yield from writes.show_left(state)
         for row in rows:  # what is hidden still
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
@@ -290,14 +291,14 @@ class EpochWrites:
             Fenced: the epoch is not decided. A later run has taken over.
             QueueError: messages are missing.
         """
-        state = yield from self._record()
+        state = yield from self.record()
         if state is None or state["epoch"] < epoch:
             raise self._fenced()
         if state["epoch"] > epoch:
             return 0  # it was shown before the next one was decided
-        return (yield from self._show(state))
+        return (yield from self.show_left(state))
 
-    def _show(self, state: Document) -> Plan[int]:
+    def show_left(self, state: Document) -> Plan[int]:
         """Show what is left of the last decided epoch, and delete what other attempts wrote."""
         target, epoch, places = self.target, state["epoch"], state["places"]
         now = yield from ServerTime()
@@ -308,7 +309,7 @@ class EpochWrites:
                 if not partly:
                     yield from self._check_count(epoch, place, expected)
             except QueueError:
-                again = yield from self._record()
+                again = yield from self.record()
                 if again is None or again["epoch"] != epoch or again["places"][:1] == places[:1]:
                     raise
                 places, partly = again["places"], True  # another process shows them, too

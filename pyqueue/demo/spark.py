@@ -102,15 +102,6 @@ def run(
     rows = with_broken(iter(lines), len(lines))
     while batch := list(itertools.islice(rows, 1000)):
         pushed += len(raw.push_many(batch))
-    stage = SparkStage(
-        uri=client.url,
-        namespace=client.namespace,
-        source="raw",
-        to="parsed",
-        group="raw>parsed",
-        transform=parsed,
-        max_messages=max(1, pushed // BATCHES),
-    )
     queues = {"raw": raw, "parsed": client.queue("parsed")}
 
     def progress() -> None:
@@ -119,7 +110,7 @@ def run(
 
     progress()
     reports: list[Report] = []
-    for report in stage.run(spark, until_empty=True):
+    for report in _stage(client, max(1, pushed // BATCHES)).run(spark, until_empty=True):
         reports.append(report)
         progress()
     carriers, claims = _sum_claims(client, spark, progress)
@@ -137,15 +128,12 @@ def run(
         "left in the queues": 0,
     }
     compared, wrong = compare(file, figures)
-    warm = reports[1:]
     return {
         "by": "spark",
         "seconds_to_start_spark": round(ready - begun, 3),
         "seconds": round(seconds, 3),
         "seconds_of_the_first_batch": round(sum(each.seconds for each in reports[:1]), 3),
-        "messages_per_second": round(
-            sum(each.claimed for each in warm) / max(0.001, sum(each.seconds for each in warm))
-        ),
+        "messages_per_second": _rate(reports[1:]),
         "batches": len(reports),
         "claims": claims,
         "moved": figures["moved by the stage"],
@@ -153,6 +141,24 @@ def run(
         "carriers": carriers,
         "check": {"equal": not wrong, "compared": compared, "different": wrong},
     }
+
+
+def _rate(reports: list[Report]) -> int:
+    """Return the messages that the stage claimed in a second."""
+    seconds = sum(each.seconds for each in reports)
+    return round(sum(each.claimed for each in reports) / max(0.001, seconds))
+
+
+def _stage(client: Client, max_messages: int) -> SparkStage:
+    return SparkStage(
+        uri=client.url,
+        namespace=client.namespace,
+        source="raw",
+        to="parsed",
+        group="raw>parsed",
+        transform=parsed,
+        max_messages=max_messages,
+    )
 
 
 def _sum_claims(

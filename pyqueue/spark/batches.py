@@ -164,7 +164,7 @@ class Batches:
         token, upto, ids = self.run(begin) if work else ("", 0, [])
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
-        batch = Batch(self, token, upto)
+        batch, model = Batch(self, token, upto), self.source.codec.model
         documents = {
             each["_id"]: each
             for part in self.run(self.claims.ranges(token, 0, upto, 1))
@@ -176,14 +176,11 @@ class Batches:
             # A message that is missing here was taken by another consumer since the claim.
             batch.work(
                 lambda part: frame(
-                    session(),
-                    [documents[id] for id in part if id in documents],
-                    self.source.codec.model,
+                    session(), [documents[id] for id in part if id in documents], model
                 )
             )
         except (Fenced, QueueClosed, Unavailable):
-            # Another runner has the batch, or it stays claimed for the next run.
-            raise
+            raise  # another runner has the batch, or it stays claimed for the next run
         except BaseException as error:
             try:
                 batch.give_back(error)

@@ -143,7 +143,7 @@ def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database:
 def test_batch_that_was_consumed_is_not_written_again(shared: Client, database: str) -> None:
     """At whatever command the stream died. A consumer takes each message as it appears."""
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    client.queues()
+    runner_of(client).enter()
     for at in range(1, 200):
         flow, checkpoint, seen = Flow(shared), Checkpoint(), Counter[Any]()
         flow.raw.push_many(range(3))
