@@ -44,13 +44,18 @@ class WorkloadProcesses:
     def __init__(self, folder: Path, spec: dict[str, Any], roles: tuple[str, ...]) -> None:
         self._folder, self._spec = folder, spec
         self._numbers = itertools.count(1)
-        self.ledgers: list[Path] = []
+        self._ledgers: list[Path] = []
         #: When each process was killed, by the name of its ledger.
         self.killed: dict[str, float] = {}
         #: The running processes, by their role.
         self.processes: dict[str, Process] = {}
         for role in roles:
             self.start(role)
+
+    @property
+    def ledgers(self) -> list[Path]:
+        """The ledgers. A process that was killed before it began has none."""
+        return [path for path in self._ledgers if path.exists()]
 
     def kill(self, role: str) -> str:
         """Kill the process of a role and return its name."""
@@ -62,8 +67,8 @@ class WorkloadProcesses:
     def start(self, role: str) -> None:
         """Start a process for a role."""
         name = f"{role}.{next(self._numbers)}"
-        self.ledgers.append(self._folder / f"{name}.ledger")
-        spec = {**self._spec, "role": role, "name": name, "ledger": str(self.ledgers[-1])}
+        self._ledgers.append(self._folder / f"{name}.ledger")
+        spec = {**self._spec, "role": role, "name": name, "ledger": str(self._ledgers[-1])}
         self.processes[role] = Process("workload", self._folder, spec, name)
 
     def choose(self, kind: str, dice: random.Random, *, asynchronous: bool | None = None) -> str:

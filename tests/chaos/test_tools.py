@@ -109,7 +109,10 @@ def test_workload_processes_are_killed_on_close(tmp_path: Path, url: str) -> Non
     workload = WorkloadProcesses(tmp_path, spec, ("producer-1",))
     eventually(lambda: workload.is_running("producer-1"))
     workload.check()
+    (path,) = workload.ledgers
     workload.close()
+    path.unlink()
+    assert workload.ledgers == [], "a process may be killed before it begins"
     with pytest.raises(QueueError, match=r"producer-1\.1 ended early with status -9"):
         workload.check()
 
