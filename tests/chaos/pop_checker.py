@@ -170,6 +170,7 @@ def _match(
     """
     starts = [call.began for call in calls]
     fitting: list[list[int]] = []
+    unmatched = sorted(unmatched, key=lambda pair: (pair[0].at, pair[1]))
     for each, _ in unmatched:
         first = bisect_left(starts, each.at - _LONGEST_POP_S)
         last = bisect_right(starts, each.at + _CLOCK_ERROR_S)
