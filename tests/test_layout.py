@@ -346,7 +346,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "slices": {"kind", "namespace", "scan"},
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
-    "acknowledging": {"invalid", "kind", "namespace", "transitions"},
+    "acknowledging": {"applying", "invalid", "kind", "namespace", "transitions"},
     "epochs": {"namespace", "options", "staging"},
     "named_claims": {
         *("acknowledging", "claiming", "invalid", "namespace", "queue_plans", "reading"),

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from pyqueue.backends import namespace, transitions
+from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.invalid import bury_unclaimable, error_record
 from pyqueue.backends.kind import Kind
 from pyqueue.errors import InvalidMessage, Unavailable
@@ -25,8 +26,6 @@ log = logging.getLogger("pyqueue")
 
 #: The field of a note: the reason. The end of the claim removes it.
 NOTE: Final = "claim.bad"
-#: The most messages of one command.
-MAX_BATCH: Final = 1000
 
 
 def note(match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:

@@ -25,7 +25,7 @@ from bson import Int64
 from pyqueue.backends import namespace
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.staging import documents_of, raise_foreign, show
+from pyqueue.backends.staging import documents_of, insert_hidden, raise_foreign, show
 from pyqueue.errors import ConfigurationError, Fenced, QueueError
 from pyqueue.messages import Id
 from pyqueue.requests import (
@@ -60,7 +60,7 @@ _RECORD: Final = "~stage:"
 
 
 def hidden_queue(name: str, epoch: int, place: str = "") -> str:
-    """Return the ``q`` of hidden rows. It is no name of a queue. Epochs sort by number."""
+    """Return the ``q`` of hidden rows, which cannot name a queue. Epochs sort by number."""
     return f"~staged:{name}:{epoch:012d}:{place}"
 
 
@@ -202,13 +202,9 @@ class EpochWrites:
         _, missing, _ = documents_of(self.target, messages, now, hidden)
         written = 0
         for _ in range(TRIES):
-            failures = (yield from Insert(missing)) if missing else []
-            written += len(missing) - len(failures)
-            for failure in failures:
-                if failure.field is None:
-                    raise failure.error
-            # A row whose key another row here has is left out, as a push would.
-            missing = [missing[failure.place] for failure in failures if failure.field == "_id"]
+            if missing:
+                inserted, missing = yield from insert_hidden(missing)
+                written += inserted
             if not missing:
                 return written
             ids: list[Id] = [each["_id"] for each in missing]

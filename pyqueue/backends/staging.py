@@ -37,7 +37,7 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-__all__ = ["Staging", "append", "documents_of", "raise_foreign", "show"]
+__all__ = ["Staging", "append", "documents_of", "insert_hidden", "raise_foreign", "show"]
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
@@ -106,6 +106,19 @@ def append(target: Target, messages: Iterable[NewMessage], *, session: object = 
     written = yield from write(target.queue, documents, encoded, given, session)
     raise_foreign_ids(target.queue, written.foreign)
     return sum(id is not None for id in written.ids)
+
+
+def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
+    """Insert hidden rows. Return how many were written, and those whose id is taken.
+
+    A row whose key another row of its place has is left out, as a push would.
+    """
+    failures = yield from Insert(rows)
+    for failure in failures:
+        if failure.field is None:
+            raise failure.error
+    taken = [rows[failure.place] for failure in failures if failure.field == "_id"]
+    return len(rows) - len(failures), taken
 
 
 def raise_foreign(queue: str, refused: Sequence[Document | RawBSONDocument]) -> Plan[None]:
@@ -183,13 +196,8 @@ class Staging:
         for again in (True, False):
             if not missing:
                 break
-            failures = yield from Insert(missing)
-            written += len(missing) - len(failures)
-            for failure in failures:
-                if failure.field is None:
-                    raise failure.error
-            # A row whose key another row here has is left out, as a push would.
-            missing = [missing[failure.place] for failure in failures if failure.field == "_id"]
+            inserted, missing = yield from insert_hidden(missing)
+            written += inserted
             if missing and again:
                 ids = [each["_id"] for each in missing]
                 yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)

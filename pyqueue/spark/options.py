@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -214,16 +214,8 @@ def _columns(given: str | None) -> list[str]:
 def _bad_records(
     on_bad_record: str | None, column: str | None
 ) -> tuple[OnBadRecord | None, str | None]:
-    known: dict[str | None, OnBadRecord | None] = {
-        None: None,
-        "bury": "bury",
-        "null": "null",
-        "fail": "fail",
-    }
-    if on_bad_record not in known:
-        raise ConfigurationError(
-            f'onBadRecord: {on_bad_record!r} is not allowed: give "bury", "null" or "fail"'
-        )
+    if on_bad_record is not None:
+        arguments.one_of("onBadRecord", on_bad_record, get_args(OnBadRecord))
     if column is not None and on_bad_record != "null":
         raise ConfigurationError(
             "columnNameOfCorruptRecord: this column shows the payloads that are read as null: "
@@ -233,7 +225,7 @@ def _bad_records(
         raise ConfigurationError(
             f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
         )
-    return known[on_bad_record], column
+    return cast("OnBadRecord | None", on_bad_record), column
 
 
 def _count(name: str, given: str | None, most: int, *, least: int = 1) -> int:

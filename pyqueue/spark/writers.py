@@ -154,15 +154,13 @@ class _EpochWriter:
             return  # the epoch had no task
         epochs = self._epochs(written[0].query)
         counts = {place: count for each in written for place, count in each.counts.items()}
-        attempts = {(each.job, each.attempt) for each in written}
         with self._options.address.open() as client:
             run = runner_of(client).run
-            if any(attempt is None for _, attempt in attempts):
+            # All tasks of a job that have an attempt have the same one.
+            if any(each.attempt is None for each in written):
                 run(epochs.resume(epoch))
-                return
-            # If tasks joined different attempts, the smaller one cannot decide any more.
-            job, attempt = max(attempts, key=lambda each: each[1] or 0)
-            run(epochs.commit(job, epoch, attempt or 0, counts))
+            else:
+                run(epochs.commit(written[0].job, epoch, written[0].attempt or 0, counts))
 
 
 class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):

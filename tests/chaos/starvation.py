@@ -217,12 +217,12 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
     in_faults = _Starvation(LONGEST_WAIT_AFTER_FAULT_S)
     asked = {queue: _in_vain(calls, windows) for queue, calls in ledgers.asked.items()}
     taken = {queue: _Taken(each) for queue, each in found.taken.items()}
-    nobody, nothing = Spans(), _Taken(())
+    no_calls, none_taken = Spans(), _Taken(())
     for wait in found.waits:
         if wait.until - wait.since <= min(calm.enough, in_faults.enough):
             break
-        spans = asked.get(wait.queue, nobody)
-        overtaken = taken.get(wait.queue, nothing).overtaken(wait)
+        spans = asked.get(wait.queue, no_calls)
+        overtaken = taken.get(wait.queue, none_taken).overtaken(wait)
         calm.add(wait, spans, overtaken, windows.faults)
         locked = windows.locked.get(wait.id)
         excused = windows.servers.plus(locked) if locked else windows.servers

@@ -42,7 +42,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 class Scene:
-    """A query that writes to a queue of its own, and a consumer."""
+    """A query that writes to a new queue, and a consumer."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -19,7 +19,7 @@ from pyqueue.spark.session import find_java
 from tests.spark.processes import SLOW_S, build_wheel
 from tests.support.processes import ROOT, last_json, program
 
-#: Two executors with a JVM each, which read and write files of their own.
+#: Two executors with a JVM each, which share no files.
 MASTER = "local-cluster[2,1,1024]"
 #: What the Python of the cluster lacks: this package, and what it needs beside pymongo.
 MISSING = ("pyqueue", "signals", "pydantic", "anyio", "_editable_impl_pyqueue", "pyspark_pyqueue")

@@ -413,7 +413,7 @@ class Second:
 def test_second_runner_fences_the_first_at_any_step(
     shared: Client, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second runner may start before any step of the first. It has a checkpoint of its own."""
+    """The second runner may start before any step of the first. It has another checkpoint."""
     monkeypatch.setattr(epochs, "FRESH", timedelta(0))
     for at in range(1, 100):
         flow = Flow(shared)
