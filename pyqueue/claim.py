@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from pyqueue import arguments
+from pyqueue.backends.claim_groups import hold, runner_lease_s
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
@@ -21,6 +23,16 @@ from pyqueue.reserved import log_failed_rollback
 __all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
 
 Runs = TypeVar("Runs", bound=RunnerBase)
+
+
+@dataclass(frozen=True)
+class RunnerLease:
+    """The lease of the process that holds a claim. It keeps Spark stages of the group away."""
+
+    #: The name that the log shows.
+    id: str
+    #: The length of the lease in seconds.
+    lease: float
 
 
 class ClaimBase(Generic[Runs]):
@@ -38,6 +50,9 @@ class ClaimBase(Generic[Runs]):
         self.group = claims.group
         #: The length of the lease in seconds.
         self.lease = lease
+        self._runner_lease = RunnerLease(
+            f"the runner of group {claims.group!r}", runner_lease_s(lease)
+        )
 
     def _label(self) -> str:
         return f"the claim of group {self.group!r} of queue {self._claims.backend.queue!r}"
@@ -70,6 +85,7 @@ class ClaimBase(Generic[Runs]):
             )
         self._settled = True
         self._runner.renewer.discard(self)
+        self._runner.renewer.discard(self._runner_lease)
 
     def _commit(self) -> Plan[None]:
         self._settle()
@@ -82,6 +98,9 @@ class ClaimBase(Generic[Runs]):
 
     def _renew(self) -> Plan[None]:
         yield from self._claims.renew(self._token, self.lease)
+
+    def _hold(self) -> Plan[None]:
+        yield from hold(self._claims, self._token, self.lease)
 
     def _rollback(self, error: BaseException | str | None) -> Plan[None]:
         self._settle()
@@ -175,6 +194,7 @@ def claimed(
     claim = Claim(runner, *_checked(backend, group, limit, lease))
     runner.run(claim._begin(limit))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
+    runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:
         yield claim
     except BaseException as error:
@@ -196,6 +216,7 @@ async def claimed_async(
     claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))
     await runner.run(claim._begin(limit))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
+    runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:
         yield claim
     except BaseException as error:

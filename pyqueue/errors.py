@@ -18,6 +18,7 @@ Errors keep what a handler needs as attributes. They never carry credentials.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 __all__ = [
@@ -94,6 +95,22 @@ class InvalidName(QueueError, ValueError):
 
 class InvalidMessage(QueueError, ValueError):
     """The payload is not BSON, is too large or does not fit the model. Nothing was written."""
+
+
+class Occupied(Fenced):
+    """Another process runs the claim group. Internal: this one stands by until its lease ends.
+
+    ``owner`` is the label of the runner, ``until`` the end of its lease, and ``wait_s`` how many
+    seconds that is from now.
+    """
+
+    def __init__(
+        self, message: str, *, owner: str = "", until: datetime | None = None, wait_s: float = 0
+    ) -> None:
+        super().__init__(message)
+        self.owner = owner
+        self.until = until
+        self.wait_s = wait_s
 
 
 class NotPermitted(ConfigurationError):

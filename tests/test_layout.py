@@ -217,17 +217,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.filters": {"errors", "spark.frames"},
     "spark.models": {"errors", "payloads", "spark.frames"},
     "spark.session": {"errors"},
-    "spark.batches": {
+    "spark.outputs": {
         "arguments",
         "backends",
         "connecting",
         "server_errors",
         "errors",
         "messages",
+        "spark.frames",
+    },
+    "spark.runners": {"arguments", "backends", "connecting", "errors"},
+    "spark.batches": {
+        "arguments",
+        "backends",
+        "connecting",
+        "errors",
+        "messages",
         "requests",
         "reserved",
         "spark.frames",
         "spark.models",
+        "spark.outputs",
+        "spark.runners",
     },
     "spark.addresses": {"arguments", "connecting", "errors"},
     "spark.offsets": {"arguments", "backends", "connecting", "spark.addresses"},
@@ -254,6 +265,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.offsets",
         "spark.options",
         "spark.rows",
+        "spark.runners",
     },
     "spark.idle": set(),
     "spark.rows": {"errors", "messages", "requests", "spark.frames", "spark.options"},
@@ -272,9 +284,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "arguments",
         "client",
         "connecting",
+        "errors",
         "queues",
         "spark.addresses",
         "spark.batches",
+        "spark.outputs",
     },
     "spark": {
         "errors",
@@ -348,9 +362,10 @@ BACKENDS: dict[str, set[str]] = {
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
     "acknowledging": {"applying", "invalid", "kind", "namespace", "transitions"},
     "epochs": {"namespace", "options", "staging"},
+    "claim_groups": {"acknowledging", "namespace", "queue_plans", "transitions"},
     "named_claims": {
-        *("acknowledging", "claiming", "invalid", "namespace", "queue_plans", "reading"),
-        *("receiving", "transitions"),
+        *("acknowledging", "claim_groups", "claiming", "invalid", "namespace", "queue_plans"),
+        *("reading", "receiving", "transitions"),
     },
     "__init__": {"standard"},
 }
@@ -383,7 +398,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "pipeline.verdicts",
         "requests",
         "server_errors",
-        "spark.batches",
+        "spark.outputs",
     },
     "pydantic": {
         "demo",
@@ -414,6 +429,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "spark.listener",
         "spark.models",
         "spark.options",
+        "spark.outputs",
         "spark.readers",
         "spark.registration",
         "spark.rows",
@@ -541,7 +557,7 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
     [
         ("requests", "from pymongo import UpdateOne"),
         ("pipeline/verdicts", "from pymongo.errors import PyMongoError"),
-        ("spark/batches", "from pymongo.errors import PyMongoError"),
+        ("spark/outputs", "from pymongo.errors import PyMongoError"),
     ],
 )
 def test_of_pymongo_some_take_a_value_only(module: str, taken: str) -> None:

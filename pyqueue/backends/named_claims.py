@@ -2,8 +2,8 @@
 
 A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
 message of claim n carries the group, n and the token of the runner, so that readers in any process
-can find their part, and a restarted runner finds what it had claimed. One document stores the
-progress of the group. A runner that starts takes the group over by compare-and-set on the token. A
+can find their part, and a restarted runner finds what it had claimed. ``claim_groups`` stores the
+progress of the group and its runner. A runner that takes the group over writes a new token. A
 former runner then gets ``Fenced`` and writes nothing.
 """
 
@@ -18,24 +18,21 @@ from typing import Any, Final, cast
 
 from bson import ObjectId
 
-from pyqueue import arguments
 from pyqueue.backends import acknowledging, invalid, namespace, reading, receiving, transitions
+from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.namespace import CLAIMS
-from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
-from pyqueue.requests import Document, Find, Insert, Plan, ServerTime, Update
+from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimProgress", "ClaimRange", "NamedClaims"]
+__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 10_000
 #: The most messages of one claim: one command acknowledges it, and that has to end in time.
 MAX_CLAIM: Final = 100_000
-#: How often a takeover is tried against concurrent takeovers.
-TAKEOVER_TRIES: Final = 20
 
 #: The filters of documents that are not valid messages.
 _INVALID: Final[Sequence[dict[str, Any]]] = [
@@ -52,26 +49,6 @@ _INVALID: Final[Sequence[dict[str, Any]]] = [
         for name in names
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimProgress:
-    """How far a group is."""
-
-    #: The last claim that was acknowledged. Every earlier one is acknowledged, too.
-    acknowledged: int
-    #: The last claim that was made. Those after ``acknowledged`` are outstanding.
-    claimed: int
-    #: The token of the runner of the group.
-    token: str
-    #: The last claim in which a reader noted a bad record.
-    bad: int = 0
-    #: The last claim on which a stage has begun to work in a stream. The stage settles it.
-    begun: int = 0
-    #: How many bad records were buried, over all claims.
-    buried: int = 0
-    #: How many messages were no longer held when their claim was acknowledged, over all claims.
-    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,105 +76,16 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
     return divisions
 
 
-class NamedClaims:
+class NamedClaims(ClaimGroup):
     """The plans of one group of a queue. Plain data: it pickles.
 
     Args:
         backend: the plans of the queue.
         group: the name of the group.
+        member: the number of the member. None: the group has no members.
     """
 
-    __slots__ = ("backend", "group", "id", "tag")
-
-    def __init__(self, backend: QueuePlans, group: str) -> None:
-        self.backend = backend
-        self.group = arguments.group(group)
-        #: What its messages carry. Neither name has a "~", so no other group of any queue has it.
-        self.tag = f"{backend.queue}~{group}"
-        #: The _id of the document with its progress.
-        self.id = f"~claim:{self.tag}"
-
-    # ---- the runner of the group
-
-    def progress(self, token: str | None = None) -> Plan[ClaimProgress]:
-        """Return how far the group is.
-
-        Args:
-            token: the token of the runner; None: any runner.
-
-        Raises:
-            Fenced: another process runs the group now.
-        """
-        found = yield from Find({"_id": self.id}, limit=1)
-        state: Document = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
-        if token is not None and state["token"] != token:
-            raise self._fenced()
-        count = state.get
-        return ClaimProgress(
-            state["n"],
-            state["claimed"],
-            state["token"],
-            bad=count("bad", 0),
-            begun=count("begun", 0),
-            buried=count("buried", 0),
-            lost=max(0, count("taken", 0) - count("settled", 0)),
-        )
-
-    def _fenced(self) -> Fenced:
-        return Fenced(
-            f"group {self.group!r} of queue {self.backend.queue!r} was taken over by another "
-            "runner; this one has stopped. One runner at a time serves a group: use another group "
-            "for a second one"
-        )
-
-    def adopt(self, lease_s: float, *, count: bool = True) -> Plan[str]:
-        """Take over the group and its outstanding messages. Return the new token.
-
-        Args:
-            lease_s: how long the messages are held from now, in seconds.
-            count: whether this counts as one more try, for which notes of bad records are removed.
-                A stream that goes on counts none and keeps them: it may have committed the batch.
-        """
-        backend = self.backend
-        yield from namespace.ensure(backend.queue, backend.kind, backend.options)
-        token = transitions.new_token()
-        for _ in range(TAKEOVER_TRIES):
-            found = yield from Find({"_id": self.id}, limit=1)
-            if not found:
-                state = {"_id": self.id, "record": True, "n": 0, "claimed": 0, "token": token}
-                if not (yield from Insert([state | {"former": []}])):
-                    return token
-                continue
-            # The former tokens stay here until their messages are ours. So a takeover that is cut
-            # short is finished by the next one.
-            former = [*found[0].get("former", ()), found[0]["token"]]
-            take = {"$set": {"token": token, "former": former}}
-            same = {"_id": self.id, "token": found[0]["token"]}
-            if (yield from Update(same, take)).matched:
-                now = yield from ServerTime()
-                outstanding = {"claim.g": self.tag, "token": {"$in": former}}
-                held = self._holding(now, lease_s, token, count=count)
-                if count:
-                    held["$unset"] = {acknowledging.NOTE: ""}
-                yield from Update(outstanding, held, many=True)
-                yield from self._advance(token, {"$set": {"former": []}})
-                return token
-        raise self._fenced()
-
-    def _holding(
-        self, now: datetime, lease_s: float, token: str, *, count: bool = True
-    ) -> dict[str, dict[str, Any]]:
-        update = transitions.claiming(now, lease_s, self.backend.owner(), count=count)
-        del update["$unset"]
-        update["$set"]["token"] = token
-        return update
-
-    def _advance(
-        self, token: str, update: Mapping[str, Mapping[str, object]], **known: int
-    ) -> Plan[None]:
-        match = {"_id": self.id, "token": token, **known}
-        if not (yield from Update(match, update)).matched:
-            raise self._fenced()
+    __slots__ = ()
 
     # ---- claiming
 
@@ -283,16 +171,28 @@ class NamedClaims:
             The token, the number of the last claim, and the ids of its messages.
         """
         token = yield from self.adopt(lease_s)
+        return token, *(yield from self.proceed(token, limit, lease_s))
+
+    def proceed(self, token: str, limit: int, lease_s: float) -> Plan[tuple[int, list[Id]]]:
+        """Return what is outstanding, or claim anew if nothing is.
+
+        Returns:
+            The number of the last claim, and the ids of its messages.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
         progress = yield from self.progress(token)
-        ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
-        if ids:
-            return token, progress.claimed, ids
-        if progress.claimed > progress.acknowledged:  # other processes took all of it
+        if progress.claimed > progress.acknowledged:
+            ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
+            if ids:
+                return progress.claimed, ids
+            # Other processes took all of it.
             yield from self._advance(token, {"$max": {"n": progress.claimed}})
         n = yield from self.claim(token, limit, lease_s)
         if n is None:
-            return token, progress.claimed, []
-        return token, n, (yield from self.ids(token, n - 1, n))
+            return progress.claimed, []
+        return n, (yield from self.ids(token, n - 1, n))
 
     def _stamp(self, ids: Sequence[Id], n: int, token: str, lease_s: float) -> Plan[None]:
         for start in range(0, len(ids), STAMP):
@@ -309,7 +209,7 @@ class NamedClaims:
     def _stamp_some(self, ids: Sequence[Id], n: int, token: str, lease_s: float) -> Plan[None]:
         now = yield from ServerTime()
         still = transitions.still_claimable(self.backend.queue, ids, now)
-        update = self._holding(now, lease_s, token)
+        update = holding(self.backend.owner(), token, now, lease_s)
         update["$set"]["claim"] = {"g": self.tag, "n": n}
         try:
             yield from Update(still, update, many=True)

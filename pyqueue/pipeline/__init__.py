@@ -339,6 +339,7 @@ class Pipeline(Runner):
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
+        members: int = 1,
         **options: Unpack[BatchQueueOptions],
     ) -> Callable[[H], H]: ...
     @overload
@@ -351,6 +352,7 @@ class Pipeline(Runner):
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
+        members: int = 1,
         **options: Unpack[BatchQueueOptions],
     ) -> Self: ...
     def spark(
@@ -362,13 +364,15 @@ class Pipeline(Runner):
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
+        members: int = 1,
         **options: Unpack[BatchQueueOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage in which Spark transforms batches of messages, as a ``SparkStage`` does.
 
         The stage uses the active Spark session, or starts one with its first batch. One process at
-        a time runs such a stage; another process that starts it takes it over. A stage that is
-        stopped finishes its current batch. It needs ``pip install "pyqueue-mongo[spark]"``.
+        a time runs such a stage. Further processes stand by, and one of them takes over when it
+        ends or dies. A stage that is stopped finishes its current batch. It needs
+        ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
             queue: the queue that it reads.
@@ -378,6 +382,7 @@ class Pipeline(Runner):
             group: the durable name of this consumer. None means "QUEUE>TO".
             output: "move", or "transaction", whose rows are new messages.
             max_messages: the most messages in one batch.
+            members: how many processes share the work. Each runs one member of the group.
             options: model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)
@@ -385,7 +390,13 @@ class Pipeline(Runner):
         def add(function: Callable[..., Any]) -> None:
             self.graph.add(
                 make_spark_stage(
-                    source, function, to, group=group, output=output, max_messages=max_messages
+                    source,
+                    function,
+                    to,
+                    group=group,
+                    output=output,
+                    max_messages=max_messages,
+                    members=members,
                 )
             )
 

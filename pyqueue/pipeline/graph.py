@@ -30,6 +30,8 @@ class BatchOptions(TypedDict):
     output: Literal["move", "transaction"]
     #: The most messages in one batch.
     max_messages: int
+    #: How many processes share the work of the group.
+    members: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def make_spark_stage(
     group: str | None,
     output: Literal["move", "transaction"],
     max_messages: int,
+    members: int,
 ) -> Stage:
     """Check what can be known of a Spark stage alone, and return it.
 
@@ -142,6 +145,7 @@ def make_spark_stage(
         "group": arguments.group(group or f"{queue.name}>{to}"),
         "output": output,
         "max_messages": max_messages,
+        "members": members,
     }
     return Stage(
         "spark",

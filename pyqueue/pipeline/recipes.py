@@ -85,6 +85,7 @@ class SparkPart(QueuePart):
     group: str | None = None
     output: str | None = None
     max_messages: int | None = None
+    members: int | None = None
 
 
 class StagePart(QueuePart):

@@ -14,7 +14,7 @@ import anyio
 
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import Connection
-from pyqueue.errors import ConfigurationError, Fenced, QueueClosed
+from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueClosed
 from pyqueue.messages import Backoff
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
@@ -32,6 +32,8 @@ log = logging.getLogger("pyqueue")
 _IDLE: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
 #: The seconds to wait after a batch failed.
 _FAILED_BATCH_DELAY_S: Final = 5.0
+#: At most so long the end of a run waits for the end of the runner's lease, in seconds.
+_RELEASE_S: Final = 2.0
 
 
 async def run_batches(
@@ -43,7 +45,8 @@ async def run_batches(
 ) -> None:
     """Transform batch after batch until the caller is cancelled.
 
-    A batch that was begun is finished even if the caller is cancelled.
+    A batch that was begun is finished even if the caller is cancelled. While another process runs
+    the group, this stage stands by.
 
     Args:
         stage: a Spark stage.
@@ -54,16 +57,35 @@ async def run_batches(
 
     Raises:
         ConfigurationError: The stage cannot run, or its transform returned something unusable.
-        Fenced: Another process took the stage over.
         QueueClosed: The client was closed.
     """
     batches = _batches(stage, target, connection)
+    try:
+        await _run_batches(stage, batches, threads, count)
+    finally:
+        with anyio.move_on_after(_RELEASE_S, shield=True):
+            await threads.run(batches.release)
+
+
+async def _run_batches(
+    stage: Stage, batches: Batches, threads: DaemonThreadPool, count: Callable[[str, int], None]
+) -> None:
     idle = RetryDelays(_IDLE)
+    standing_by = False
     while True:
         try:
             with anyio.CancelScope(shield=True):
                 report = await threads.run(batches.run_once, _session)
-        except (ConfigurationError, QueueClosed, Fenced):
+        except Occupied as other:
+            if not standing_by:
+                log.info("queue %r: %s", stage.name, other)
+            standing_by = True
+            await anyio.sleep(other.wait_s)
+            continue
+        except Fenced as error:
+            log.warning("queue %r: %s", stage.name, error)
+            continue
+        except (ConfigurationError, QueueClosed):
             raise
         except Exception as error:
             log.warning(
@@ -74,6 +96,7 @@ async def run_batches(
             )
             await anyio.sleep(_FAILED_BATCH_DELAY_S)
             continue
+        standing_by = False
         _count(report, count)
         if report.claimed:
             idle.reset()

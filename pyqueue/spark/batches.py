@@ -9,36 +9,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from pymongo.errors import PyMongoError
 from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
 from pyqueue.backends.acknowledging import NOTE
-from pyqueue.backends.moving import move_each
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.staging import append
 from pyqueue.connecting import Connection
 from pyqueue.errors import (
     ConfigurationError,
     Fenced,
     LeaseLost,
+    Occupied,
     QueueClosed,
     QueueError,
     Unavailable,
 )
-from pyqueue.messages import Id, Reservation
-from pyqueue.requests import Plan
+from pyqueue.messages import Id
+from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
-from pyqueue.server_errors import shown_cause, translated
-from pyqueue.spark.frames import Reader, label
 from pyqueue.spark.models import frame, payload_type
+from pyqueue.spark.outputs import Held, Output, Transform
+from pyqueue.spark.runners import GroupRunner, members_of
 
 __all__ = ["Batches", "Report"]
 
@@ -52,10 +50,8 @@ MAX_FAILURES: Final = 40
 MAX_ATTEMPTS: Final = 3
 
 R = TypeVar("R")
-Transform = Callable[[DataFrame], DataFrame]
 #: Returns the DataFrame of the messages with these ids.
 FrameOf = Callable[[Sequence[Id]], DataFrame]
-Held = dict[Id, Reservation[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +76,6 @@ class Rejected(Exception):
     """A part of a batch failed."""
 
 
-@dataclass(slots=True)
-class Moved:
-    """What became of the messages of a part that were to be moved."""
-
-    moved: int
-    dropped: int
-    lost: int
-    #: The messages that the target refused, for example because their key is taken there.
-    refused: list[tuple[Id, Exception]]
-
-
 class Batches:
     """The work of one group: from one queue, through a transform, into another.
 
@@ -102,6 +87,7 @@ class Batches:
         transform: Takes a DataFrame and returns one. None passes everything on unchanged.
         output: "move" or "transaction".
         max_messages: The largest size of a batch.
+        members: How many processes share the work of the group.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -116,27 +102,27 @@ class Batches:
         transform: Transform | None,
         output: str,
         max_messages: int,
+        members: int = 1,
     ) -> None:
-        arguments.one_of("output", output, ("move", "transaction"))
+        self.output = Output(connection, source, target, transform, output)
         most = MAX_TRANSACTION if output == "transaction" else MAX_CLAIM
         if arguments.count("max_messages", max_messages) > most:
             raise ConfigurationError(
                 f'max_messages: {max_messages} is too large: with output="{output}" '
                 f"give at most {most}"
             )
-        if transform is not None and not callable(transform):
-            raise ConfigurationError(
-                "transform: give a function from DataFrame to DataFrame, "
-                f"not {type(transform).__name__}"
-            )
         payload_type(source.codec.model)
         self._connection = connection
         self.source = source
-        self._target = target
-        self.claims = NamedClaims(source, group)
-        self._transform: Transform = transform or (lambda df: df)
-        self.moves = output == "move"
+        self._runner = GroupRunner(
+            connection, members_of(source, group, members), source.options.lease, source.owner
+        )
         self._limit = max_messages
+
+    @property
+    def claims(self) -> NamedClaims:
+        """The plans of the group, or of the member that this process runs."""
+        return self._runner.claims
 
     @property
     def id(self) -> str:
@@ -153,15 +139,39 @@ class Batches:
         return self._connection.run(plan)
 
     def run_once(self, session: Callable[[], SparkSession]) -> Report:
-        """Work on one batch. See ``SparkStage.run_once``.
+        """Work on one batch. From then on this process runs the group, until ``release``.
+
+        See ``SparkStage.run_once``.
 
         Args:
             session: Returns the Spark session. It is called only if there is something to do.
+
+        Raises:
+            Occupied: Another process runs the group.
+            Fenced: Another process took the group over.
         """
+        try:
+            return self._run_once(session)
+        except (Fenced, QueueClosed, Unavailable) as error:
+            # Another runner has the batch, or it stays claimed for the next call.
+            self._runner.drop(fenced=isinstance(error, Fenced) and not isinstance(error, Occupied))
+            raise
+
+    def release(self) -> None:
+        """Let another process run the group at once."""
+        self._runner.release()
+
+    def has_ready(self) -> bool:
+        """Return whether a message is ready."""
+        return self.run(_has_ready(self.source))
+
+    def _run_once(self, session: Callable[[], SparkSession]) -> Report:
         began = time.monotonic()
-        work = self.run(self.claims.has_work())
-        begin = self.claims.begin(self._limit, self.lease)
-        token, upto, ids = self.run(begin) if work else ("", 0, [])
+        # A process that runs the group looks before it claims. An idle look writes nothing.
+        if self._runner.token is not None and not self.run(self.claims.has_work()):
+            return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+        token = self._runner.take()
+        upto, ids = self.run(self.claims.proceed(token, self._limit, self.lease))
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
         batch, model = Batch(self, token, upto), self.source.codec.model
@@ -180,7 +190,7 @@ class Batches:
                 )
             )
         except (Fenced, QueueClosed, Unavailable):
-            raise  # another runner has the batch, or it stays claimed for the next run
+            raise
         except BaseException as error:
             try:
                 batch.give_back(error)
@@ -197,6 +207,12 @@ class Batches:
 
         See ``SparkStage.foreach_batch``.
         """
+        if self.claims.member is not None:
+            raise ConfigurationError(
+                "members: a stage with members cannot settle a stream, which chooses its member "
+                "itself: give neither the stage nor the stream members, and use another group "
+                "for each query"
+            )
         progress = self.run(self.claims.progress())
         self.run(self.claims.begin_work(progress.token, progress.claimed))
         batch = Batch(self, progress.token, progress.claimed, streams=True)
@@ -216,103 +232,10 @@ class Batches:
             )
         )
 
-    # ---- the steps of a batch
 
-    def transformed(self, df: DataFrame) -> list[NewMessage]:
-        """Run the transform and collect its rows.
-
-        Raises:
-            ConfigurationError: The transform returned something else, or a column is missing.
-        """
-        out = self._transform(df)
-        if not hasattr(out, "toArrow"):
-            raise ConfigurationError(
-                f"transform: it returned {type(out).__name__}: return a DataFrame"
-            )
-        reader = Reader(out.schema, "id" if self.moves else None)
-        return list(reader.rows(out.toArrow()))
-
-    def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
-        """Refuse rows that cannot be moved.
-
-        Raises:
-            ConfigurationError: An id occurs twice, or is not in the batch.
-        """
-        known, seen = {str(id) for id in part}, set()
-        for row in rows:
-            if row.id not in known:
-                raise ConfigurationError(
-                    f"transform: it returned the id {row.id!r}, which is not in the batch; "
-                    'output="transaction" makes new messages'
-                )
-            if row.id in seen:
-                raise ConfigurationError(
-                    f"transform: it returned the id {row.id!r} twice; "
-                    'output="transaction" makes several messages of one'
-                )
-            seen.add(row.id)
-
-    def move(self, held: Held, rows: Sequence[NewMessage]) -> Moved:
-        """Move each message that has a row, and commit all other messages."""
-        by_id = {str(id): each for id, each in held.items()}
-        pairs = {
-            str(row.id): (by_id[str(row.id)], _changed(by_id[str(row.id)], row)) for row in rows
-        }
-        result = Moved(0, 0, 0, [])
-        for each, outcome in self.run(
-            move_each(
-                self.source.queue, self.source.kind, self._target.target, list(pairs.values())
-            )
-        ):
-            if isinstance(outcome, Unavailable):
-                raise outcome
-            if isinstance(outcome, QueueError):
-                result.refused.append((each.id, outcome))
-            elif outcome == "done":
-                result.moved += 1
-            else:
-                result.lost += 1
-        absent = tuple(each for id, each in by_id.items() if id not in pairs)
-        gone = 0
-        try:
-            self.run(self.source.commit(absent))
-        except LeaseLost as error:
-            gone = len(error.lost) + len(error.unknown)
-        result.dropped = len(absent) - gone
-        result.lost += gone
-        return result
-
-    def transact(self, held: Held, rows: Iterable[NewMessage]) -> None:
-        """Write the rows and commit the messages, in one transaction.
-
-        Raises:
-            LeaseLost: Some messages have another holder now. Nothing was written.
-        """
-        new = [row._replace(id=None) for row in rows]
-
-        def work(session: Any) -> None:
-            self.run(append(self._target.target, new, session=session))
-            self.run(self.source.commit(tuple(held.values()), session=session))
-
-        try:
-            self._connection.run_transaction(work)
-        except PyMongoError as error:
-            meant = translated(error)
-            raise meant from shown_cause(error, meant)
-
-
-def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:
-    """Return the row with only those headers that the transform changed.
-
-    In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
-    """
-    before = {name: label(value) for name, value in held.headers.items()}
-    headers = {
-        name: text
-        for name, text in (row.headers or {}).items()
-        if name not in before or text != before[name]
-    }
-    return row._replace(headers=headers)
+def _has_ready(source: QueuePlans) -> Plan[bool]:
+    first = yield from source.next_when()
+    return first is not None and first <= (yield from ServerTime())
 
 
 class Batch:
@@ -438,19 +361,19 @@ class Batch:
             if not part:
                 self._lost += size
                 return
-            rows = self._batches.transformed(frame_of(part))
-            if self._batches.moves:
-                self._batches.check_ids(part, rows)
+            rows = self._batches.output.transformed(frame_of(part))
+            if self._batches.output.moves:
+                self._batches.output.check_ids(part, rows)
             if self._streams or time.monotonic() - self._refreshed_at > self.lease / 4:
                 self._refresh()
             held = {id: self.held[id] for id in part if id in self.held}
-            if self._batches.moves:
+            if self._batches.output.moves:
                 self._move(held, rows, size)
                 return
             # If messages were lost, the rows must be made anew from those that are left.
             if len(held) == len(part):
                 try:
-                    self._batches.transact(held, rows)
+                    self._batches.output.transact(held, rows)
                 except LeaseLost:
                     self._refresh()
                 else:
@@ -463,7 +386,7 @@ class Batch:
 
     def _move(self, held: Held, rows: Sequence[NewMessage], size: int) -> None:
         here = {str(id) for id in held}
-        result = self._batches.move(held, [row for row in rows if row.id in here])
+        result = self._batches.output.move(held, [row for row in rows if row.id in here])
         self._failed += result.refused
         self._written += result.moved
         self._dropped += result.dropped

@@ -12,21 +12,24 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from pyqueue import arguments
-from pyqueue.backends.named_claims import ClaimProgress, NamedClaims
+from pyqueue.backends.claim_groups import ClaimProgress
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.namespace import options_of
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 
-__all__ = ["Offset", "recorded_claims"]
+__all__ = ["Offset", "after_of", "lineage_of", "recorded_claims"]
 
 #: A URI that matches contains credentials, or an option that may be one.
 _SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
-def recorded_claims(address: NamespaceAddress, queue: str, group: str) -> NamedClaims:
-    """Return the plans of a group, with the options that the queue's programs use.
+def recorded_claims(
+    address: NamespaceAddress, queue: str, group: str, member: int | None = None
+) -> NamedClaims:
+    """Return the plans of a group or a member, with the options that the queue's programs use.
 
     They decide how messages leave the queue. The queue's record has them.
 
@@ -44,7 +47,7 @@ def recorded_claims(address: NamespaceAddress, queue: str, group: str) -> NamedC
     plans = QueuePlans(
         queue, options, owner=connection.owner, command_timeout=connection.command_timeout
     )
-    return NamedClaims(plans, group)
+    return NamedClaims(plans, group, member)
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,20 @@ class Offset:
     queue: str
     group: str
     address: NamespaceAddress
+    #: The member of the group.
+    member: int | None = None
+    #: The batch that ends here contains the claims above this number.
+    after: int = 0
+    #: The first token of the query's runner. A restart of the query, and only that, keeps it.
+    lineage: str = ""
     #: How many messages the batch that ends here held; None: an earlier release made the offset.
     count: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that Spark stores.
 
-        Reading needs only ``n``. The listener needs the rest, to acknowledge the last batch.
+        Reading needs ``n``, ``after``, ``member`` and ``lineage``. The listener needs the rest, to
+        acknowledge the last batch.
         """
         fields = {
             "n": self.n,
@@ -70,6 +80,9 @@ class Offset:
             "queue": self.queue,
             "group": self.group,
             "namespace": self.address.namespace,
+            "member": self.member,
+            "after": self.after,
+            "lineage": self.lineage,
         }
         if self.count is not None:
             fields["count"] = self.count
@@ -89,7 +102,9 @@ class Offset:
         """
         n, token, queue, group = (fields[name] for name in ("n", "token", "queue", "group"))
         address = NamespaceAddress.of(fields.get("uri"), fields.get("uriEnv"), fields["namespace"])
-        return cls(n, token, queue, group, address, fields.get("count"))
+        after, lineage = fields.get("after", 0), lineage_of(fields)
+        member, count = fields.get("member"), fields.get("count")
+        return cls(n, token, queue, group, address, member, after, lineage, count)
 
     def acknowledge(self) -> ClaimProgress:
         """Finish the messages of these claims, unless that is done. Return how far the group is.
@@ -98,6 +113,21 @@ class Offset:
             Fenced: Another runner took the group over.
         """
         run = runner_of(client_of(self.address)).run
-        claims = recorded_claims(self.address, self.queue, self.group)
+        claims = recorded_claims(self.address, self.queue, self.group, self.member)
+        if not self.token:  # the query stands by
+            return run(claims.progress())
         run(claims.acknowledge(self.token, self.n, self.count))
         return run(claims.progress(self.token))
+
+
+def lineage_of(fields: Mapping[str, Any]) -> str:
+    """Return the first token of the runner that made this offset.
+
+    The first release stored only the last token.
+    """
+    return str(fields.get("lineage", fields["token"]))
+
+
+def after_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    """Return the number above which the claims of the batch between two offsets are."""
+    return int(end.get("after", start["n"]))

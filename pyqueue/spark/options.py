@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
+from pyqueue.backends.claim_groups import MAX_MEMBERS
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
@@ -43,6 +44,7 @@ class Options:
     group: str | None
     max_messages: int
     lease: float
+    members: int
     stage: str | None
     epoch: int | None
     id_column: str | None
@@ -71,8 +73,8 @@ class Options:
             command_timeout=connection.command_timeout,
         )
 
-    def claims(self) -> NamedClaims:
-        """Return the plans of the group.
+    def claims(self, member: int | None = None) -> NamedClaims:
+        """Return the plans of the group, or of a member of it.
 
         Raises:
             ConfigurationError: The option ``group`` is missing.
@@ -81,7 +83,7 @@ class Options:
             raise ConfigurationError(
                 'group: a stream needs the durable name of this consumer: .option("group", "...")'
             )
-        return NamedClaims(self.backend(), self.group)
+        return NamedClaims(self.backend(), self.group, member)
 
     def run(self, plan: Plan[R]) -> R:
         """Run a plan with the client of this process."""
@@ -110,6 +112,7 @@ _OPTIONS: Final = (
     "maxWaitMs",
     "onBadRecord",
     "columnNameOfCorruptRecord",
+    "members",
     "stage",
     "epoch",
     "idColumn",
@@ -170,6 +173,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         option("group") and arguments.group(option("group")),
         _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
+        _count("members", option("members", "1"), MAX_MEMBERS),
         option("stage") and arguments.group(option("stage"), "stage"),
         _epoch(option("epoch")),
         option("idColumn"),

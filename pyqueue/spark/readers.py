@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,19 +17,22 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import DataType
 
 import signals as buses
-from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, divided
+from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
 from pyqueue.backends.reading import backlog, due_in
 from pyqueue.connecting import runner_of
-from pyqueue.errors import Unavailable
+from pyqueue.errors import Fenced, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.spark.addresses import client_of
 from pyqueue.spark.idle import IdleWait
-from pyqueue.spark.offsets import Offset, recorded_claims
+from pyqueue.spark.offsets import Offset, after_of, lineage_of, recorded_claims
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
+from pyqueue.spark.runners import StreamRunner, members_of
 
 __all__ = ["StreamReader"]
+
+log = logging.getLogger("pyqueue")
 
 #: How often a stream counts what is ready, in seconds, and up to how many messages.
 BACKLOG_INTERVAL_S: Final = 10.0
@@ -37,6 +41,7 @@ MAX_BACKLOG: Final = 100_000
 
 @dataclass
 class _ClaimPartition(InputPartition):
+    member: int | None
     range: ClaimRange
 
 
@@ -44,14 +49,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims batches for a group. The offset is the number of a claim.
 
     The process that plans the query runs the group and renews what is outstanding. Executors read
-    ranges of the claims.
+    ranges of the claims. While another process runs the group, the query stands by: it has no new
+    messages.
+
+    A restart goes on with the lineage of its checkpoint, and so with its claims. If another query
+    ran the group in between, the claims of the checkpoint are no longer those of this query: what
+    is outstanding of them belongs to the next batch, and none of it counts as processed.
     """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:
         options.claims()
         self._options = options
         self._payload = payload
-        self._token: str | None = None
+        self._runner: StreamRunner | None = None
         self._since: datetime | None = None
         #: The last claims that this runner knows to be acknowledged, and made.
         self._acknowledged = self._claimed = 0
@@ -73,30 +83,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The length of the lease in seconds."""
         return self._options.lease
 
-    def _running(self) -> str:
-        """Return the token of this runner. The first call takes the group over."""
-        if self._token is None:
-            options, claims = self._options, self._options.claims()
-            # A restart says nothing about the messages, so it is not counted as a try.
-            token = options.run(claims.adopt(options.lease, count=False))
-            progress = options.run(claims.progress(token))
-            self._acknowledged, self._claimed = progress.acknowledged, progress.claimed
-            self._token = token
-            runner_of(client_of(options.address)).renewer.add(
-                self, lambda _: options.run(options.claims().renew(token, options.lease))
-            )
-        return self._token
+    def _take(self, offset: Mapping[str, Any]) -> tuple[StreamRunner, str | None]:
+        """Return the runner, and its token unless the query has to stand by.
 
-    def _offset(self, n: int, count: int) -> dict[str, Any]:
+        Args:
+            offset: The last offset in the checkpoint.
+        """
         options = self._options
+        connection = runner_of(client_of(options.address))
+        if self._runner is None:
+            members = members_of(options.claims().backend, str(options.group), options.members)
+            self._runner = StreamRunner(connection, members, options.lease)
+        runner, known = self._runner, lineage_of(offset) or None
+        new = runner.token is None
+        token = runner.take_for(known, wait=self._since is not None)
+        if new and token is not None:
+            claims, lease, progress = runner.claims, options.lease, runner.progress
+            self._acknowledged, self._claimed = progress.acknowledged, progress.claimed
+            self._batch = (0, 0, [])
+            connection.renewer.discard(self)
+            connection.renewer.add(self, lambda _: options.run(claims.renew(token, lease)))
+        return runner, token
+
+    def _offset(self, runner: StreamRunner, n: int, after: int, count: int) -> dict[str, Any]:
+        options, member = self._options, runner.claims.member
         return Offset(
-            n, self._running(), options.queue, str(options.group), options.address, count
+            n,
+            runner.token or "",
+            options.queue,
+            str(options.group),
+            options.address,
+            member,
+            after,
+            runner.lineage or "",
+            count,
         ).to_json()
 
+    def _recorded(self, runner: StreamRunner) -> NamedClaims:
+        options = self._options
+        member = runner.claims.member
+        return recorded_claims(options.address, options.queue, str(options.group), member)
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a query without a checkpoint begins: after what was acknowledged."""
-        self._running()
-        return self._offset(self._acknowledged, 0)
+        """Return where a query begins that has committed no batch.
+
+        Spark also asks this before it repeats the first batch after a crash. Only the offset of
+        that batch, which comes next, shows the lineage. So this takes nothing over.
+        """
+        options = self._options
+        return Offset(0, "", options.queue, str(options.group), options.address).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the size of a batch."""
@@ -114,28 +149,46 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        token, options, run = self._running(), self._options, self._options.run
-        # Spark has committed everything up to ``start``.
-        self._acknowledge(token, start["n"])
+        runner, token = self._take(start)
+        if token is None:
+            self._idle.rest(math.inf)
+            return start
+        try:
+            return self._claim(runner, token, start, limit)
+        except Fenced as error:
+            runner.drop(fenced=True)
+            if self._since is not None:
+                raise
+            log.warning("%s", error)
+            return start
+
+    def _claim(
+        self, runner: StreamRunner, token: str, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        options, run = self._options, self._options.run
+        if lineage_of(start) == runner.lineage:
+            # Spark has committed everything up to ``start``.
+            self._acknowledge(runner, token, start["n"])
+        after = self._acknowledged
         # If this is more, a former process claimed it and died before Spark logged the offset.
-        if self._claimed <= start["n"]:
+        if self._claimed <= after:
             due_s = 0.0 if self._since is not None else run(due_in(options.queue))
             if due_s > 0:
-                run(options.claims().progress(token))  # another runner ends this one
+                run(runner.claims.progress(token))  # another runner ends this one
                 self._count_at, self._backlog = None, (0, None)
                 self._idle.rest(due_s)
                 return start
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
-            claims = recorded_claims(options.address, options.queue, str(options.group))
-            n = run(claims.claim(token, most, options.lease, since=self._since))
+            n = run(self._recorded(runner).claim(token, most, options.lease, since=self._since))
             if n is None:  # the queue is paused, or other consumers were faster
                 self._count_at = self._count_at or -math.inf
                 self._idle.rest(math.inf)
                 return start
             self._claimed = n
-            if self._count_at is None or len(self._held(token, start["n"], n)) < most:
+            if self._count_at is None or len(self._held(runner, token, after, n)) < most:
                 self._count_at = -math.inf  # few messages are ready, so counting costs little
-        return self._offset(self._claimed, len(self._held(token, start["n"], self._claimed)))
+        count = len(self._held(runner, token, after, self._claimed))
+        return self._offset(runner, self._claimed, after, count)
 
     def _listen(self) -> buses.Listener:
         client = client_of(self._options.address)
@@ -143,10 +196,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic = runner_of(client).waiters(self._options.queue).topic
         return self._bus.listen(topic).__enter__()
 
-    def _held(self, token: str, after: int, upto: int) -> list[Id]:
+    def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> list[Id]:
         """Return the ids of a batch. Spark asks for its end first, and then for its parts."""
         if self._batch[:2] != (after, upto):
-            ids = self._options.run(self._options.claims().ids(token, after, upto))
+            ids = self._options.run(runner.claims.ids(token, after, upto))
             self._batch = after, upto, ids
         return self._batch[2]
 
@@ -161,17 +214,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"n": self._claimed, "ready": ready, "oldestAgeSeconds": age_s}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Divide the claims of a batch among tasks."""
-        token, after, upto = self._running(), start["n"], end["n"]
+        """Divide the claims of a batch among tasks.
+
+        Raises:
+            Fenced: Another query took the group over since this one claimed the batch.
+        """
+        runner, token = self._take(end)
+        if lineage_of(end) != runner.lineage:
+            if lineage_of(end) not in runner.lineages:
+                # Another query took the group over before this restart. It delivers the messages.
+                return []
+            token = None
+        token, after, upto = token or "", after_of(start, end), end["n"]
+        held = self._held(runner, token, after, upto) if token else []
+        if not held:
+            self._options.run(runner.claims.progress(token))  # after a takeover they are missing
         return [
-            _ClaimPartition(ClaimRange(token, after, upto, ranges))
-            for ranges in divided(self._held(token, after, upto), self._options.partitions)
+            _ClaimPartition(runner.claims.member, ClaimRange(token, after, upto, ranges))
+            for ranges in divided(held, self._options.partitions)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the claims."""
         assert isinstance(partition, _ClaimPartition)
-        part, run, claims = partition.range, self._options.run, self._options.claims()
+        part, run, claims = (
+            partition.range,
+            self._options.run,
+            self._options.claims(partition.member),
+        )
         found = run(claims.read(part))
         for start in range(0, len(found), CHUNK):
             some = found[start : start + CHUNK]
@@ -184,19 +254,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Finish a batch that Spark has committed."""
-        self._acknowledge(self._running(), end["n"])
+        runner, token = self._take(end)
+        if token is None or lineage_of(end) != runner.lineage:
+            return
+        with suppress(Fenced):  # ``partitions`` says so, if there is a batch
+            self._acknowledge(runner, token, end["n"])
 
-    def _acknowledge(self, token: str, n: int) -> None:
+    def _acknowledge(self, runner: StreamRunner, token: str, n: int) -> None:
         if n <= self._acknowledged:
             return
-        options, (_, upto, ids) = self._options, self._batch
-        claims = recorded_claims(options.address, options.queue, str(options.group))
-        options.run(claims.acknowledge(token, n, len(ids) if upto == n else None))
+        _, upto, ids = self._batch
+        plan = self._recorded(runner).acknowledge(token, n, len(ids) if upto == n else None)
+        self._options.run(plan)
         self._acknowledged, self._claimed = n, max(n, self._claimed)
 
     def stop(self) -> None:
-        """Renew nothing any more, and hear no signals."""
-        if self._token is not None:
+        """Renew nothing any more, and hear no signals.
+
+        The runner's lease goes on for some seconds, in which the listener acknowledges the last
+        batch.
+        """
+        if self._runner is not None:
+            self._runner.drop(fenced=False)
             runner_of(client_of(self._options.address)).renewer.discard(self)
         if self._bus is not None:
             self._bus.close()

@@ -59,7 +59,10 @@ class QueueDataSource(DataSource):
             the setting spark.sql.python.filterPushdown.enabled; "false" by default.
 
     Options of a streaming read:
-        group: The durable name of this consumer.
+        group: The durable name of this consumer. One query at a time runs it; further queries stand
+            by. A DataFrame that two queries of an application start is refused.
+        members: How many queries share the work of the group; 1 by default. Each query needs its
+            own checkpoint. Give all of them the same number.
         maxMessagesPerBatch: The largest size of a batch; 10 000 by default.
         leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
         maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -12,11 +13,15 @@ from pyspark.sql import DataFrame
 from pyqueue import arguments
 from pyqueue.client import Client
 from pyqueue.connecting import runner_of
+from pyqueue.errors import Fenced, Occupied
 from pyqueue.queues import Duration, backend_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
-from pyqueue.spark.batches import Batches, Report, Transform
+from pyqueue.spark.batches import Batches, Report
+from pyqueue.spark.outputs import Transform
 
 __all__ = ["SparkStage"]
+
+log = logging.getLogger("pyqueue")
 
 #: The time between two looks at an empty queue, in seconds.
 IDLE_DELAY_S: Final = 1.0
@@ -38,7 +43,10 @@ class SparkStage:
         namespace: The collection that holds the queues.
         source: The queue that the stage reads.
         to: The queue that the stage writes.
-        group: The durable name of this consumer. One process at a time runs a group.
+        group: The durable name of this consumer. One process at a time runs a group; further
+            processes stand by, and one of them takes over within seconds if it dies.
+        members: How many processes share the work of the group. Each runs one member. The
+            messages of a member that has no process wait for the end of their lease.
         transform: Takes a DataFrame with the columns of a read and returns a DataFrame. None
             passes everything on unchanged.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
@@ -73,6 +81,7 @@ class SparkStage:
         max_messages: int = 5000,
         lease: Duration = 600,
         max_tries: int | None = 5,
+        members: int = 1,
     ) -> None:
         self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
@@ -84,6 +93,7 @@ class SparkStage:
         self._max_messages = max_messages
         self._lease = lease
         self._max_tries = max_tries
+        self._members = members
         self._batches: Batches | None = None
         # This refuses invalid arguments now, not with the first batch. It connects to no server.
         self._make_batches(Client("memory:"))
@@ -100,6 +110,7 @@ class SparkStage:
             self._transform,
             self._output,
             self._max_messages,
+            self._members,
         )
 
     def _connected(self) -> Batches:
@@ -120,6 +131,9 @@ class SparkStage:
         These are rolled back with backoff, or buried after their last try; all other messages go
         on. If the transform fails on every message, all are rolled back, and its error is raised.
 
+        If a process that ran the group was killed, this waits for the end of its runner's lease, a
+        quarter of ``lease`` and at most 5 s. A process with the same owner does not wait.
+
         Args:
             spark: A session, classic or Connect.
 
@@ -127,16 +141,27 @@ class SparkStage:
             What happened to the batch. ``claimed`` is 0 if nothing was ready.
 
         Raises:
-            Fenced: Another process took the group over and goes on with the batch. This process
-                settles no more of it.
+            Fenced: Another process runs the group; nothing was claimed. Or it took the group over
+                and goes on with the batch, and this process settles no more of it.
             ConfigurationError: The transform's result lacks a column, contains an id twice, or
                 contains an id that is not in the batch. Nothing was written, and the batch was
                 released.
         """
-        return self._connected().run_once(lambda: spark)
+        batches = self._connected()
+        try:
+            try:
+                return batches.run_once(lambda: spark)
+            except Occupied as other:
+                time.sleep(other.wait_s)
+            return batches.run_once(lambda: spark)
+        finally:
+            batches.release()
 
     def run(self, spark: Any, *, until_empty: bool = False) -> Iterator[Report]:
         """Work on one batch after the other.
+
+        While another process runs the group, this one stands by. It takes over when that process
+        ends, or within seconds after it was killed.
 
         Args:
             spark: A session.
@@ -145,14 +170,33 @@ class SparkStage:
         Returns:
             An iterator of the reports of all batches that had messages.
         """
-        while True:
-            report = self.run_once(spark)
-            if report.claimed:
-                yield report
-            elif until_empty:
-                return
-            else:
-                time.sleep(IDLE_DELAY_S)
+        batches = self._connected()
+        standing_by = False
+        try:
+            while True:
+                try:
+                    report = batches.run_once(lambda: spark)
+                except Occupied as other:
+                    # At the second look, the other process has renewed its lease: it lives.
+                    if standing_by and until_empty and not batches.has_ready():
+                        return
+                    if not standing_by:
+                        log.info("%s", other)
+                    standing_by = True
+                    time.sleep(other.wait_s)
+                    continue
+                except Fenced as error:
+                    log.warning("%s", error)
+                    continue
+                standing_by = False
+                if report.claimed:
+                    yield report
+                elif until_empty:
+                    return
+                else:
+                    time.sleep(IDLE_DELAY_S)
+        finally:
+            batches.release()
 
     def foreach_batch(self, df: DataFrame, batch_id: int) -> None:
         """Transform and settle a batch of a stream, for ``writeStream.foreachBatch``.

@@ -64,6 +64,12 @@ def abandoned(client: AnyClient) -> Iterator[Callable[..., Any]]:
         yield begin
 
 
+def state(world: World, queue: AnyQueue) -> dict[str, Any]:
+    """Return the state of the group, without the end of the runner's lease, which is renewed."""
+    found: dict[str, Any] = world.document(f"~claim:{queue.name}~g")
+    return {name: value for name, value in found.items() if name != "until"}
+
+
 # ---- the content of a claim
 
 
@@ -135,14 +141,14 @@ def test_claim_record_is_not_a_message(client: AnyClient, queue: AnyQueue, world
     queue.push_many([1, 2])
     with queue.claim("g", limit=1) as claim:
         claim.commit()
-    before = world.document(f"~claim:{queue.name}~g")
+    before = state(world, queue)
     assert queue.purge() == 1
     assert queue.counts().total == 0
     assert queue.peek() == []
     assert queue.pop(0) is None
     assert queue.get(before["_id"].replace("~", "")) is None
     assert [each.name for each in client.queues() if queue.name in each.name] == [queue.name]
-    assert world.document(before["_id"]) == before
+    assert state(world, queue) == before
 
 
 def test_claim_repr(queue: AnyQueue) -> None:
@@ -384,6 +390,32 @@ def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+def test_claim_holds_its_group_until_it_is_settled(world: World, queue: AnyQueue) -> None:
+    """So a Spark stage of the group stands by, however long the block takes."""
+
+    def until() -> datetime:
+        found: datetime = world.document(f"~claim:{queue.name}~g")["until"]
+        return found
+
+    queue.push(1)
+    with queue.claim("g", limit=5, lease=2) as claim:
+        first = until()
+        assert near(first, 0.5)
+        eventually(lambda: until() > first + timedelta(seconds=0.3), "it is renewed twice")
+        claim.commit()
+        last = until()
+        with queue.claim("h", limit=5, lease=0.3):
+            seen = world.document(f"~claim:{queue.name}~h")["until"]
+            eventually(
+                lambda: (
+                    world.document(f"~claim:{queue.name}~h")["until"]
+                    > seen + timedelta(seconds=0.6)
+                ),
+                "the other is renewed",
+            )
+        assert until() - last < timedelta(seconds=0.5)
+
+
 def test_failed_renewal_is_logged_by_group_and_retried(
     world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -457,10 +489,10 @@ def test_former_runner_is_fenced(
     queue.push_many(range(3))
     former = abandoned(queue)
     with queue.claim("g", limit=5) as claim:
-        before = world.stored(queue), world.document(f"~claim:{queue.name}~g")
+        before = world.stored(queue), state(world, queue)
         with pytest.raises(Fenced, match="group 'g'"):
             getattr(former, way)()
-        assert (world.stored(queue), world.document(f"~claim:{queue.name}~g")) == before
+        assert (world.stored(queue), state(world, queue)) == before
         claim.commit()
     assert queue.counts().total == 0
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, Fenced, Pipeline
+from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
+from pyqueue.backends.claim_groups import Candidate
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.connecting import runner_of
 from pyqueue.pipeline import spark_stage
@@ -70,6 +72,7 @@ queue = "b"
 spark = "tests.pipeline.test_spark:positive"
 to = "c"
 max_messages = 2
+members = 2
 """
 
 
@@ -130,18 +133,35 @@ def test_spark_stage_without_a_data_frame_ends_the_run(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("frames")
-def test_spark_stage_that_is_taken_over_ends_the_run(client: Client) -> None:
-    claims = NamedClaims(backend_of(client.queue("b")), "b>c")
+def test_spark_stage_taken_over_stands_by_and_goes_on(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other runner dies with the batch. The stage waits for the end of its lease."""
+    backend = backend_of(client.queue("b"))
+    backend.owner = partial(str, "other")
+    claims = NamedClaims(backend, "b>c")
+    batches: list[Any] = []
 
     def overtaken(df: Any) -> Any:
-        batch = runner_of(client).run(claims.begin(10, 30.0))[2]
-        assert batch, "the other process goes on with this batch"
+        if not batches:
+            batches.append(runner_of(client).run(claims.begin(10, 2.0))[2])
+            assert batches[0], "the other process goes on with this batch"
         return positive(df)
 
     numbers(client, "b")
-    with pytest.raises(Fenced):
-        client.pipeline().spark("b", overtaken, to="c").run(until_empty=True)
-    assert client.queue("c").counts().total == 0
+    report = client.pipeline().spark("b", overtaken, to="c").run(until_empty=True)
+    assert client.queue("c").counts().total == 4
+    assert client.queue("b").counts().total == 0
+    assert counted(report, "b") == {"in": 5, "out": 4, "dropped": 1}
+    assert "another runner" in caplog.text
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_releases_its_group_at_the_end(client: Client) -> None:
+    """So another process takes over at once."""
+    client.pipeline().spark("b", positive, to="c").run(until_empty=True)
+    claims = NamedClaims(backend_of(client.queue("b")), "b>c")
+    runner_of(client).run(claims.adopt(600, Candidate("other")))
 
 
 def test_spark_stage_without_pyspark_names_the_remedy(
@@ -164,7 +184,12 @@ def test_spark_stage_can_be_a_decorator(offline: Client) -> None:
     assert double(2) == 4, "a decorator returns the function unchanged"
     stage = pipeline.graph.stages["b"]
     assert (stage.kind, stage.handler, stage.to) == ("spark", double, ("c",))
-    assert stage.batches == {"group": "b>c", "output": "move", "max_messages": 2}
+    assert stage.batches == {
+        "group": "b>c",
+        "output": "move",
+        "max_messages": 2,
+        "members": 1,
+    }
 
 
 def run_recipe(client: Client, path: Path) -> None:
@@ -191,6 +216,7 @@ def test_recipe_names_a_transform_on_spark(client: Client, tmp_path: Path) -> No
         (('to = "c"', ""), r"stages\[0\].to: Field required"),
         (("tests.pipeline.test_spark:positive", "nothing.there:x"), "cannot be imported"),
         (('to = "c"', 'to = "c"\nhandler = "a:b"'), r"stages\[0\].handler"),
+        (("members = 2", 'members = "2"'), r"stages\[0\].members"),
         (('to = "c"', 'to = "c"\nconcurrency = 2'), r"stages\[0\].concurrency"),
     ],
 )
@@ -210,6 +236,8 @@ def test_recipe_wrong_spark_stage_is_refused(
         ({"output": "copy"}, "output"),
         ({"output": "transaction", "max_messages": 10_001}, "max_messages"),
         ({"max_messages": 0}, "max_messages"),
+        ({"members": 0}, "members"),
+        ({"members": 101}, "members"),
     ],
 )
 def test_spark_stage_wrong_option_is_refused(

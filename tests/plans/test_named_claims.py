@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
+from pyqueue.backends import claim_groups
 from pyqueue.backends import named_claims as module
 from pyqueue.backends.named_claims import NamedClaims, divided
 from pyqueue.backends.options import Options
@@ -86,7 +87,7 @@ class Bench:
 def test_takeover_gives_up_if_it_always_loses() -> None:
     """Each time it reads the state, another process has taken the group over."""
     runner = Runner(
-        *[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * module.TAKEOVER_TRIES
+        *[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * claim_groups.TAKEOVER_TRIES
     )
     with pytest.raises(Fenced):
         runner.run(NamedClaims(standard(), "g").adopt(LEASE))

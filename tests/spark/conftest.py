@@ -21,6 +21,8 @@ def shared(database: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def flow(shared: Client) -> Flow:
+def flow(shared: Client) -> Iterator[Flow]:
     """Two queues, and what goes between them."""
-    return Flow(shared)
+    flow = Flow(shared)
+    yield flow
+    flow.release()

@@ -35,7 +35,6 @@ class Checkpoint:
 
     #: The end offsets of the batches, in order. Each is written before its batch runs.
     offsets: list[Offset] = field(default_factory=list)
-    first: Offset | None = None
     #: How many batches are committed.
     committed: int = 0
     #: The id of the query.
@@ -58,6 +57,8 @@ class Engine:
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
         source = QueueDataSource({**options})
         self.reader = cast(Any, source.streamReader(schema or columns(None)))
+        #: Spark asks for it again after a restart, unless a batch was committed.
+        self._first: Offset | None = None
         self._sink = sink
         self._step = step
         if now:
@@ -67,10 +68,10 @@ class Engine:
     def _start(self) -> Offset:
         if self.checkpoint.committed:
             return self.checkpoint.offsets[self.checkpoint.committed - 1]
-        if self.checkpoint.first is None:
+        if self._first is None:
             self._step("initialOffset")
-            self.checkpoint.first = self.reader.initialOffset()
-        return self.checkpoint.first
+            self._first = self.reader.initialOffset()
+        return self._first
 
     def batch(self) -> bool:
         """Run a batch; return whether there was one."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from threading import Thread
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -33,6 +35,7 @@ __all__ = [
     "Flow",
     "Frame",
     "Meddler",
+    "fake_frame",
     "faked",
     "meddled",
     "no_session",
@@ -71,17 +74,16 @@ class Frame:
         )
 
 
+def fake_frame(spark: Any, documents: Any, model: Any) -> Frame:
+    """Stand in for the function that makes a DataFrame."""
+    payload = models.payload_type(model)
+    return Frame(pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload))
+
+
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stages pass Frames to their transforms."""
-
-    def frame(spark: Any, documents: Any, model: Any) -> Frame:
-        payload = models.payload_type(model)
-        return Frame(
-            pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload)
-        )
-
-    monkeypatch.setattr(module, "frame", frame)
+    monkeypatch.setattr(module, "frame", fake_frame)
 
 
 def no_session() -> Any:
@@ -97,21 +99,58 @@ class Flow:
         self.source, self.target = f"{name}-raw", f"{name}-clean"
         self.raw: Queue[Any] = client.queue(self.source, lease=600, backoff=Backoff(base=0))
         self.clean: Queue[Any] = client.queue(self.target)
+        self._stages: list[Batches] = []
+
+    def release(self) -> None:
+        """End the runners' leases of the stages, so that nothing renews them after the test."""
+        for stage in self._stages:
+            stage.release()
 
     def stage(
-        self, transform: Any = None, *, output: str = "move", most: int = 5000, **options: Any
+        self,
+        transform: Any = None,
+        *,
+        output: str = "move",
+        most: int = 5000,
+        members: int = 1,
+        owner: str | None = None,
+        **options: Any,
     ) -> Batches:
-        """Return the batches of a stage. By default rolled-back messages are ready at once."""
+        """Return the batches of a stage. By default rolled-back messages are ready at once.
+
+        Args:
+            transform: The transform.
+            output: "move" or "transaction".
+            most: The largest size of a batch.
+            members: How many processes share the work.
+            owner: The label of the process; None: that of the tests, so the stage follows the
+                former ones without waiting.
+            options: Options of the source.
+        """
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
-        return Batches(
+        backend = backend_of(queue)
+        if owner is not None:
+            backend.owner = partial(str, owner)
+        stage = Batches(
             runner_of(self.client),
-            backend_of(queue),
+            backend,
             backend_of(self.clean),
             "g",
             transform,
             output,
             most,
+            members,
+        )
+        self._stages.append(stage)
+        return stage
+
+    def lapse(self) -> None:
+        """Let time pass until the lease of every runner has ended."""
+        tag = f"^~claim:{self.source}~"
+        past = datetime.now(UTC) - timedelta(seconds=60)
+        self.client.database["pyqueue"].update_many(
+            {"_id": {"$regex": tag}}, {"$set": {"until": past}}
         )
 
     def work(self, transform: Any = None, **options: Any) -> list[Report]:
@@ -121,6 +160,7 @@ class Flow:
         for _ in range(50):
             report = stage.run_once(no_session)
             if not report.claimed:
+                self.release()
                 return reports
             reports.append(report)
         raise AssertionError("the stage does not come to an end")

@@ -16,8 +16,10 @@ import pymongo
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from pyqueue import Client, Fenced
+from pyqueue import Client
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.connecting import Connected, Connection, runner_of
+from pyqueue.queues import backend_of
 from pyqueue.requests import Command, Find
 from pyqueue.spark import idle as module
 from pyqueue.spark.addresses import NamespaceAddress, TaskClient, client_of
@@ -129,17 +131,19 @@ def test_available_now_never_waits(
     assert engine.run() in (1, 2)
 
 
-def test_idle_runner_notices_that_it_was_fenced(
+def test_idle_query_that_was_fenced_stands_by(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_LOOK_S", 0.0)
     reader, end = idle(flow, database, maxWaitMs="0")
-    other = Engine(source(flow, database), seen(Counter()))
-    assert not other.batch()
-    with pytest.raises(Fenced):
-        reader.latestOffset(end, LIMIT)
+    claims = NamedClaims(backend_of(flow.raw), "g")
+    token = runner_of(flow.client).run(claims.adopt(600))
+    flow.raw.push(1, delay=600)
+    assert reader.latestOffset(end, LIMIT) == end
+    flow.raw.push(2)
+    assert reader.latestOffset(end, LIMIT) == end
+    assert runner_of(flow.client).run(claims.progress(token)).claimed == end["n"]
     reader.stop()
-    other.reader.stop()
 
 
 @pytest.mark.usefixtures("faked")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client
-from pyqueue.backends.named_claims import ClaimProgress
+from pyqueue.backends.claim_groups import ClaimProgress
 from pyqueue.spark import QueueProgressListener
 from pyqueue.spark import listener as module
 from pyqueue.spark.listener import SourceNumbers
@@ -90,6 +90,8 @@ def test_listener_counts_a_takeover_once(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(3))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
+    engine.reader.stop()
+    flow.lapse()
     other = Engine(source(flow, database), seen(Counter()))
     other.batch()
     listener.onQueryProgress(progress(engine, rows=2))
@@ -99,7 +101,6 @@ def test_listener_counts_a_takeover_once(flow: Flow, database: str) -> None:
     assert only(listener).fenced == 1
     assert len(flow.left()) == 3
     ended(listener)
-    engine.reader.stop()
     other.reader.stop()
 
 

@@ -115,9 +115,15 @@ def dies_and_goes_on(
 
     def run(step: Callable[[str], object] = nothing) -> None:
         sink = to_queue(target(flow, database), step, NUMBERS, checkpoint.query)
-        numbers(flow, database, sink, checkpoint, step).run()
+        engine = numbers(flow, database, sink, checkpoint, step)
+        try:
+            engine.run()
+        finally:
+            engine.reader.stop()  # a dead process renews nothing
 
     die(run)
+    if not checkpoint.offsets:  # this restart knows of no former runner
+        flow.lapse()
     run()
     assert flow.written() == [0, 1, 3, 4]
     assert flow.left() == []

@@ -1,0 +1,168 @@
+"""The output of a Spark stage: run the transform, and settle a part of a batch with its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import PyMongoError
+from pyspark.sql import DataFrame
+
+from pyqueue import arguments
+from pyqueue.backends.moving import move_each
+from pyqueue.backends.options import NewMessage
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.staging import append
+from pyqueue.connecting import Connection
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
+from pyqueue.messages import Id, Reservation
+from pyqueue.server_errors import shown_cause, translated
+from pyqueue.spark.frames import Reader, label
+
+__all__ = ["Held", "Moved", "Output", "Transform"]
+
+Transform = Callable[[DataFrame], DataFrame]
+Held = dict[Id, Reservation[Any]]
+
+
+@dataclass(slots=True)
+class Moved:
+    """What became of the messages of a part that were to be moved."""
+
+    moved: int
+    dropped: int
+    lost: int
+    #: The messages that the target refused, for example because their key is taken there.
+    refused: list[tuple[Id, Exception]]
+
+
+class Output:
+    """Where the messages of a stage go: through a transform, into the next queue.
+
+    Args:
+        connection: The connection of a blocking client.
+        source: The queue that is read.
+        target: The queue that is written.
+        transform: Takes a DataFrame and returns one. None passes everything on unchanged.
+        output: "move" or "transaction".
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: QueuePlans,
+        target: QueuePlans,
+        transform: Transform | None,
+        output: str,
+    ) -> None:
+        arguments.one_of("output", output, ("move", "transaction"))
+        if transform is not None and not callable(transform):
+            raise ConfigurationError(
+                "transform: give a function from DataFrame to DataFrame, "
+                f"not {type(transform).__name__}"
+            )
+        self._connection = connection
+        self._source = source
+        self._target = target
+        self._transform: Transform = transform or (lambda df: df)
+        self.moves = output == "move"
+
+    def transformed(self, df: DataFrame) -> list[NewMessage]:
+        """Run the transform and collect its rows.
+
+        Raises:
+            ConfigurationError: The transform returned something else, or a column is missing.
+        """
+        out = self._transform(df)
+        if not hasattr(out, "toArrow"):
+            raise ConfigurationError(
+                f"transform: it returned {type(out).__name__}: return a DataFrame"
+            )
+        reader = Reader(out.schema, "id" if self.moves else None)
+        return list(reader.rows(out.toArrow()))
+
+    def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
+        """Refuse rows that cannot be moved.
+
+        Raises:
+            ConfigurationError: An id occurs twice, or is not in the batch.
+        """
+        known, seen = {str(id) for id in part}, set()
+        for row in rows:
+            if row.id not in known:
+                raise ConfigurationError(
+                    f"transform: it returned the id {row.id!r}, which is not in the batch; "
+                    'output="transaction" makes new messages'
+                )
+            if row.id in seen:
+                raise ConfigurationError(
+                    f"transform: it returned the id {row.id!r} twice; "
+                    'output="transaction" makes several messages of one'
+                )
+            seen.add(row.id)
+
+    def move(self, held: Held, rows: Sequence[NewMessage]) -> Moved:
+        """Move each message that has a row, and commit all other messages."""
+        by_id = {str(id): each for id, each in held.items()}
+        pairs = {
+            str(row.id): (by_id[str(row.id)], _changed(by_id[str(row.id)], row)) for row in rows
+        }
+        result = Moved(0, 0, 0, [])
+        for each, outcome in self._connection.run(
+            move_each(
+                self._source.queue, self._source.kind, self._target.target, list(pairs.values())
+            )
+        ):
+            if isinstance(outcome, Unavailable):
+                raise outcome
+            if isinstance(outcome, QueueError):
+                result.refused.append((each.id, outcome))
+            elif outcome == "done":
+                result.moved += 1
+            else:
+                result.lost += 1
+        absent = tuple(each for id, each in by_id.items() if id not in pairs)
+        gone = 0
+        try:
+            self._connection.run(self._source.commit(absent))
+        except LeaseLost as error:
+            gone = len(error.lost) + len(error.unknown)
+        result.dropped = len(absent) - gone
+        result.lost += gone
+        return result
+
+    def transact(self, held: Held, rows: Iterable[NewMessage]) -> None:
+        """Write the rows and commit the messages, in one transaction.
+
+        Raises:
+            LeaseLost: Some messages have another holder now. Nothing was written.
+        """
+        new = [row._replace(id=None) for row in rows]
+
+        def work(session: Any) -> None:
+            self._connection.run(append(self._target.target, new, session=session))
+            self._connection.run(self._source.commit(tuple(held.values()), session=session))
+
+        try:
+            self._connection.run_transaction(work)
+        except PyMongoError as error:
+            meant = translated(error)
+            raise meant from shown_cause(error, meant)
+
+
+def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:
+    """Return the row with only those headers that the transform changed.
+
+    In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
+    """
+    before = {name: label(value) for name, value in held.headers.items()}
+    headers = {
+        name: text
+        for name, text in (row.headers or {}).items()
+        if name not in before or text != before[name]
+    }
+    return row._replace(headers=headers)

@@ -1,0 +1,216 @@
+"""Run a group of named claims in this process: take it over, hold it, give it up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from socket import gethostname
+
+from pyqueue import arguments
+from pyqueue.backends.claim_groups import (
+    MAX_MEMBERS,
+    Candidate,
+    ClaimProgress,
+    hold,
+    release,
+    runner_lease_s,
+    take,
+)
+from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.connecting import Connection
+from pyqueue.errors import ConfigurationError, Occupied, QueueError
+
+__all__ = ["GroupRunner", "StreamRunner", "members_of"]
+
+
+def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims]:
+    """Return the plans of each member of a group.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+    if arguments.count("members", members) > MAX_MEMBERS:
+        raise ConfigurationError(
+            f"members: {members} is not allowed: give a whole number from 1 to {MAX_MEMBERS}"
+        )
+    if members == 1:
+        return [NamedClaims(source, group)]
+    return [NamedClaims(source, group, number + 1) for number in range(members)]
+
+
+class GroupRunner:
+    """Runs a group, or one member of it, from ``take`` on. The runner's lease is renewed.
+
+    Args:
+        connection: The connection of a blocking client.
+        members: The plans of the group, or of each of its members.
+        lease_s: The length of the lease of the messages, in seconds.
+        owner: Returns the label of this process.
+    """
+
+    #: Whether a takeover counts as a try of the messages.
+    counts = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        members: Sequence[NamedClaims],
+        lease_s: float,
+        owner: Callable[[], str],
+    ) -> None:
+        self._connection = connection
+        self._members = members
+        self._lease_s = lease_s
+        self._owner = owner
+        self._fenced = False
+        #: The plans of the member that this process runs, or ran last.
+        self.claims = members[0]
+        #: None while this process does not run the group.
+        self.token: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The name in log messages."""
+        return f"the runner of group {self.claims.group!r}"
+
+    @property
+    def lease(self) -> float:
+        """The length of the runner's lease in seconds."""
+        return runner_lease_s(self._lease_s)
+
+    def take(self) -> str:
+        """Return the token. If this process does not run the group, take it over.
+
+        Raises:
+            Occupied: Another process runs the group.
+        """
+        owner = self._owner()
+        return self.token or self._take(Candidate(owner, self._following(owner)))
+
+    def _following(self, known: str | None) -> str | None:
+        """Return what makes this process take over at once.
+
+        A runner that was fenced waits like any other. Else two runners of one process would take
+        the group from each other again and again.
+        """
+        return None if self._fenced else known
+
+    def _take(self, candidate: Candidate) -> str:
+        run = self._connection.run
+        self.claims, token = run(take(self._members, self._lease_s, candidate, count=self.counts))
+        self.token, self._fenced = token, False
+        plan = partial(hold, self.claims, token, self._lease_s)
+        self._connection.renewer.add(self, lambda _: run(plan()), partial(self._lost, token))
+        return token
+
+    def _lost(self, token: str) -> None:
+        """Note that the renewal found another runner."""
+        if self.token == token:
+            self.drop(fenced=True)
+
+    def drop(self, *, fenced: bool) -> None:
+        """Hold the group no longer.
+
+        Args:
+            fenced: Whether another runner has taken it over.
+        """
+        self._fenced = self._fenced or fenced
+        self.token = None
+        self._connection.renewer.discard(self)
+
+    def release(self) -> None:
+        """End the runner's lease, so that another process takes over at once."""
+        token = self.token
+        if token is None:
+            return
+        self.drop(fenced=False)
+        with suppress(QueueError):  # then the lease runs out
+            self._connection.run(release(self.claims, token))
+
+
+class StreamRunner(GroupRunner):
+    """Runs a group for a streaming query. The query stands by while another process runs it.
+
+    Args:
+        connection: The connection of a blocking client.
+        members: The plans of the group, or of each of its members.
+        lease_s: The length of the lease of the messages, in seconds.
+    """
+
+    #: A restart says nothing about the messages.
+    counts = False
+
+    def __init__(
+        self, connection: Connection, members: Sequence[NamedClaims], lease_s: float
+    ) -> None:
+        # Spark starts the process of a source from the driver, which is the same for all queries.
+        super().__init__(
+            connection, members, lease_s, lambda: f"spark:{gethostname()}:{os.getppid()}"
+        )
+        #: What offsets of this process carry: the first token of the runner and of those whose work
+        #: it goes on with. The last one counts. Each takeover that had to wait begins a new one.
+        self.lineages: list[str] = []
+        #: How far the group was at the takeover.
+        self.progress = ClaimProgress(0, 0, "")
+        self._seen: datetime | None = None
+        self._look_at = 0.0
+
+    @property
+    def lineage(self) -> str | None:
+        """The lineage of the offsets that this query makes. Offsets of another one do not count."""
+        return self.lineages[-1] if self.lineages else None
+
+    def take_for(self, known: str | None, *, wait: bool) -> str | None:
+        """Return the token, or None while this query has to stand by.
+
+        Args:
+            known: The ``runner`` that the checkpoint remembers.
+            wait: Wait once for the end of the lease of another runner, and then raise an error.
+
+        Raises:
+            Occupied: Another process runs the group, and ``wait`` is true.
+            ConfigurationError: Another query of this application runs the group.
+        """
+        if self.token is not None:
+            return self.token
+        if not wait and time.monotonic() < self._look_at:
+            return None
+        candidate = Candidate(self._owner(), self._following(known))
+        waited = False
+        while True:
+            try:
+                token = self._take(candidate)
+            except Occupied as other:
+                self._refuse_twice(other)
+                if not wait:
+                    self._look_at = time.monotonic() + other.wait_s
+                    return None
+                if waited:
+                    raise
+                waited = True
+                time.sleep(other.wait_s)
+            else:
+                self.progress = self._connection.run(self.claims.progress(token))
+                self.lineages.append(self.progress.runner)
+                return token
+
+    def _refuse_twice(self, other: Occupied) -> None:
+        """Refuse a second query of this application, which would wait for the first one for ever.
+
+        The runner's lease of a query that has ended is not renewed. So the second look tells.
+        """
+        renewed = self._seen not in (None, other.until)
+        self._seen = other.until
+        if renewed and other.owner == self._owner():
+            raise ConfigurationError(
+                f"group: another query of this application already runs {self.claims.group!r} on "
+                f"queue {self.claims.backend.queue!r}, and a group delivers each message to one "
+                "query. For two outputs of one DataFrame, write both in one foreachBatch; to share "
+                "the messages between queries, give the option members; for unrelated queries, use "
+                "another group"
+            )
