@@ -139,7 +139,7 @@ def claim(
         if delete
         else _take(terms, scan, match, now, wanted, room)
     )
-    if taken is None:  # the server is slow, and the next claim has no limit
+    if taken is None:  # the server is slow, and the next claim has a longer limit
         after = yield from ServerTime()
         return (yield from claim(terms, scan, after, wanted, room, delete=delete))
     documents, last, ended = taken
@@ -224,7 +224,7 @@ def _claim_first(
     terms: ClaimTerms, match: Filter, now: datetime, update: ClaimUpdate, limit_s: float | None
 ) -> Plan[Document | None]:
     kind = terms.kind
-    after = now
+    after, repeated = now, False
     while True:
         try:
             return (
@@ -244,10 +244,10 @@ def _claim_first(
             found = yield from _held(terms, update, terms.left_s(now, after))
             if found:
                 return found[0]
-            if limit_s is None or isinstance(error, TimeLimitReached):
+            if repeated or limit_s is None or isinstance(error, TimeLimitReached):
                 raise
         # The driver does not repeat a command with a limit, and there is a primary again.
-        limit_s, after = None, (yield from ServerTime())
+        repeated, after = True, (yield from ServerTime())
 
 
 def _held(

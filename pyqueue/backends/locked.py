@@ -8,7 +8,8 @@ tries each of them alone. It excludes those that time out again from its next cl
 tries each of these alone again.
 
 A slow server looks the same. So a message counts as locked only if another write to the same queue
-was done within the limit meanwhile. If none was, claims have no limit for a while.
+was done within the limit meanwhile. If none was, claims have a longer limit for a while, and in the
+end none. A server is slow for a moment after a fail-over, and the next claim may meet a lock.
 
 A claim that the server ends has written nothing, because a claim waits for no other member. If a
 reply is lost after the write, the token finds the message, or its lease lapses. A pop that deletes
@@ -44,7 +45,8 @@ FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
 #: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
-#: For how long claims of a slow server have no limit.
+#: The longer limits of claims of a slow server, in seconds, and for how long they hold.
+SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 #: For how long pops claim a message before they delete it, after a claim of the queue timed out.
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
@@ -71,12 +73,16 @@ class LockedMessages:
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
     #: No retry before this.
     _next_retry: datetime | None = None
-    _unlimited_until: datetime | None = None
+    #: How many longer limits were too short, and until when this counts.
+    _too_short: int = 0
+    _slow_until: datetime | None = None
     _pops_claim_until: datetime | None = None
 
     def limit_s(self, now: datetime) -> float | None:
-        """Return the server's time limit for a claim, in seconds; None: the server is slow."""
-        return None if _before(now, self._unlimited_until) else CLAIM_LIMIT_S
+        """Return the server's time limit for a claim, in seconds; None: the server is very slow."""
+        if not _before(now, self._slow_until):
+            return CLAIM_LIMIT_S
+        return SLOW_SERVER_LIMITS_S[self._too_short]
 
     def pops_claim(self, now: datetime) -> bool:
         """Return whether a pop has to claim a message before it deletes it."""
@@ -88,7 +94,9 @@ class LockedMessages:
 
     def on_slow_server(self, now: datetime) -> None:
         """Learn that every write timed out."""
-        self._unlimited_until = now + SLOW_SERVER_INTERVAL
+        again = _before(now, self._slow_until)
+        self._too_short = min(self._too_short + 1, len(SLOW_SERVER_LIMITS_S) - 1) if again else 0
+        self._slow_until = now + SLOW_SERVER_INTERVAL
 
     def exclude(
         self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]

@@ -6,6 +6,7 @@ fails after 29 s, or goes on once the message is free.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from itertools import pairwise
 from typing import Any
@@ -144,6 +145,33 @@ def test_slow_server_marks_nothing_locked(how: str) -> None:
     seen = len(bench.process.timeouts)
     assert seen <= 6
     assert bench.state.pops_claim(bench.process.now())  # for a minute, whatever the cause was
+    assert len(receiving(bench, how)) == len(received)
+    assert len(bench.process.timeouts) == seen  # claims have a longer limit for a while
+
+
+@pytest.mark.parametrize("how", ["reserve", "reserve_many"])
+def test_lock_after_a_slow_moment_holds_up_no_claim(how: str) -> None:
+    """After a fail-over the server is slow for a moment, and a program may die meanwhile."""
+    bench = Bench(30)
+    bench.process.slow = True
+    received = receiving(bench, how)
+    bench.process.slow = False
+    bench.process.locked = set(bench.names[len(received) : len(received) + 2])
+    began = bench.world.time
+    again = receiving(bench, how)
+    assert again[0] == bench.names[len(received) + 2]
+    assert bench.world.time - began < 2000
+
+
+@pytest.mark.parametrize("how", ["reserve", "reserve_many"])
+def test_claims_of_a_very_slow_server_succeed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SLOW", 4000.0)
+    bench = Bench(30)
+    bench.process.slow = True
+    received = receiving(bench, how)
+    assert received == bench.names[: len(received)]
+    assert bench.state.excluded == {}
+    seen = len(bench.process.timeouts)
     assert len(receiving(bench, how)) == len(received)
     assert len(bench.process.timeouts) == seen  # claims have no limit for a while
 
@@ -310,7 +338,7 @@ def test_clock_that_is_set_back_ends_each_pause() -> None:
     assert not scan.locked.pops_claim(after(0))
 
 
-def test_claim_is_repeated_without_a_limit_after_a_network_error() -> None:
+def test_claim_is_repeated_after_a_network_error() -> None:
     """The driver does not repeat a command with a limit. The token shows that nothing was done."""
     message = {"_id": "m1", "q": "a", "when": NOW, "due": NOW, "pushed": NOW, "payload": 1}
     runner = Runner(
@@ -321,7 +349,7 @@ def test_claim_is_repeated_without_a_limit_after_a_network_error() -> None:
     )
     (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0))
     _, first, find, again = runner.commands
-    assert (first.server_limit_s, again.server_limit_s) == (0.15, None)
+    assert (first.server_limit_s, again.server_limit_s) == (0.15, 0.15)
     assert find.filter["token"] == again.update["$set"]["token"] == held.token
 
 
