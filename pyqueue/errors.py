@@ -125,5 +125,9 @@ class TimeLimitReached(TimedOut):
     """The server ended a command at its time limit. Internal: a claim tries other messages."""
 
 
+class Disconnected(Unavailable):
+    """A connection failed, or there is no primary. Internal: one more try may succeed."""
+
+
 class MissingIndex(QueueError):
     """The index of claims is missing. Internal: the driver creates it again."""

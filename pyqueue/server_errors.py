@@ -10,6 +10,7 @@ from pymongo import errors
 
 from pyqueue.errors import (
     ConfigurationError,
+    Disconnected,
     DuplicateKey,
     InvalidMessage,
     MissingIndex,
@@ -65,8 +66,10 @@ def translated(error: Exception) -> Exception:
         details = getattr(error, "details", None) or {}
         ended = TimeLimitReached if "codeName" in details else TimedOut
         return ended(f"the server did not answer: {_brief(error)}")
+    if isinstance(error, errors.ConnectionFailure):
+        return Disconnected(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.PyMongoError) and (
-        isinstance(error, (errors.ConnectionFailure, errors.WriteConcernError)) or error.timeout
+        isinstance(error, errors.WriteConcernError) or error.timeout
     ):
         return Unavailable(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.OperationFailure):
@@ -156,7 +159,7 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
     if code == _TIME_LIMIT:  # of one operation of a batch
         return TimedOut(f"the server did not answer: {text}")
     if code in _NOT_PRIMARY:
-        return Unavailable(f"the server did not answer: {text}")
+        return Disconnected(f"the server did not answer: {text}")
     if isinstance(error, errors.WriteError) or code in _DOES_NOT_FIT:
         return InvalidMessage(f"payload: the server refused it: {text}")
     return QueueError(text)

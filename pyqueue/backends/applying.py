@@ -18,6 +18,7 @@ from pyqueue.backends import transitions
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
+    Disconnected,
     DuplicateKey,
     InvalidMessage,
     LeaseLost,
@@ -85,7 +86,7 @@ class _Part(NamedTuple):
 
 
 class _Interrupted(NamedTuple):
-    """A shared command timed out. It may have applied this update, or not."""
+    """A shared command timed out or lost its connection. It may have applied this update."""
 
     update: SettlementUpdate
 
@@ -127,7 +128,8 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     """Settle one message in a command that concurrent calls share.
 
     A lock on one message, by an open transaction, holds up the whole command. If that times out,
-    each caller tries once more alone, so that only the caller of the locked message fails.
+    each caller tries once more alone, so that only the caller of the locked message fails. The
+    same if the connection is lost, because the driver does not repeat a command about several.
     """
     key, batch = ("settle", queue), partial(_apply_for_callers, queue)
     outcome = yield from Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
@@ -159,10 +161,12 @@ def _resolve_repeated(held: Reservation[Any], update: SettlementUpdate) -> Plan[
 def _apply_for_callers(
     queue: str, settlements: Sequence[Settlement]
 ) -> Plan[list[SettlementResult | _Interrupted]]:
-    """Apply the settlements of several callers, who can each try again after a timeout."""
+    """Apply the settlements of several callers, who can each try again."""
     whole = yield from _apply(queue, settlements, None, again=len(settlements) > 1)
     return [
-        _Interrupted(update) if whole.again and isinstance(result, TimedOut) else result
+        _Interrupted(update)
+        if whole.again and isinstance(result, (TimedOut, Disconnected))
+        else result
         for result, update in zip(whole.results, whole.updates, strict=True)
     ]
 

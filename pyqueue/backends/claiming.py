@@ -41,6 +41,8 @@ __all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "claim"]
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
+#: How often the claim of one message is repeated after network errors.
+MAX_REPEATS = 2
 
 #: A claimed document and its message.
 Claimed = tuple[Document, Message[Any]]
@@ -224,7 +226,7 @@ def _claim_first(
     terms: ClaimTerms, match: Filter, now: datetime, update: ClaimUpdate, limit_s: float | None
 ) -> Plan[Document | None]:
     kind = terms.kind
-    after, repeated = now, False
+    after, repeats = now, MAX_REPEATS
     while True:
         try:
             return (
@@ -244,10 +246,11 @@ def _claim_first(
             found = yield from _held(terms, update, terms.left_s(now, after))
             if found:
                 return found[0]
-            if repeated or limit_s is None or isinstance(error, TimeLimitReached):
+            if not repeats or limit_s is None or isinstance(error, TimeLimitReached):
                 raise
         # The driver does not repeat a command with a limit, and there is a primary again.
-        repeated, after = True, (yield from ServerTime())
+        repeats -= 1
+        after = yield from ServerTime()
 
 
 def _held(

@@ -215,6 +215,7 @@ class UnavailableCall(NamedTuple):
     op: str
     queue: str
     ids: frozenset[str]
+    text: str
 
 
 def _ids_of(items: Any) -> list[str]:
@@ -274,15 +275,14 @@ class Ledgers:
                 answered.append(at)
             elif call.outcome == "unknown":
                 ids = frozenset(_ids_of(call.items))
-                self.unavailable.append(
-                    UnavailableCall(call.began, at, name, call.op, call.queue, ids)
-                )
+                about = (name, call.op, call.queue, ids, str(call.result))
+                self.unavailable.append(UnavailableCall(call.began, at, *about))
             elif call.outcome != "cancelled":
                 self.errors[f"{call.op}: {call.outcome}"] += 1
             self._add(name, call)
             if call.op in ("reserve", "pop") and (
                 at - call.began > _LONG_RECEIVE_S
-                if call.result
+                if call.outcome == "ok" and call.result
                 else call.outcome in ("ok", "unknown")
             ):
                 self.asked[call.queue].append(Asked(call.began, at, name))

@@ -7,7 +7,8 @@ machine's true monotonic clock, which all processes share.
 A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
 outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
 and those of a reserve ``{token: {id: tries}}``. If a settle was refused, the result has the two
-lists ``lost`` and ``unknown`` of LeaseLost, each in the form of a settle.
+lists ``lost`` and ``unknown`` of LeaseLost, each in the form of a settle. The result of a call that
+raised Unavailable is the text of the error.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Call:
         self.outcome = "ok"
         #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []
+        #: The text of Unavailable.
+        self.error = ""
 
 
 class Ledger:
@@ -78,8 +81,8 @@ class Ledger:
                 "refused",
                 [ids_by_token(error.lost), ids_by_token(error.unknown)],
             )
-        except Unavailable:
-            call.outcome = "unknown"
+        except Unavailable as error:
+            call.outcome, call.error = "unknown", str(error)[:200]
         except DuplicateKey:
             call.outcome = "taken"
         except QueueError as error:
@@ -87,7 +90,8 @@ class Ledger:
         except asyncio.CancelledError:
             self._record_result(number, "cancelled", None)
             raise
-        items = call.refused if call.outcome == "refused" else _items_of(op, call.result)
+        shown = {"refused": call.refused, "unknown": call.error}
+        items = shown[call.outcome] if call.outcome in shown else _items_of(op, call.result)
         self._record_result(number, call.outcome, items)
 
     def _record_result(self, number: int, outcome: str, items: object) -> None:

@@ -233,7 +233,8 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if not windows.servers.within(when - 5.0, at)
     ]
     unavailable = [
-        f"{call.op} in {call.queue} by {call.process}, from {call.began:.1f} to {call.ended:.1f}"
+        f"{call.op} in {call.queue} by {call.process}, from {call.began:.1f} to {call.ended:.1f}: "
+        f"{call.text}"
         for call in ledgers.unavailable
         if not windows.excuses(call.process, call.began, call.ended)
         and not _met_a_lock(call, windows)

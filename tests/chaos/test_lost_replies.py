@@ -92,6 +92,27 @@ def test_claim_with_a_write_concern_error(server: Server, database: str) -> None
         expect_one_claim(client, reservation, "one")
 
 
+@pytest.mark.parametrize("settle", ["commit", "release"])
+def test_single_settles_after_a_closed_connection(
+    server: Server, database: str, settle: str
+) -> None:
+    """They shared a command, which the driver does not repeat."""
+
+    async def main() -> None:
+        async with AsyncClient(server.url(database)) as client:
+            queue = client.queue("jobs")
+            await queue.push_many(range(100))
+            held = await queue.reserve_many(100, timeout=0)
+            command = "delete" if settle == "commit" else "update"
+            server.fail(1, command, closeConnection=True)
+            await asyncio.gather(*(getattr(queue, settle)(each) for each in held))
+            assert server.has_failed()
+            left = await queue.counts()
+            assert (left.ready, left.reserved) == (0 if settle == "commit" else 100, 0)
+
+    asyncio.run(main())
+
+
 def test_batch_claim_after_a_closed_connection(server: Server, database: str) -> None:
     with Client(server.url(database)) as client:
         queue = client.queue("jobs")

@@ -291,18 +291,27 @@ def test_workload_repeats_an_unknown_push_with_its_ids(
 
 def test_workload_producers_wait_while_a_queue_is_full(start: Callable[[str], Workload]) -> None:
     workload = start("producer-1")
-    plan = workload.wait_for_room("orders")
+    plan = workload.wait_for_room("events")
     full, room = SimpleNamespace(total=BACKLOG), SimpleNamespace(total=BACKLOG - 1)
     assert (next(plan).method, plan.send(answered("ok", full))) == ("counts", 0.5)
     assert (next(plan).method, plan.send(answered("unknown"))) == ("counts", 0.5)
     assert next(plan).method == "counts"
     with pytest.raises(StopIteration):
         plan.send(answered("ok", room))
-    stopped = workload.wait_for_room("orders")
+    stopped = workload.wait_for_room("events")
     next(stopped)
     assert stopped.send(answered("ok", full)) == 0.5
     workload.stopping.set()
     assert list(stopped) == []
+
+
+def test_workload_producers_wait_for_the_queues_behind(start: Callable[[str], Workload]) -> None:
+    plan = start("producer-1").wait_for_room("orders")
+    step, looked = next(plan), []
+    while step != 0.5:
+        looked.append(step.queue)
+        step = plan.send(answered("ok", SimpleNamespace(total=BACKLOG // 4)))
+    assert looked == ["orders", "parsed", "billed", "packed"]
 
 
 def test_workload_raises_the_error_of_a_thread(
@@ -396,16 +405,16 @@ def test_cancellation_storm_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"),
+    ("error", "outcome", "items"),
     [
-        (ConfigurationError("bad option"), "ConfigurationError: bad option"),
-        (DuplicateKey("key is taken"), "taken"),
-        (Unavailable("no answer"), "unknown"),
+        (ConfigurationError("bad option"), "ConfigurationError: bad option", []),
+        (DuplicateKey("key is taken"), "taken", []),
+        (Unavailable("no answer"), "unknown", "no answer"),
     ],
     ids=lambda each: type(each).__name__,
 )
 def test_ledger_records_the_outcome_of_an_error(
-    tmp_path: Path, error: QueueError, outcome: str
+    tmp_path: Path, error: QueueError, outcome: str, items: object
 ) -> None:
     book = Ledger(tmp_path / "ledger")
 
@@ -414,7 +423,7 @@ def test_ledger_records_the_outcome_of_an_error(
             raise error
 
     call()
-    assert list(results(tmp_path / "ledger")) == [("push", outcome, [])]
+    assert list(results(tmp_path / "ledger")) == [("push", outcome, items)]
 
 
 def test_ledger_without_its_incomplete_last_line(tmp_path: Path) -> None:

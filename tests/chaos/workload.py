@@ -66,7 +66,7 @@ BATCH = 100
 HELD_TOO_LONG = 20
 KEYS = 50
 COMMAND_TIMEOUT_S = 8.0
-BACKLOG = 4000  # messages in a queue at which producers wait
+BACKLOG = 4000  # messages in a queue and those after it at which producers wait
 STORM_TASKS = 24
 LONG_WAIT_S = 5.0
 
@@ -205,10 +205,13 @@ class Workload:
             yield 0.05
 
     def wait_for_room(self, queue: str) -> Plan:
-        """Wait while the queue holds too many messages."""
+        """Wait while the queue and those after it hold too many messages."""
         while not self.stopping.is_set():
-            counted = yield Step("counts", queue, "counts")
-            if counted.result is not None and counted.result.total < BACKLOG:
+            total = 0
+            for name in _with_next(queue):
+                counted = yield Step("counts", name, "counts")
+                total += BACKLOG if counted.result is None else counted.result.total
+            if total < BACKLOG:
                 return
             yield 0.5
 
@@ -341,6 +344,14 @@ class Workload:
         """Return a generator by its name."""
         plan: Plan = getattr(self, name)(*args)
         return plan
+
+
+def _with_next(queue: str) -> list[str]:
+    """Return the queue and all that its messages can be moved to."""
+    found = [queue]
+    for name in found:
+        found += (each for each in NEXT.get(name, ()) if each not in found)
+    return found
 
 
 def new_payload(content: str) -> dict[str, Any]:

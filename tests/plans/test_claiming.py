@@ -161,7 +161,7 @@ def test_claim_that_surely_failed_raises(limit: int) -> None:
     with pytest.raises(Unavailable, match="cut off"):
         runner.run(standard().receive(Waiters("t"), limit, timeout=0))
     claims = [each for each in runner.commands if isinstance(each, (FindAndModify, Update))]
-    assert 1 <= len(claims) <= 2  # it is repeated once at most
+    assert 1 <= len(claims) <= 3  # it is repeated twice at most
     assert "token" in runner.commands[-1].filter  # and no message stays claimed
 
 

@@ -17,7 +17,7 @@ from pyqueue import (
 )
 from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import runner_of
-from pyqueue.errors import MissingIndex, NotPermitted, TimedOut
+from pyqueue.errors import Disconnected, MissingIndex, NotPermitted, TimedOut
 from pyqueue.requests import Find, Insert
 from pyqueue.server_errors import translated, write_failures
 from pyqueue.thread_pool import DaemonThreadPool
@@ -32,10 +32,10 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
 @pytest.mark.parametrize(
     ("error", "meant", "says"),
     [
-        (errors.AutoReconnect("gone"), Unavailable, "did not answer: gone"),
+        (errors.AutoReconnect("gone"), Disconnected, "did not answer: gone"),
         (
             errors.ServerSelectionTimeoutError("none, Timeout: 5s, Topology: all of it"),
-            Unavailable,
+            Disconnected,
             "none$",
         ),
         (errors.NetworkTimeout("late"), TimedOut, "late"),
@@ -49,7 +49,7 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
         (errors.WriteConcernError("lag", 50), Unavailable, "lag"),
         (errors.WTimeoutError("no majority", 64), Unavailable, "no majority"),
         (errors.WriteConcernError("stepped down", 189), Unavailable, "stepped down"),
-        (failure(11600, "interrupted at shutdown"), Unavailable, "interrupted"),
+        (failure(11600, "interrupted at shutdown"), Disconnected, "interrupted"),
         (errors.BulkWriteError({"writeConcernErrors": ["w"]}), Unavailable, "may not be durable"),
         (errors.DuplicateKeyError("E11000", 11000), DuplicateKey, "taken"),
         (InvalidBSON("bad"), InvalidMessage, "cannot be read: bad"),

@@ -13,7 +13,7 @@ from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseL
 from pyqueue.backends.applying import apply
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
-from pyqueue.errors import TimedOut
+from pyqueue.errors import Disconnected, TimedOut
 from pyqueue.requests import (
     Change,
     Coalesce,
@@ -234,8 +234,9 @@ class Shared(Runner):
 LOCKED = TimedOut("locked")
 
 
-def test_timed_out_batch_is_settled_by_each_caller_alone() -> None:
-    runner = Shared(LOCKED, 1)
+@pytest.mark.parametrize("failure", [LOCKED, Disconnected("reset")])
+def test_failed_batch_is_settled_by_each_caller_alone(failure: Unavailable) -> None:
+    runner = Shared(failure, 1)
     runner.run(standard().commit((reservation("m1"),)))
     shared, alone = runner.commands
     assert pairs(shared.filter) == {("m1", "t1"), ("m2", "t1")}
@@ -253,7 +254,7 @@ def test_timed_out_settle_is_tried_alone_only_once() -> None:
 
 
 def test_batch_that_failed_otherwise_is_not_repeated() -> None:
-    """The majority may lag, for example: that is no lock."""
+    """The majority may lag, for example: then one more try does not help."""
     with pytest.raises(Unavailable):
         Shared(Unavailable("gone")).run(standard().commit((reservation("m1"),)))
 
