@@ -9,11 +9,14 @@ call that was cancelled. pyqueue gives back what it took, unless its process was
   or the servers or the network failed at that time.
 
 A pop of several messages claims them first, so the change log shows which process popped them.
-Callers of one process share a claim: if one of them got an answer, all of them did.
+Callers of one process share a claim: if one of them got an answer, all of them did. A message that
+is popped after such a call says nothing about it: a power cut may undo the deletion of a part, and
+single pops take the rest when the lease has lapsed.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -83,12 +86,13 @@ class UnknownPop:
     #: Whether it asked for one message.
     single: bool
 
-    def may_have_taken(self, popped: Popped, shared: bool, known: Disturbances) -> bool:
+    def may_have_taken(self, popped: Popped, answered: float, known: Disturbances) -> bool:
         """Return whether it may have taken this message.
 
         Args:
             popped: The message.
-            shared: Another caller got messages of the same claim.
+            answered: When the first message of the same claim was popped that another caller of
+                this process got; infinite: none.
             known: The faults of the run.
         """
         killed = known.killed.get(self.process, float("inf"))
@@ -97,7 +101,7 @@ class UnknownPop:
             return False
         if self.reason == "cancelled":
             return any(start <= popped.at <= end for start, end in self._excuses(known))
-        return self.reason == "killed" or not shared
+        return self.reason == "killed" or answered > self.ended + _CLOCK_ERROR_S
 
     def _excuses(self, known: Disturbances) -> list[tuple[float, float]]:
         """Return when a cancelled pop may have lost what it took."""
@@ -135,7 +139,8 @@ def check_pops(
             excuses[call.reason]["allowed"] += call.limit
     twice = []
     unmatched: list[tuple[Popped, str]] = []
-    shared_claims: set[str | None] = set()
+    #: When the first message of a claim was popped that a caller of the claim's process got.
+    answered: dict[str | None, float] = {}
     for id in popped.keys() | returned.keys():
         left = list(popped.get(id, ()))
         for answer in sorted(returned.get(id, ())):
@@ -146,12 +151,13 @@ def check_pops(
             )
             if each := next(fitting, None):
                 left.remove(each)
-                shared_claims |= {each.token} if each.owner == answer.process else set()
+                if each.owner == answer.process:
+                    answered[each.token] = min(each.at, answered.get(each.token, math.inf))
             else:
                 twice.append(id)
         unmatched += [(each, id) for each in left]
     calls = sorted(unknown, key=lambda call: call.began)
-    lost, used = _match(unmatched, calls, shared_claims, known)
+    lost, used = _match(unmatched, calls, answered, known)
     for reason, times in used.items():
         excuses[reason]["used"] = times
     return lost, sorted(twice), excuses
@@ -160,7 +166,7 @@ def check_pops(
 def _match(
     unmatched: list[tuple[Popped, str]],
     calls: Sequence[UnknownPop],
-    shared_claims: set[str | None],
+    answered: Mapping[str | None, float],
     known: Disturbances,
 ) -> tuple[list[str], Counter[str]]:
     """Assign messages to calls. Return the ids of those that fit no call, and the excuses used.
@@ -174,12 +180,12 @@ def _match(
     for each, _ in unmatched:
         first = bisect_left(starts, each.at - _LONGEST_POP_S)
         last = bisect_right(starts, each.at + _CLOCK_ERROR_S)
-        shared = each.token in shared_claims
+        since = answered.get(each.token, math.inf)
         fitting.append(
             [
                 number
                 for number in range(first, last)
-                if calls[number].may_have_taken(each, shared, known)
+                if calls[number].may_have_taken(each, since, known)
             ]
         )
     taken: dict[int, list[int]] = defaultdict(list)

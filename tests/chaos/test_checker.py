@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.checker import MUST_BE_ZERO, Times
 from tests.chaos.plot import per_second
-from tests.chaos.pop_checker import Disturbances, Popped, UnknownPop, check_pops
+from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 from tests.chaos.scenario import Scenario, expect_only
 
 
@@ -190,6 +190,15 @@ def test_checker_shared_claim_answers_all_callers(scenario: Scenario, outcome: s
     scenario.called("pop", "events", 1, "ok", ["a"])
     scenario.called("pop", "events", 1, outcome)
     expect_only(scenario.check(), *(["lost"] if outcome else []))
+
+
+def test_checker_later_pop_answers_no_earlier_caller() -> None:
+    """A power cut undid the deletion of "y", and the process popped it alone when it was free."""
+    popped = {"x": [Popped(1.0, "t", "p1")], "y": [Popped(9.0, "t", "p1")]}
+    returned = {"y": [Returned(9.1, "p1", True)]}
+    for ended, lost in ((1.2, []), (9.5, ["x"])):
+        call = UnknownPop("p1", 0.5, 50, "unknown", ended, single=False)
+        assert check_pops(popped, returned, [call], Disturbances())[0] == lost
 
 
 @pytest.mark.parametrize("outcome", ["ok", "unknown"])
