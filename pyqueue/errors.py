@@ -98,10 +98,10 @@ class InvalidMessage(QueueError, ValueError):
 
 
 class Occupied(Fenced):
-    """Another process runs the claim group. Internal: this one stands by until its lease ends.
+    """Another process runs the claim group or writes the stage. Internal: this one stands by.
 
-    ``owner`` is the label of the runner, ``until`` the end of its lease, and ``wait_s`` how many
-    seconds that is from now.
+    ``owner`` is the label of the runner, ``until`` when it counts as gone unless it says that it
+    works, and ``wait_s`` how many seconds that is from now.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ attempt is replaced, a row of a larger one never is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bson import Int64
@@ -26,7 +26,7 @@ from pyqueue.backends import namespace
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.staging import documents_of, insert_hidden, raise_foreign, show
-from pyqueue.errors import ConfigurationError, Fenced, QueueError
+from pyqueue.errors import Fenced, Occupied, QueueError
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Count,
@@ -45,8 +45,8 @@ __all__ = ["EpochWrites"]
 
 #: How long a record is kept after its last epoch.
 LIFETIME: Final = timedelta(days=90)
-#: A second query cannot use the name of a stage whose last epoch is not older than this.
-FRESH: Final = timedelta(seconds=60)
+#: A query may take over the name of a stage that no other query has written for this long.
+FRESH: Final = timedelta(seconds=20)
 #: How many former jobs a record remembers. Only tasks that still run matter.
 FORMER_JOBS: Final = 100
 #: Hidden rows without a record are deleted at this age.
@@ -105,7 +105,7 @@ class EpochWrites:
 
         Raises:
             Fenced: a later run has taken over.
-            ConfigurationError: another query uses the name of the stage.
+            Occupied: another query has written this stage a moment ago. It may write again.
         """
         for _ in range(TRIES):
             state = yield from self.record()
@@ -150,13 +150,9 @@ class EpochWrites:
         same_stage = {"$gte": _RECORD + self._stage, "$lt": _RECORD + self._stage + "~"}
         records = yield from Find({"_id": same_stage})
         unnamed = self._stage.endswith("~~")
-        if not unnamed and any(now - each["processed"] < FRESH for each in records):
-            raise ConfigurationError(
-                f"stage: {self._label()} was written by another query less than "
-                f"{FRESH.total_seconds():g} s ago: give each query a stage of a different name. If "
-                "that query has ended for good, start this one again later"
-            )
-        if not unnamed:  # the source may not read again what they have decided
+        if not unnamed:
+            self._check_rest(records, now)
+            # The source may not read again what they have decided.
             for each in records:
                 yield from self._named(each["_id"].removeprefix(_RECORD)).show_left(each)
         yield from Delete(
@@ -169,6 +165,17 @@ class EpochWrites:
         )
         new = {"_id": self._id, "record": True, "epoch": -1, "attempt": 0, "job": "", "former": []}
         yield from Insert([new | {"places": [], "processed": now, "expires": now + LIFETIME}])
+
+    def _check_rest(self, records: Sequence[Document], now: datetime) -> None:
+        """Raise Occupied if one of these records was changed a moment ago."""
+        changed = [each["processed"] for each in records]
+        if changed and (until := max(changed) + FRESH) > now:
+            raise Occupied(
+                f"stage: {self._label()} is written by another query, too: give each query a "
+                "stage of a different name",
+                until=until,
+                wait_s=(until - now).total_seconds(),
+            )
 
     def write(
         self, epoch: int, attempt: int, task: int, place: str, messages: Iterable[NewMessage]

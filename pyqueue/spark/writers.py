@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -21,7 +22,7 @@ from pyqueue.backends.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging, append
 from pyqueue.connecting import runner_of
-from pyqueue.errors import ConfigurationError
+from pyqueue.errors import ConfigurationError, Occupied
 from pyqueue.spark.frames import Reader
 from pyqueue.spark.options import CHUNK, Options
 
@@ -130,7 +131,7 @@ class _EpochWriter:
     ) -> WriterCommitMessage:
         """Write the rows of a task where no consumer sees them."""
         epochs, run = self._epochs(query), self._options.run
-        attempt = run(epochs.join(self._job, epoch))
+        attempt = self._join(epochs, epoch)
         counts = {}
         if attempt is not None:
             task = _context().taskAttemptId()
@@ -138,6 +139,21 @@ class _EpochWriter:
                 place = f"{attempt}:{task}:{number}"
                 counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
         return _Written(query, self._job, attempt, counts)
+
+    def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
+        """Take part in an epoch. Wait once for the end of another query of the same stage.
+
+        A replica takes over the stage of a query that has died. A query that lives writes again.
+        """
+        until = None
+        while True:
+            try:
+                return self._options.run(epochs.join(self._job, epoch))
+            except Occupied as other:
+                if until not in (None, other.until):
+                    raise ConfigurationError(str(other)) from None
+                until = other.until
+                time.sleep(other.wait_s)
 
     def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:
         """Read the rows, and give them their ids."""

@@ -153,6 +153,13 @@ class Flow:
             {"_id": {"$regex": tag}}, {"$set": {"until": past}}
         )
 
+    def rest_stages(self) -> None:
+        """Let time pass in which no query writes into the target."""
+        past = datetime.now(UTC) - timedelta(seconds=60)
+        self.client.database["pyqueue"].update_many(
+            {"_id": {"$regex": f"^~stage:{self.target}~"}}, {"$set": {"processed": past}}
+        )
+
     def work(self, transform: Any = None, **options: Any) -> list[Report]:
         """Run a stage until nothing is ready; return its reports."""
         stage = self.stage(transform, **options)

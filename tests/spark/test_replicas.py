@@ -18,11 +18,12 @@ import pyarrow as pa
 import pytest
 
 from pyqueue import Client, ConfigurationError, Fenced
+from pyqueue.backends import epochs
 from pyqueue.backends.claim_groups import hold
 from pyqueue.connecting import runner_of
 from pyqueue.errors import Occupied
 from pyqueue.queues import backend_of
-from pyqueue.spark import SparkStage, idle, runners
+from pyqueue.spark import SparkStage, idle, runners, writers
 from pyqueue.spark import stage as module
 from tests.spark.engine import Checkpoint, Engine, to_queue
 from tests.spark.fakes import Crash, Flow, Frame, no_session
@@ -561,23 +562,57 @@ def test_query_comes_back_as_another_member(
 
 
 def test_stream_into_a_queue_is_written_once_across_replicas(
-    flow: Flow, database: str, drivers: Drivers
+    flow: Flow, database: str, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ids are made from those of the source, so a batch that runs again writes nothing."""
-    flow.raw.push_many(range(5))
+    """The ids are made from those of the source, so a batch that runs again writes nothing.
+
+    Each query waits until the former one has not written the stage for a while.
+    """
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        flow.rest_stages()
+
+    monkeypatch.setattr(writers, "time", SimpleNamespace(sleep=rest))
+    flow.raw.push_many(range(7))
     given = {"uri": database, "queue": flow.source, "group": "g"}
     given |= {"maxMessagesPerBatch": "2", "maxWaitMs": "0"}
-    to = to_queue({"uri": database, "queue": flow.target, "stage": "s"})
+    to = {"uri": database, "queue": flow.target, "stage": "s"}
     for host in ("a", "b", "c"):
         drivers.on(host)
-        query = Engine(given, to)
+        query = Engine(given, to_queue(to, query=host))
         query.batch()
         query.reader.stop()
         flow.lapse()
-    query = Engine(given, to)
+    query = Engine(given, to_queue(to, query="d"))
     query.run()
-    assert flow.written() == [*range(5)]
+    assert flow.written() == [*range(7)]
     assert flow.left() == []
+    assert len(rests) == 3
+    assert all(0 < each <= epochs.FRESH.total_seconds() for each in rests)
+
+
+def test_second_query_of_a_stage_is_refused_if_both_live(
+    shared: Client, database: str, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Flow(shared), Flow(shared)
+    queries = []
+    for flow in (first, second):
+        flow.raw.push_many(range(4))
+        given = {"uri": database, "queue": flow.source, "group": "g", "maxMessagesPerBatch": "2"}
+        to = {"uri": database, "queue": first.target, "stage": "s"}
+        queries.append(Engine(given, to_queue(to, query=flow.source)))
+    drivers.on("a")
+    queries[0].batch()
+    monkeypatch.setattr(writers, "time", SimpleNamespace(sleep=lambda _: queries[0].batch()))
+    with pytest.raises(ConfigurationError, match=r"^stage: .*a stage of a different name"):
+        queries[1].batch()
+    assert first.written() == [*range(4)]
+    for query in queries:
+        query.reader.stop()
+    for flow in (first, second):
+        flow.release()
 
 
 # ---- real processes
