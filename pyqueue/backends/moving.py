@@ -159,18 +159,22 @@ def move_each(
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
     """Move messages, each with its payload, headers and key, in one atomic update each.
 
-    Headers are merged into those of the message. Without a key, a message leaves its key behind.
+    A payload may be UNCHANGED. Headers are merged into those of the message. Without a key, a
+    message leaves its key behind. Messages of which nothing changes share commands.
 
     Returns:
         Each reservation, and how its move went.
     """
     yield from namespace.ensure(target.queue, target.kind, target.options)
+    same: Hashable = ("move", id(target))
     settlements = []
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
         key = None if new.key is None else arguments.key(new.key)
-        value = dump(target.codec, new.payload)
-        settlements.append(move_settlement(queue, kind, held, target, value, labels, key=key))
+        value = UNCHANGED if new.payload is UNCHANGED else dump(target.codec, new.payload)
+        settlement = move_settlement(queue, kind, held, target, value, labels, key=key)
+        shared = value is UNCHANGED and key is None and not labels
+        settlements.append(settlement._replace(group=same if shared else None))
     results = yield from apply(queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
 

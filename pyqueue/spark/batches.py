@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -174,12 +174,14 @@ class Batches:
         upto, ids = self.run(self.claims.proceed(token, self._limit, self.lease))
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
-        batch, model = Batch(self, token, upto), self.source.codec.model
+        model = self.source.codec.model
         documents = {
             each["_id"]: each
             for part in self.run(self.claims.ranges(token, 0, upto, 1))
             for each in self.run(self.claims.read(part))
         }
+        batch = Batch(self, token, upto)
+        batch.payloads = {id: each.get("payload") for id, each in documents.items()}
         renewer = self._connection.renewer
         renewer.add(batch, lambda _: self.run(self.claims.renew(token, self.lease)))
         try:
@@ -245,6 +247,8 @@ class Batch:
         self._batches = batches
         self._token, self._upto, self._streams = token, upto, streams
         self.held: Held = {}
+        #: What is known of the stored payloads.
+        self.payloads: dict[Id, Any] = {}
         self._written = self._dropped = self._lost = self._buried = 0
         self._failed: list[tuple[Id, Exception]] = []
         #: The messages that were not tried by themselves, because too many jobs failed before.
@@ -386,7 +390,9 @@ class Batch:
 
     def _move(self, held: Held, rows: Sequence[NewMessage], size: int) -> None:
         here = {str(id) for id in held}
-        result = self._batches.output.move(held, [row for row in rows if row.id in here])
+        result = self._batches.output.move(
+            held, [row for row in rows if row.id in here], self.payloads
+        )
         self._failed += result.refused
         self._written += result.moved
         self._dropped += result.dropped

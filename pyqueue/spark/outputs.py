@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 from pymongo.errors import PyMongoError
 from pyspark.sql import DataFrame
 
 from pyqueue import arguments
+from pyqueue.backends.applying import MAX_BATCH, SettlementResult
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.staging import append
 from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
-from pyqueue.messages import Id, Reservation
+from pyqueue.messages import UNCHANGED, Id, Reservation
+from pyqueue.payloads import encode
 from pyqueue.server_errors import shown_cause, translated
 from pyqueue.spark.frames import Reader, label
 
 __all__ = ["Held", "Moved", "Output", "Transform"]
+
+#: How many commands settle a batch at once. While the server works, the next one is encoded.
+SETTLING_THREADS: Final = 4
 
 Transform = Callable[[DataFrame], DataFrame]
 Held = dict[Id, Reservation[Any]]
@@ -105,18 +112,22 @@ class Output:
                 )
             seen.add(row.id)
 
-    def move(self, held: Held, rows: Sequence[NewMessage]) -> Moved:
-        """Move each message that has a row, and commit all other messages."""
+    def move(self, held: Held, rows: Sequence[NewMessage], payloads: Mapping[Id, Any]) -> Moved:
+        """Move each message that has a row, and commit all other messages.
+
+        Args:
+            held: The messages.
+            rows: The rows.
+            payloads: The stored payloads, as far as they are known. One that a row repeats is not
+                written again.
+        """
         by_id = {str(id): each for id, each in held.items()}
         pairs = {
-            str(row.id): (by_id[str(row.id)], _changed(by_id[str(row.id)], row)) for row in rows
+            str(row.id): (by_id[str(row.id)], self._changed(by_id[str(row.id)], row, payloads))
+            for row in rows
         }
         result = Moved(0, 0, 0, [])
-        for each, outcome in self._connection.run(
-            move_each(
-                self._source.queue, self._source.kind, self._target.target, list(pairs.values())
-            )
-        ):
+        for each, outcome in self._move_each(list(pairs.values())):
             if isinstance(outcome, Unavailable):
                 raise outcome
             if isinstance(outcome, QueueError):
@@ -135,6 +146,43 @@ class Output:
         result.lost += gone
         return result
 
+    def _move_each(
+        self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
+    ) -> list[tuple[Reservation[Any], SettlementResult]]:
+        """Move messages, by several commands at once if there are many."""
+        source, target = self._source, self._target.target
+
+        def move(
+            some: Sequence[tuple[Reservation[Any], NewMessage]],
+        ) -> list[tuple[Reservation[Any], SettlementResult]]:
+            return self._connection.run(move_each(source.queue, source.kind, target, some))
+
+        parts = [pairs[start : start + MAX_BATCH] for start in range(0, len(pairs), MAX_BATCH)]
+        if len(parts) < 2:
+            return move(pairs)
+        with ThreadPoolExecutor(SETTLING_THREADS, "pyqueue_settling") as pool:
+            return [*chain.from_iterable(pool.map(move, parts))]
+
+    def _changed(
+        self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]
+    ) -> NewMessage:
+        """Return the row with only what the transform changed.
+
+        In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
+        """
+        before = {name: label(value) for name, value in held.headers.items()}
+        headers = {
+            name: text
+            for name, text in (row.headers or {}).items()
+            if name not in before or text != before[name]
+        }
+        same = (
+            self._target.codec.model is None  # else the target's model checks the payload
+            and held.id in payloads
+            and encode({"payload": row.payload}).raw == encode({"payload": payloads[held.id]}).raw
+        )
+        return row._replace(headers=headers, payload=UNCHANGED if same else row.payload)
+
     def transact(self, held: Held, rows: Iterable[NewMessage]) -> None:
         """Write the rows and commit the messages, in one transaction.
 
@@ -152,17 +200,3 @@ class Output:
         except PyMongoError as error:
             meant = translated(error)
             raise meant from shown_cause(error, meant)
-
-
-def _changed(held: Reservation[Any], row: NewMessage) -> NewMessage:
-    """Return the row with only those headers that the transform changed.
-
-    In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
-    """
-    before = {name: label(value) for name, value in held.headers.items()}
-    headers = {
-        name: text
-        for name, text in (row.headers or {}).items()
-        if name not in before or text != before[name]
-    }
-    return row._replace(headers=headers)

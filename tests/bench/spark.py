@@ -65,25 +65,30 @@ def seconds(call: Callable[[], object], count: int) -> float:
 
 def written(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: int) -> None:
     text = json.dumps(payload(1))
-    rows = spark.range(count).selectExpr(f"'{text}' payload").repartition(2).cache()
+    rows = spark.range(count).selectExpr("id", f"'{text}' payload").repartition(2).cache()
     rows.count()
 
     def theirs() -> float:
         documents = [raw_document("raw", number) for number in range(count)]
         return seconds(lambda: raw.insert_many(documents, ordered=False), count)
 
-    def ours() -> float:
-        writer = rows.write.format("pyqueue").mode("append").options(uri=url, queue=name())
+    def ours(df: Any, **options: str) -> float:
+        writer = df.write.format("pyqueue").mode("append").options(uri=url, queue=name(), **options)
         return seconds(writer.save, count)
 
-    before, after = interleave(rounds, theirs, ours)
-    bench.speed(
-        f"batch write of {count}, staged, against insert_many",
-        before,
-        after,
-        rounds * count,
-        at_least(0.7),
+    before, staged, direct = interleave(
+        rounds,
+        theirs,
+        lambda: ours(rows.select("payload")),
+        lambda: ours(
+            rows.selectExpr(f"concat('{uuid4().hex}~', id) id", "payload"),
+            idColumn="id",
+            staged="false",
+        ),
     )
+    label = f"batch write of {count}, {{}}, against insert_many"
+    bench.speed(label.format("staged"), before, staged, rounds * count)
+    bench.speed(label.format("with ids"), before, direct, rounds * count, at_least(0.7))
 
 
 def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: int) -> None:

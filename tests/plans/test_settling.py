@@ -201,6 +201,23 @@ def test_each_call_of_a_batch_gets_its_result() -> None:
     assert outcomes == list(zip(held, (taken, "lost", "done"), strict=True))
 
 
+def test_move_each_shares_a_command_if_nothing_changes() -> None:
+    runner = Runner(Change(2, None), (2, []))
+    held = [reservation(f"m{n}", "t") for n in range(4)]
+    new = [
+        NewMessage(None, UNCHANGED),
+        NewMessage(None, 1),
+        NewMessage(None, UNCHANGED),
+        NewMessage(None, UNCHANGED, {"x": 1}),
+    ]
+    plan = move_each("a", standard().kind, standard("b").target, list(zip(held, new, strict=True)))
+    assert [outcome for _, outcome in runner.run(plan)] == ["done"] * 4
+    shared, each = runner.commands
+    assert pairs(shared.filter) == {("m0", "t"), ("m2", "t")}
+    assert "payload" not in shared.update["$set"]
+    assert [update["$set"].get("payload") for _, update in each.pairs] == [1, None]
+
+
 def test_later_move_of_a_settled_message_leaves_it_unknown() -> None:
     """Another consumer moved both on since: which of the two this move settled is not stored."""
     held = [reservation("m1"), reservation("m2")]

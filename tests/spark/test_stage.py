@@ -11,15 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from bson import ObjectId
 from pydantic import BaseModel
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyqueue import AsyncClient, Client, ConfigurationError
-from pyqueue.spark import SparkStage
+from pyqueue import UNCHANGED, AsyncClient, Client, ConfigurationError
+from pyqueue.backends.moving import move_each
+from pyqueue.spark import SparkStage, outputs
 from pyqueue.spark import stage as module
 from pyqueue.spark.frames import columns
 from pyqueue.spark.models import struct_of
-from tests.spark.fakes import Flow, Frame
+from tests.spark.fakes import Flow, Frame, no_session
 from tests.spark.session import URI_ENV
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
@@ -230,6 +232,53 @@ def test_foreach_batch_refuses_a_batch_of_another_source(flow: Flow, database: s
     ):
         plain(flow, database).foreach_batch(given(row), 0)
     assert flow.written() == []
+
+
+STORED = [1, 2.0, "text", {"at": NOON, "id": ObjectId(), "n": [1, None]}, None]
+
+
+@pytest.mark.usefixtures("faked")
+def test_stage_writes_only_payloads_that_change(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 and 2.0 are equal in Python, and not in the database."""
+    written: list[Any] = []
+
+    def watched(*args: Any) -> Any:
+        written.extend(new.payload for _, new in args[-1] if new.payload is not UNCHANGED)
+        return move_each(*args)
+
+    def transform(frame: Frame) -> Frame:
+        rows = [dict(row) for row in frame.rows()]
+        for row in rows:
+            row["payload"] = {"1": "7", "2.0": "2"}.get(row["payload"], row["payload"])
+        return frame.made_of(rows, "id", "payload")
+
+    monkeypatch.setattr(outputs, "move_each", watched)
+    flow.raw.push_many(STORED)
+    assert flow.stage(transform).run_once(no_session).written == len(STORED)
+    assert written == [7, 2]
+    moved = [each.payload for each in flow.clean.peek(10)]
+    assert sorted(map(repr, moved)) == sorted(map(repr, [7, 2, *STORED[2:]]))
+
+
+@pytest.mark.usefixtures("faked")
+def test_large_batch_is_settled_by_several_commands(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message has its result, whichever command settles it."""
+    monkeypatch.setattr(outputs, "MAX_BATCH", 2)
+    flow.raw.push_many(range(9))
+
+    def transform(frame: Frame) -> Frame:
+        taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+        flow.client.database["pyqueue"].update_one({"q": flow.source, "payload": 4}, taken)
+        rows = [{"id": row["id"], "payload": f"1{row['payload']}"} for row in frame.rows()]
+        return frame.made_of(rows, "id", "payload")
+
+    report = flow.stage(transform).run_once(no_session)
+    assert (report.claimed, report.written, report.lost) == (9, 8, 1)
+    assert flow.written() == [10, 11, 12, 13, 15, 16, 17, 18]
 
 
 @pytest.mark.usefixtures("faked")
