@@ -4,7 +4,9 @@ One process at a time runs a group. Its *runner's lease* is the field ``until`` 
 seconds ahead, and the runner renews it whether it has work or not. A process that goes on with the
 work of the last runner takes the group over at once: it proves this by the runner's owner, or by
 what the checkpoint of a stream remembers. Every other process stands by until the lease has ended.
-So replicas do not take a group from each other while it is served.
+So replicas do not take a group from each other while it is served. When the servers were away, all
+processes come back at once, and the runner's lease has ended. So a process that stands by looks
+twice at a lease that ended a short time ago.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ __all__ = [
 TAKEOVER_TRIES: Final = 20
 #: The longest lease of messages that makes a runner's lease longer, in seconds.
 MAX_LEASE_S: Final = 20.0
+#: After an outage of the servers that was not longer than this, a runner may still come back.
+OUTAGE: Final = timedelta(seconds=30)
+#: How long it is given for that, in seconds.
+COMEBACK_S: Final = 1.0
 #: The most members of a group.
 MAX_MEMBERS: Final = 100
 
@@ -77,6 +83,8 @@ class Candidate:
     follows: str | None = None
     #: Whether it takes the group over even from a process that runs it.
     force: bool = False
+    #: The end of the lease at its last look at each group, which it changes. None: it looks once.
+    seen: dict[str, datetime] | None = None
 
     def comes_at_once(self, state: Document) -> bool:
         """Return whether this process need not wait for the end of the runner's lease."""
@@ -226,16 +234,22 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
     if candidate.comes_at_once(state):
         return same
     until = state.get("until")
-    if isinstance(until, datetime) and until > now:
-        owner = str(state.get("owner"))
-        raise Occupied(
-            f"group {group.group!r} of queue {group.backend.queue!r} is run by another runner, "
-            f"{owner}: this one stands by. One runner at a time serves a group: to share its "
-            "work, give members",
-            owner=owner,
-            until=until,
-            wait_s=(until - now).total_seconds(),
-        )
+    if isinstance(until, datetime):
+        wait_s = (until - now).total_seconds()
+        if candidate.seen is not None:
+            if wait_s <= 0 and candidate.seen.get(group.id) != until > now - OUTAGE:
+                wait_s = COMEBACK_S
+            candidate.seen[group.id] = until
+        if wait_s > 0:
+            owner = str(state.get("owner"))
+            raise Occupied(
+                f"group {group.group!r} of queue {group.backend.queue!r} is run by another runner, "
+                f"{owner}: this one stands by. One runner at a time serves a group: to share its "
+                "work, give members",
+                owner=owner,
+                until=until,
+                wait_s=wait_s,
+            )
     # A runner that has renewed its lease since keeps the group. None matches a missing field.
     return same | {"until": until}
 
@@ -260,8 +274,7 @@ def hold(group: ClaimGroup, token: str, lease_s: float) -> Plan[None]:
 
 def release(group: ClaimGroup, token: str) -> Plan[None]:
     """End the runner's lease: the next process takes over what is outstanding, at once."""
-    now = yield from ServerTime()
-    yield from Update({"_id": group.id, "token": token}, {"$set": {"until": now}})
+    yield from Update({"_id": group.id, "token": token}, {"$unset": {"until": ""}})
 
 
 G = TypeVar("G", bound=ClaimGroup)

@@ -68,6 +68,7 @@ class GroupRunner:
         self._lease_s = lease_s
         self._owner = owner
         self._fenced = False
+        self._looks: dict[str, datetime] = {}
         #: The plans of the member that this process runs, or ran last.
         self.claims = members[0]
         #: None while this process does not run the group.
@@ -90,7 +91,10 @@ class GroupRunner:
             Occupied: Another process runs the group.
         """
         owner = self._owner()
-        return self.token or self._take(Candidate(owner, self._following(owner)))
+        return self.token or self._take(self._candidate(owner, owner))
+
+    def _candidate(self, owner: str, known: str | None) -> Candidate:
+        return Candidate(owner, self._following(known), seen=self._looks)
 
     def _following(self, known: str | None) -> str | None:
         """Return what makes this process take over at once.
@@ -180,7 +184,7 @@ class StreamRunner(GroupRunner):
             return self.token
         if not wait and time.monotonic() < self._look_at:
             return None
-        candidate = Candidate(self._owner(), self._following(known))
+        candidate = self._candidate(self._owner(), known)
         waited = False
         while True:
             try:

@@ -16,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from pyqueue.backends.claim_groups import Candidate, hold, release, runner_lease_s, take
+from pyqueue.backends.claim_groups import (
+    COMEBACK_S,
+    Candidate,
+    hold,
+    release,
+    runner_lease_s,
+    take,
+)
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.errors import ConfigurationError, Fenced, Occupied
 from pyqueue.requests import Plan, Update
@@ -91,12 +98,33 @@ def test_second_runner_takes_over_when_the_lease_ends() -> None:
     assert refused(bench, ONE).owner == "two"
 
 
-def test_released_group_is_taken_over_at_once() -> None:
+def test_lease_that_ended_in_an_outage_is_looked_at_twice() -> None:
+    """The runner renews its lease as soon as the servers are back."""
+    bench = Bench(1)
+    token, two = adopted(bench, ONE), Candidate("two", seen={})
+    refused(bench, two)
+    bench.run(hold(bench.claims(), token, LEASE))
+    wait(bench, RUNNER_S + 10)
+    assert refused(bench, two).wait_s == COMEBACK_S
+    bench.run(hold(bench.claims(), token, LEASE))
+    wait(bench, refused(bench, two).wait_s)
+    adopted(bench, two)  # the lease was not renewed since the last look
+
+
+def test_lease_that_ended_long_ago_is_looked_at_once() -> None:
+    bench = Bench(1)
+    adopted(bench, ONE)
+    wait(bench, RUNNER_S + 31)
+    adopted(bench, Candidate("two", seen={}))
+
+
+@pytest.mark.parametrize("next_one", [TWO, Candidate("two", seen={})], ids=["once", "twice"])
+def test_released_group_is_taken_over_at_once(next_one: Candidate) -> None:
     bench = Bench(3)
     token = adopted(bench, ONE)
     bench.run(bench.claims().claim(token, 2, LEASE))
     bench.run(release(bench.claims(), token))
-    second = adopted(bench, TWO)
+    second = adopted(bench, next_one)
     bench.run(release(bench.claims(), token))  # of a former runner: this changes nothing
     assert refused(bench, ONE).owner == "two"
     assert len(bench.run(bench.claims().proceed(second, 5, LEASE))[1]) == 2
