@@ -62,6 +62,15 @@ class ClaimBase(Generic[Runs]):
         """The name that the log shows."""
         return f"group {self.group!r}"
 
+    @property
+    def number(self) -> int:
+        """The number of the claim in its group.
+
+        A process that takes the claim over after a crash gets the same number. After a rollback
+        the messages belong to a claim with a larger one.
+        """
+        return self._upto
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -461,12 +461,14 @@ def test_abandoned_claim_is_taken_over_at_once(
     queue.push_many(range(7))
     with queue.claim("g", limit=2, lease=50) as claim:
         assert sorted(claim.ids) == sorted(former.ids)  # exactly the abandoned messages
+        assert claim.number == former.number
         assert all(world.document(id)["tries"] == 2 for id in claim.ids)
         assert all(near(world.document(id)["when"], 50) for id in claim.ids)
         claim.commit()
     assert queue.counts().ready == queue.counts().total == 7
     with queue.claim("g", limit=100) as claim:
         assert len(claim) == 7
+        assert claim.number > former.number
         claim.commit()
 
 
