@@ -63,8 +63,20 @@ class LeaseRenewer(Protocol):
         extend: Callable[[Sequence[L]], Any],
         lost: Callable[[], object] = ...,
         group: Hashable = ...,
+        age_s: float = ...,
     ) -> None:
-        """Renew a reservation until it is discarded or lost."""
+        """Renew a reservation until it is discarded or lost.
+
+        Args:
+            reservation: what is renewed.
+            extend: extends the leases of a group.
+            lost: called when the lease is lost.
+            group: reservations of equal groups are extended together; None: alone.
+            age_s: for how many seconds the lease has run.
+        """
+
+    def state(self, reservation: Leased) -> State | None:
+        """Return the state, or None if the reservation is not registered."""
 
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""
@@ -99,11 +111,11 @@ class Entry(Generic[Extend]):
 class Schedule(Generic[Extend]):
     """Says when each reservation is renewed: a third into its lease.
 
-    After a failure, or a renewal that took long, the next one follows a tenth of the lease later: a
-    lease runs from the beginning of its renewal. Entries with the same group and the same interval
-    are kept together, in the order they came, which is also the order they are due. So each step
-    takes the same time, however many entries there are, and leases that failed are tried again
-    apart from the rest.
+    If its claim took long, it is renewed at once. After a failure, or a renewal that took long, the
+    next one follows a tenth of the lease later: a lease runs from the beginning of its renewal.
+    Entries with the same group and the same interval are kept together, in the order they came,
+    which is also the order they are due. So each step takes the same time, however many entries
+    there are, and leases that failed are tried again apart from the rest.
     """
 
     def __init__(self) -> None:
@@ -112,11 +124,18 @@ class Schedule(Generic[Extend]):
         #: Until when the renewer sleeps.
         self._asleep_until = -math.inf
 
-    def add(self, entry: Entry[Extend]) -> bool:
+    def add(self, entry: Entry[Extend], age_s: float = 0.0) -> bool:
         """Start renewing a reservation. Return whether the renewer must wake up earlier for it."""
         self.entries[id(entry.reservation)] = entry
-        self._plan(entry, entry.reservation.lease / 3)
+        lease_s = entry.reservation.lease
+        # The claim of a slow server may have taken a part of the lease.
+        self._plan(entry, lease_s / 3 if age_s < lease_s / 10 else 0.0)
         return entry.due < self._asleep_until
+
+    def state(self, reservation: Leased) -> State | None:
+        """Return the state, or None if the reservation is not registered."""
+        entry = self.entries.get(id(reservation))
+        return None if entry is None else entry.state
 
     def _plan(self, entry: Entry[Extend], after: float) -> None:
         self._take_out(entry)
@@ -290,10 +309,11 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
         extend: Callable[[Sequence[L]], Results],
         lost: Callable[[], object] = lambda: None,
         group: Hashable = None,
+        age_s: float = 0.0,
     ) -> None:
         """Renew a reservation until it is discarded or lost."""
         with self._changed:
-            early = self._schedule.add(Entry(reservation, extend, lost, group))
+            early = self._schedule.add(Entry(reservation, extend, lost, group), age_s)
             if self._thread is None:
                 self._thread = self._new_thread(self._run)
                 self._thread.start()
@@ -309,6 +329,11 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
         """Note that a settlement of a reservation begins, or that it failed."""
         with self._changed:
             self._schedule.settling(reservation, begins)
+
+    def state(self, reservation: Leased) -> State | None:
+        """Return the state, or None if the reservation is not registered."""
+        with self._changed:
+            return self._schedule.state(reservation)
 
     def discard(self, reservation: Leased) -> State | None:
         """Stop renewing. Return the last state, or None if the reservation was not registered."""
@@ -379,9 +404,10 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
         extend: Callable[[Sequence[L]], Awaitable[Results]],
         lost: Callable[[], object] = lambda: None,
         group: Hashable = None,
+        age_s: float = 0.0,
     ) -> None:
         """Renew a reservation until it is discarded or lost."""
-        early = self._schedule.add(Entry(reservation, extend, lost, group))
+        early = self._schedule.add(Entry(reservation, extend, lost, group), age_s)
         if self._task is None or self._task.done():  # a program may cancel every task that runs
             # In a new context: the caller's may limit the time of its commands.
             self._task = asyncio.get_running_loop().create_task(
@@ -397,6 +423,10 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
     def settling(self, reservation: Leased, begins: bool) -> None:
         """Note that a settlement of a reservation begins, or that it failed."""
         self._schedule.settling(reservation, begins)
+
+    def state(self, reservation: Leased) -> State | None:
+        """Return the state, or None if the reservation is not registered."""
+        return self._schedule.state(reservation)
 
     def discard(self, reservation: Leased) -> State | None:
         """Stop renewing. Return the last state, or None if the reservation was not registered."""

@@ -74,7 +74,9 @@ def held(
 ) -> Iterator[None]:
     """Hold a reservation while a block of ``Queue.reserved`` runs."""
     renewer = runner.renewer
-    renewer.add(reservation, renewal(runner), _callback(on_lost, reservation), queue.name)
+    age_s = runner.run(extending.age_s(reservation))
+    callback = _callback(on_lost, reservation)
+    renewer.add(reservation, renewal(runner), callback, queue.name, age_s)
     try:
         yield
     except BaseException as error:
@@ -84,11 +86,14 @@ def held(
             except QueueError as failure:  # the exception of the block matters more
                 log_failed_rollback(_described(reservation), failure)
         raise
-    state = renewer.discard(reservation)
-    if state == "lost":
-        raise _lost(reservation)
-    if state == "renewed":
-        queue.commit(reservation)
+    try:
+        state = renewer.state(reservation)
+        if state == "lost":
+            raise _lost(reservation)
+        if state == "renewed":  # and it still is, while the commit runs
+            queue.commit(reservation)
+    finally:
+        renewer.discard(reservation)
 
 
 @asynccontextmanager
@@ -97,7 +102,9 @@ async def held_async(
 ) -> AsyncIterator[None]:
     """Hold a reservation while a block of ``AsyncQueue.reserved`` runs."""
     renewer = runner.renewer
-    renewer.add(reservation, renewal(runner), _callback(on_lost, reservation), queue.name)
+    age_s = await runner.run(extending.age_s(reservation))
+    callback = _callback(on_lost, reservation)
+    renewer.add(reservation, renewal(runner), callback, queue.name, age_s)
     try:
         yield
     except BaseException as error:
@@ -108,11 +115,14 @@ async def held_async(
             except QueueError as failure:  # the exception of the block matters more
                 log_failed_rollback(_described(reservation), failure)
         raise
-    state = renewer.discard(reservation)
-    if state == "lost":
-        raise _lost(reservation)
-    if state == "renewed":
-        await queue.commit(reservation)
+    try:
+        state = renewer.state(reservation)
+        if state == "lost":
+            raise _lost(reservation)
+        if state == "renewed":  # and it still is, while the commit runs
+            await queue.commit(reservation)
+    finally:
+        renewer.discard(reservation)
 
 
 def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], object]:

@@ -224,6 +224,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server_errors",
         "errors",
         "messages",
+        "payloads",
         "spark.frames",
     },
     "spark.runners": {"arguments", "backends", "connecting", "errors"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import transitions
@@ -19,7 +19,7 @@ from pyqueue.errors import LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Reservation
 from pyqueue.requests import Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_GROUP", "extend", "renew"]
+__all__ = ["MAX_GROUP", "age_s", "extend", "renew"]
 
 #: The most leases that one command extends. An update of 1000 messages with a token each takes the
 #: server 50 times as long as one of 100.
@@ -27,8 +27,20 @@ MAX_GROUP: Final = 100
 #: A group that timed out is divided into this many. So 100 messages take two divisions, and a
 #: locked one costs the rest three time limits at most.
 _PARTS: Final = 10
+#: How long ``extend`` waits for one message of several at most, in seconds.
+LAST_TRY_S: Final = 2.0
 
 Held = Sequence[Reservation[Any]]
+
+
+class _Limits(NamedTuple):
+    """The time limits of a command, in seconds: see ``requests.Command``. None: the usual one."""
+
+    max_time_s: float | None
+    server_limit_s: float | None
+
+
+_NO_LIMITS: Final = _Limits(None, None)
 
 
 def extend(
@@ -57,6 +69,12 @@ def extend(
             f"{[each.id for each, _ in failures[:10]]}",
             lost=[each for each, _ in failures],
         )
+
+
+def age_s(held: Reservation[Any]) -> Plan[float]:
+    """Return for how many seconds a lease has run."""
+    now = yield from ServerTime()
+    return held.lease - (held.until - now).total_seconds()
 
 
 def renew(held: Held) -> Plan[list[QueueError | None]]:
@@ -101,10 +119,10 @@ def _extend(
         if trouble is not None and now >= end:
             failures += [(each, trouble) for each in group]
             continue
-        limit_s = None if patient else _limit_s(min(each.lease for each in group), budget_s)
+        limits = _NO_LIMITS if patient else _limits(group, budget_s, w1=w1)
         until = now + timedelta(seconds=length_s)
         try:
-            lost = yield from _extend_group(group, until, limit_s, w1)
+            lost = yield from _extend_group(group, until, w1, limits)
         except Unavailable as error:
             trouble = error
             if len(group) == 1:
@@ -122,12 +140,18 @@ def _extend(
     return failures
 
 
-def _limit_s(lease_s: float, budget_s: float) -> float:
-    """Return the time limit of one command, in seconds.
+def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
+    """Return the time limits of one command, in seconds.
 
-    It is long enough for a slow link. Three of them, one after the other, fit into the budget.
+    They are long enough for a slow link. Three commands, one after the other, fit into the budget.
+    The driver sends no command whose limit is shorter than a round trip, as it last measured them
+    when the machine was busy. So the server keeps the limit of a renewal. It can keep none if the
+    command also waits for other members; then the last try of a message has longer.
     """
-    return min(max(lease_s / 8, 0.5), budget_s / 4)
+    limit_s = min(max(min(each.lease for each in group) / 8, 0.5), budget_s / 4)
+    if w1:
+        return _Limits(max(limit_s, budget_s / 2), limit_s)
+    return _Limits(limit_s if len(group) > 1 else max(limit_s, LAST_TRY_S), None)
 
 
 def _groups(held: Held, lease_s: float | None) -> Iterable[tuple[float, Held]]:
@@ -145,12 +169,19 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
     return (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _extend_group(group: Held, until: datetime, limit_s: float | None, w1: bool) -> Plan[Held]:
+def _extend_group(group: Held, until: datetime, w1: bool, limits: _Limits) -> Plan[Held]:
     """Extend a group by one command. Return the reservations that are no longer held."""
     match = transitions.holds_filter(group)
     change = {"$set": {"when": until}}
     many = len(group) > 1
-    found = yield from Update(match, change, many=many, w1=w1, max_time_s=limit_s)
+    found = yield from Update(
+        match,
+        change,
+        many=many,
+        w1=w1,
+        max_time_s=limits.max_time_s,
+        server_limit_s=limits.server_limit_s,
+    )
     if found.matched == len(group):
         return []
     if not many:

@@ -174,13 +174,12 @@ class Batches:
         upto, ids = self.run(self.claims.proceed(token, self._limit, self.lease))
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
-        model = self.source.codec.model
+        batch, model = Batch(self, token, upto), self.source.codec.model
         documents = {
             each["_id"]: each
             for part in self.run(self.claims.ranges(token, 0, upto, 1))
             for each in self.run(self.claims.read(part))
         }
-        batch = Batch(self, token, upto)
         batch.payloads = {id: each.get("payload") for id, each in documents.items()}
         renewer = self._connection.renewer
         renewer.add(batch, lambda _: self.run(self.claims.renew(token, self.lease)))

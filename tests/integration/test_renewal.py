@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from pyqueue import AsyncClient, Client
 from pyqueue.client import runner_of
+from pyqueue.requests import Delete
 from pyqueue.reserved import renewal
 from tests.conftest import Mongo
 from tests.support.eventually import eventually
@@ -32,6 +35,53 @@ def test_locked_message_does_not_delay_other_renewals(url: str, mongo: Mongo) ->
         eventually(lambda: free.until > end, "the free message is renewed")
         session.abort_transaction()
         queue.commit(locked, free)
+
+
+def test_lease_is_renewed_while_its_commit_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many commits at once, or a slow server, may take longer than what is left of the lease."""
+    with Client(url) as client:
+        queue = client.queue("jobs")
+        queue.push(1)
+        driver = runner_of(client).open()
+        send = driver._send
+        ends: list[datetime] = []
+
+        with queue.reserved(0, lease=1) as held:
+            assert held is not None
+            mine = held
+
+            def slow(request: Any) -> Any:
+                if isinstance(request, Delete):
+                    ends.append(mine.until)
+                    eventually(lambda: mine.until > ends[0], "the lease is renewed")
+                return send(request)
+
+            monkeypatch.setattr(driver, "_send", slow)
+        assert ends
+        assert queue.counts().total == 0
+        assert runner_of(client).renewer.state(held) is None
+
+
+def test_first_renewal_follows_a_slow_claim_at_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of this lease ends in 20 minutes."""
+    with Client(url) as client:
+        queue = client.queue("jobs")
+        queue.push(1)
+        reserve = queue.reserve
+
+        def late(*args: Any, **options: Any) -> Any:
+            held = reserve(*args, **options)
+            assert held is not None
+            held.until -= timedelta(minutes=10)
+            return held
+
+        monkeypatch.setattr(queue, "reserve", late)
+        with queue.reserved(0, lease=3600) as held:
+            assert held is not None
+            first = held.until
+            eventually(lambda: held.until > first, "the lease is renewed")
 
 
 @pytest.mark.slow

@@ -55,6 +55,19 @@ def test_schedule_wakes_only_for_what_is_due_earlier() -> None:
     assert schedule.pause() == pytest.approx(10, abs=1)
 
 
+def test_lease_of_a_slow_claim_is_renewed_at_once() -> None:
+    schedule = Schedule[Any]()
+    schedule.add(Entry(reservation(60), print, print), 5.9)
+    assert schedule.pause() == pytest.approx(20, abs=1)
+    late = reservation(60)
+    assert schedule.add(Entry(late, print, print), 6.1)
+    assert schedule.pause() == 0
+    (entry,) = schedule.take()
+    assert entry.reservation is late
+    schedule.renewed(entry, None)
+    assert schedule.pause() == pytest.approx(20, abs=1)
+
+
 def test_schedule_forgets_what_is_discarded() -> None:
     schedule = Schedule[Any]()
     for _ in range(1000):

@@ -38,7 +38,7 @@ class Server(Runner):
             found = request.filter["_id"]["$in"]
             return [{"_id": id, "token": "other" if id in self.lost else "t1"} for id in found]
         if self.locked & set(ids_of(request)):
-            limit_s = request.max_time_s
+            limit_s = request.server_limit_s or request.max_time_s
             self.now = after(
                 (self.now - NOW).total_seconds() + (30 if limit_s is None else limit_s)
             )
@@ -77,6 +77,25 @@ def test_renewal_takes_a_command_for_a_hundred_leases() -> None:
     assert [len(ids_of(command)) for command in server.commands] == [100, 100, 50]
     assert {each.until for each in held} == {after(60)}
     assert all(command.w1 for command in server.commands)
+
+
+@pytest.mark.parametrize(("lease", "limit_s", "sent_s"), [(2.0, 0.25, 0.5), (60.0, 7.5, 15.0)])
+def test_server_keeps_the_limit_of_a_renewal(lease: float, limit_s: float, sent_s: float) -> None:
+    """The driver sends no command whose limit is shorter than the round trips that it measured."""
+    server = Server()
+    server.run(renew(reservations(3, lease)))
+    (command,) = server.commands
+    assert (command.server_limit_s, command.max_time_s) == (limit_s, sent_s)
+
+
+def test_extend_gives_the_last_try_of_a_message_longer() -> None:
+    server, held = Server("m7"), reservations(20, 2.0)
+    with pytest.raises(Unavailable) as unavailable:
+        server.run(standard().extend(held))
+    assert unavailable.value.ids == ["m7"]
+    limits = [(len(ids_of(command)), command.max_time_s) for command in server.commands]
+    assert limits[0] == (20, 0.5)
+    assert (1, 2.0) in limits
 
 
 def test_renewal_names_the_lost_leases() -> None:
