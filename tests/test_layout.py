@@ -213,7 +213,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "queues",
         "worker",
     },
-    "spark.frames": {"backends", "documents", "errors", "messages", "payloads"},
+    "spark.frames": {"arguments", "backends", "documents", "errors", "messages", "payloads"},
     "spark.filters": {"errors", "spark.frames"},
     "spark.models": {"errors", "payloads", "spark.frames"},
     "spark.session": {"errors"},

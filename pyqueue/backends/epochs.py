@@ -16,6 +16,7 @@ attempt is replaced, a row of a larger one never is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -25,8 +26,14 @@ from bson import Int64
 from pyqueue.backends import namespace
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.staging import documents_of, insert_hidden, raise_foreign, show
-from pyqueue.errors import Fenced, Occupied, QueueError
+from pyqueue.backends.staging import (
+    documents_of,
+    insert_hidden,
+    raise_foreign,
+    show,
+    target_of,
+)
+from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueError
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Count,
@@ -68,7 +75,7 @@ class EpochWrites:
     """The plans of one query that writes to a queue. Plain data: it pickles.
 
     Args:
-        target: the queue that the messages are for.
+        target: the queue of the places that name none. The record belongs to it.
         stage: the name of the stage; empty if the query has none.
         query: the id of the query; empty if the caller numbers the epochs.
     """
@@ -197,8 +204,10 @@ class EpochWrites:
 
         Raises:
             DuplicateKey: an id belongs to a message that was never in this queue.
+            ConfigurationError: an id is that of several rows of this task.
         """
         now = yield from ServerTime()
+        target = yield from target_of(self.target, place)
         order = Int64(attempt * _TASKS + task)
         hidden = {
             "q": hidden_queue(self.name, epoch, place),
@@ -206,7 +215,7 @@ class EpochWrites:
             "attempt": order,
             "processed": now,
         }
-        _, missing, _ = documents_of(self.target, messages, now, hidden)
+        _, missing, _ = documents_of(target, messages, now, hidden)
         written = 0
         for _ in range(TRIES):
             if missing:
@@ -217,10 +226,17 @@ class EpochWrites:
             ids: list[Id] = [each["_id"] for each in missing]
             if not (yield from self._make_room(ids, order)):
                 break
-        stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, {"_id": 1})
+        fields = {"q": 1, "attempt": 1}
+        stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, fields)
+        for each in stored:
+            if each["attempt"] == order and each["q"] != hidden["q"]:
+                raise ConfigurationError(
+                    f"id: {each['_id']!r} is that of several rows: each message needs a different "
+                    "id, also in different queues"
+                )
         later = {each["_id"] for each in stored}
         yield from raise_foreign(
-            self.target.queue, [each for each in missing if each["_id"] not in later]
+            target.queue, [each for each in missing if each["_id"] not in later]
         )
         return written
 
@@ -303,9 +319,10 @@ class EpochWrites:
 
     def show_left(self, state: Document) -> Plan[int]:
         """Show what is left of the last decided epoch, and delete what other attempts wrote."""
-        target, epoch, places = self.target, state["epoch"], state["places"]
+        epoch, places = state["epoch"], state["places"]
         now = yield from ServerTime()
-        done, partly = 0, True  # an earlier run may have shown a part of the first place
+        done: Counter[str] = Counter()
+        partly = True  # an earlier run may have shown a part of the first place
         while places:
             place, expected = places[0]["at"], places[0]["n"]
             try:
@@ -317,12 +334,15 @@ class EpochWrites:
                     raise
                 places, partly = again["places"], True  # another process shows them, too
                 continue
-            done += yield from show(target, hidden_queue(self.name, epoch, place), now)
+            target = yield from target_of(self.target, place)
+            hidden = hidden_queue(self.name, epoch, place)
+            done[target.queue] += yield from show(target, hidden, now)
             decided = {"_id": self._id, "epoch": epoch}
             yield from Update(decided, {"$pull": {"places": {"at": place}}})
             places, partly = places[1:], False
         first, end = (hidden_queue(self.name, number) for number in (0, epoch + 1))
         yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)
-        if done:
-            yield from Signal(target.queue, now)
-        return done
+        for queue, count in done.items():
+            if count:
+                yield from Signal(queue, now)
+        return done.total()

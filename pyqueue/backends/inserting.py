@@ -73,9 +73,9 @@ def write(
 def signal_written(
     queue: str, documents: Sequence[Document], written: Written, session: object
 ) -> Plan[None]:
-    """Wake consumers if a document was written. All have the same ``when``."""
+    """Wake consumers if a document was written."""
     if any(id is not None for id in written.ids):
-        yield from Signal(queue, documents[0]["when"], session)
+        yield from Signal(queue, min(each["when"] for each in documents), session)
 
 
 def write_one(

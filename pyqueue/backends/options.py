@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from pyqueue.backends.kind import Kind
@@ -54,3 +55,8 @@ class NewMessage(NamedTuple):
     payload: Any
     headers: Mapping[str, Any] | None = None
     key: str | None = None
+    #: When it becomes ready, as ``Queue.push`` takes it: one of the two, or none.
+    delay: float | timedelta | None = None
+    at: datetime | None = None
+    #: The queue it is for, if a write has several.
+    queue: str | None = None

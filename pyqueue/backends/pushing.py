@@ -26,7 +26,7 @@ from pyqueue.messages import Id
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
 
-__all__ = ["PushOptions", "new_document", "push"]
+__all__ = ["PushOptions", "enter", "key_taken", "new_document", "push", "replace"]
 
 V = TypeVar("V")
 
@@ -84,17 +84,51 @@ def push(
     encoded = [encode(document) for document in documents]
     yield from namespace.ensure(queue, kind, options)
     given = frozenset(id for id in chosen if id is not None)
-    if on_duplicate == "replace" and any(names):
+    return (yield from enter(queue, kind, documents, encoded, given, on_duplicate, session))
+
+
+def enter(
+    queue: str,
+    kind: Kind,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    on_duplicate: str,
+    session: object,
+) -> Plan[list[Id | None]]:
+    """Write documents into a queue.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind.
+        documents: the documents.
+        encoded: their encoded forms.
+        given: the ids that the caller chose.
+        on_duplicate: what to do if a key is taken: "ignore", "replace" or "error".
+        session: the session of the caller's transaction, or None.
+
+    Returns:
+        Their ids, with None for each that a taken key kept out.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
+            this is an error. All other documents are written.
+    """
+    if on_duplicate == "replace" and any("key" in document for document in documents):
         written = yield from _replace_each(queue, kind, documents, encoded, given, session)
     else:
         written = yield from inserting.write(queue, documents, encoded, given, session)
-    clashing = [str(names[place]) for place in written.key_taken if on_duplicate == "error"]
+    places = written.key_taken if on_duplicate == "error" else ()
+    clashing = [str(documents[place].get("key")) for place in places]
     inserting.raise_foreign_ids(queue, written.foreign, clashing)
     if clashing:
-        raise DuplicateKey(
-            f"queue {queue!r} has messages with these keys: {clashing[:10]}", keys=clashing
-        )
+        raise key_taken(queue, clashing)
     return written.ids
+
+
+def key_taken(queue: str, keys: list[str]) -> DuplicateKey:
+    """Return the error of messages whose keys are taken."""
+    return DuplicateKey(f"queue {queue!r} has messages with these keys: {keys[:10]}", keys=keys)
 
 
 def _one_each(
@@ -149,7 +183,7 @@ def _replace_each(
     try:
         for document, raw in zip(documents, encoded, strict=True):
             if "key" in document:
-                id = yield from _replace(queue, kind, document, given, written.foreign, session)
+                id = yield from replace(queue, kind, document, given, written.foreign, session)
                 written.ids.append(id)
                 continue
             alone = yield from inserting.write_one(queue, document, raw, given, session)
@@ -161,7 +195,7 @@ def _replace_each(
     return written
 
 
-def _replace(
+def replace(
     queue: str,
     kind: Kind,
     document: Document,

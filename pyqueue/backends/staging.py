@@ -1,11 +1,13 @@
 """Bulk writes from many processes: append messages, or stage them and show all of them at once.
 
 A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If
-its writer dies, the TTL index removes it.
+its writer dies, the TTL index removes it. A *place* is the name of a part of what is staged. If a
+write has several queues, the name of a place contains that of its queue.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,11 +17,11 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH
-from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids, write
+from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.pushing import new_document
-from pyqueue.errors import ConfigurationError, InvalidMessage, QueueError
+from pyqueue.backends.pushing import enter, key_taken, new_document, replace
+from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
 from pyqueue.messages import Id
 from pyqueue.payloads import encode
 from pyqueue.requests import (
@@ -37,10 +39,44 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-__all__ = ["Staging", "append", "documents_of", "insert_hidden", "raise_foreign", "show"]
+__all__ = [
+    "Staging",
+    "append",
+    "documents_of",
+    "insert_hidden",
+    "place_of",
+    "raise_foreign",
+    "show",
+    "target_of",
+]
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
+#: The $unset of the fields that only hidden rows have.
+_HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
+
+
+def place_of(part: str, queue: str | None) -> str:
+    """Return the name of a place.
+
+    Args:
+        part: the rest of its name, without "@".
+        queue: the queue it is for; None: the only one.
+    """
+    return part if queue is None else f"{part}@{queue}"
+
+
+def target_of(first: Target, place: str) -> Plan[Target]:
+    """Return the queue that a place is for: the one that it names, or else the first one.
+
+    Raises:
+        ConfigurationError: the queue is of another kind than the first one.
+    """
+    _, named, queue = place.partition("@")
+    if not named or queue == first.queue:
+        return first
+    yield from namespace.ensure(queue, first.kind, None)
+    return first._replace(queue=queue, options=None)
 
 
 def documents_of(
@@ -64,7 +100,7 @@ def documents_of(
             target.kind,
             target.codec.name,
             now,
-            now,
+            arguments.starting(now, message.delay, message.at),
             target.codec.dump(message.payload),
             arguments.headers(message.headers),
             None if message.key is None else arguments.key(message.key),
@@ -86,26 +122,39 @@ def documents_of(
     return documents, encoded, frozenset(given)
 
 
-def append(target: Target, messages: Iterable[NewMessage], *, session: object = None) -> Plan[int]:
+def append(
+    target: Target,
+    messages: Iterable[NewMessage],
+    on_duplicate: str = "ignore",
+    *,
+    session: object = None,
+) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id the queue has already is the same message. One whose key is taken is left
-    out.
+    A message whose id the queue has already is the same message.
+
+    Args:
+        target: the queue.
+        messages: the messages.
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``.
+        session: the session of the caller's transaction, or None.
 
     Returns:
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue.
+        DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
+            this is an error.
     """
     now = yield from ServerTime()
     documents, encoded, given = documents_of(target, messages, now)
     if not documents:
         return 0
     yield from namespace.ensure(target.queue, target.kind, target.options)
-    written = yield from write(target.queue, documents, encoded, given, session)
-    raise_foreign_ids(target.queue, written.foreign)
-    return sum(id is not None for id in written.ids)
+    ids = yield from enter(
+        target.queue, target.kind, documents, encoded, given, on_duplicate, session
+    )
+    return sum(id is not None for id in ids)
 
 
 def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
@@ -132,12 +181,11 @@ def raise_foreign(queue: str, refused: Sequence[Document | RawBSONDocument]) -> 
 def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
     """Show the messages that are hidden under a name. Return how many.
 
-    A message whose key is taken stays hidden.
+    A message whose key is taken stays hidden. One that is scheduled for later keeps its instant.
     """
-    entering: UpdateDocument = {
-        "$set": target.kind.entering(target.queue, now),
-        "$unset": {"staged": "", "attempt": "", "processed": "", "expires": ""},
-    }
+    put = target.kind.entering(target.queue, now)
+    later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
+    entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}
     here: dict[str, object] = {"q": hidden}
     without_key = here | {"key": {"$exists": False}}
     done = (yield from Update(without_key, entering, many=True)).matched
@@ -151,20 +199,53 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
     return done
 
 
+def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
+    """Overwrite the messages whose keys keep hidden rows out. Return how many."""
+    rows = yield from Find({"q": hidden}, hint=HOT)
+    for row in rows:
+        document = {name: value for name, value in row.items() if name not in _HIDDEN}
+        document |= target.kind.entering(target.queue, max(now, row["when"]))
+        # If the other message has finished meanwhile, this one enters with its id.
+        yield from Delete({"_id": row["_id"], "q": hidden})
+        foreign: list[Id] = []
+        yield from replace(target.queue, target.kind, document, (), foreign, None)
+        raise_foreign_ids(target.queue, foreign)
+    return len(rows)
+
+
+def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
+    """Return the messages, but of those with the same key the last one only.
+
+    Raises:
+        DuplicateKey: several have the same key, and this is an error.
+    """
+    given = list(messages)
+    last = {each.key: place for place, each in enumerate(given)}
+    kept = [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
+    if on_duplicate == "error" and len(kept) < len(given):
+        counts = Counter(each.key for each in given if each.key is not None)
+        keys = [key for key, count in counts.items() if count > 1]
+        raise DuplicateKey(f"key: several rows have the same key: {keys[:10]}", keys=keys)
+    return kept
+
+
 class Staging:
     """The plans of one job that writes messages in many processes and shows all of them, or none.
 
     Plain data: it pickles.
 
     Args:
-        target: the queue that the messages are for.
+        target: the queue of the places that name none.
         job: a name that no other job has.
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``. "error" shows
+            nothing, unless the key is taken while the messages are shown.
     """
 
-    __slots__ = ("_prefix", "target")
+    __slots__ = ("_on_duplicate", "_prefix", "target")
 
-    def __init__(self, target: Target, job: str) -> None:
+    def __init__(self, target: Target, job: str, on_duplicate: str = "ignore") -> None:
         self.target = target
+        self._on_duplicate = on_duplicate
         #: No name of a queue begins like this.
         self._prefix = f"~staged:{target.queue}:{job}:"
 
@@ -182,16 +263,20 @@ class Staging:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue.
+            DuplicateKey: an id belongs to a message that was never in this queue, or several
+                messages have the same key and this is an error.
         """
         now = yield from ServerTime()
+        target = yield from target_of(self.target, place)
+        if self._on_duplicate != "ignore":
+            messages = _one_for_each_key(messages, self._on_duplicate)
         hidden = {
             "q": self._prefix + place,
             "staged": True,
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        _, missing, _ = documents_of(self.target, messages, now, hidden)
+        _, missing, _ = documents_of(target, messages, now, hidden)
         written = 0
         for again in (True, False):
             if not missing:
@@ -201,7 +286,7 @@ class Staging:
             if missing and again:
                 ids = [each["_id"] for each in missing]
                 yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
-        yield from raise_foreign(self.target.queue, missing)
+        yield from raise_foreign(target.queue, missing)
         return written
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
@@ -215,6 +300,7 @@ class Staging:
 
         Raises:
             QueueError: some are missing; nothing is shown.
+            DuplicateKey: a key is taken, and this is an error.
         """
         target = self.target
         yield from namespace.ensure(target.queue, target.kind, target.options)
@@ -226,14 +312,43 @@ class Staging:
                     f"{present} are there: an id is that of several rows, or another job with the "
                     "same ids ran at the same time, or it took more than a week. Nothing was shown"
                 )
+        if self._on_duplicate == "error":
+            yield from self._refuse_taken_keys(places)
         now = yield from ServerTime()
-        done = 0
-        for place in places:
-            done += yield from show(target, self._prefix + place, now)
+        done: Counter[str] = Counter()
+        clashing: dict[str, list[str]] = {}
+        for place, expected in places.items():
+            to, hidden = (yield from target_of(target, place)), self._prefix + place
+            shown = yield from show(to, hidden, now)
+            if shown < expected and self._on_duplicate == "replace":
+                shown += yield from _replace_live(to, hidden, now)
+            elif shown < expected and self._on_duplicate == "error":  # taken since the check
+                left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
+                clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
+            done[to.queue] += shown
         yield from self.discard()
-        if done:
-            yield from Signal(target.queue, now)
-        return done
+        for queue, count in done.items():
+            if count:
+                yield from Signal(queue, now)
+        for queue, keys in clashing.items():
+            raise key_taken(queue, keys)
+        return done.total()
+
+    def _refuse_taken_keys(self, places: Iterable[str]) -> Plan[None]:
+        """Raise DuplicateKey if a key belongs to a message of the queue, or to several rows."""
+        known: dict[str, set[str]] = {}
+        for place in places:
+            to = yield from target_of(self.target, place)
+            with_key = {"q": self._prefix + place, "key": {"$exists": True}}
+            keys = [row["key"] for row in (yield from Find(with_key, {"key": 1}, hint=HOT))]
+            if not keys:
+                continue
+            live = yield from Find({"q": to.queue, "key": {"$in": keys}}, {"key": 1})
+            before = known.setdefault(to.queue, set())
+            taken = [row["key"] for row in live] + sorted(before.intersection(keys))
+            if taken:
+                raise key_taken(to.queue, taken)
+            before.update(keys)
 
     def discard(self) -> Plan[None]:
         """Delete everything that this job has staged."""

@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
@@ -25,12 +26,14 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     DateType,
+    DayTimeIntervalType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
+    NumericType,
     StringType,
     StructField,
     StructType,
@@ -40,6 +43,7 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
+from pyqueue import arguments
 from pyqueue.backends.options import NewMessage
 from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
@@ -321,6 +325,64 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
     return None
 
 
+def _has(
+    schema: StructType, name: str, types: type[DataType] | tuple[type[DataType], ...], cast: str
+) -> bool:
+    """Return whether there is a column of this name.
+
+    Raises:
+        ConfigurationError: It is of another type.
+    """
+    if name not in schema.fieldNames():
+        return False
+    found = schema[name].dataType
+    if not isinstance(found, types):
+        raise ConfigurationError(
+            f"{name}: the column is of type {found.simpleString()}: cast it to {cast}"
+        )
+    return True
+
+
+def _row(number: int, id: str | None) -> str:
+    """Return how an error names a row."""
+    return f"row {number}" if id is None else f"the row with id {id}"
+
+
+def _checked(
+    column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None], check: Convert
+) -> list[Any]:
+    """Return the values of a column.
+
+    Raises:
+        ConfigurationError: A value is invalid. The text names its row.
+    """
+    values = []
+    for number, value in enumerate(column):
+        try:
+            values.append(check(_plain(value)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; in {_row(number, ids[number])}") from None
+    return values
+
+
+def _plain(value: pa.Scalar) -> Any:
+    """Return an Arrow value as Python's; an instant beyond Python's calendar as its last one."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return dt.datetime.max.replace(tzinfo=dt.UTC)
+
+
+def _when(value: dt.datetime | None) -> dt.datetime | None:
+    return None if value is None else arguments.instant("when", value)
+
+
+def _delay(value: float | Decimal | dt.timedelta | None) -> float | None:
+    if value is None:
+        return None
+    return arguments.duration("delay", float(value) if isinstance(value, Decimal) else value)
+
+
 class Reader:
     """Reads messages from the rows of a DataFrame.
 
@@ -328,14 +390,23 @@ class Reader:
         schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
             struct, a variant or any value. It may have columns ``headers`` and ``key``.
         id: The column of the ids; None if there is none.
+        starts: Whether the columns ``when`` and ``delay`` say when a message becomes ready.
+        queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
     """
 
-    def __init__(self, schema: StructType, id: str | None = None) -> None:
+    def __init__(
+        self,
+        schema: StructType,
+        id: str | None = None,
+        *,
+        starts: bool = False,
+        queues: Sequence[str] = (),
+    ) -> None:
         names = schema.fieldNames()
-        for needed in ("payload", *(() if id is None else (id,))):
+        for needed in ("payload", *(() if id is None else (id,)), *(("queue",) if queues else ())):
             if needed not in names:
                 raise ConfigurationError(
                     f"the DataFrame has no column {needed!r} (it has {', '.join(names)})"
@@ -349,12 +420,13 @@ class Reader:
                 f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: "
                 "cast them to string"
             )
-        self._key = "key" in names
-        if self._key and not isinstance(schema["key"].dataType, StringType):
-            raise ConfigurationError(
-                f"key: the column is of type {schema['key'].dataType.simpleString()}: "
-                "cast it to string"
-            )
+        self._key = _has(schema, "key", StringType, "string")
+        self._when = starts and _has(schema, "when", TimestampType, "timestamp")
+        seconds = (NumericType, DayTimeIntervalType)
+        self._delay = starts and _has(schema, "delay", seconds, "double, a number of seconds")
+        self._queues = frozenset(queues)
+        if queues:
+            _has(schema, "queue", StringType, "string")
         self._headers = "headers" in names
         labels = (
             schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
@@ -368,7 +440,7 @@ class Reader:
 
         Raises:
             InvalidMessage: A payload is not valid JSON, or cannot be stored.
-            ConfigurationError: An id is null.
+            ConfigurationError: An id is null, or a ``when``, ``delay`` or ``queue`` is invalid.
         """
         none: list[None] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
@@ -377,8 +449,29 @@ class Reader:
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
-        for id, payload, labels, key in zip(ids, payloads, headers, keys, strict=True):
-            yield NewMessage(id, payload, _apply(self._labels, labels) or None, key)
+        delays = _checked(batch.column("delay"), ids, _delay) if self._delay else none
+        instants = _checked(batch.column("when"), ids, _when) if self._when else none
+        queues = _checked(batch.column("queue"), ids, self._queue) if self._queues else none
+        if self._delay and self._when:
+            for number, both in enumerate(zip(delays, instants, strict=True)):
+                if None not in both:
+                    raise ConfigurationError(
+                        f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
+                        "or make one of the two null"
+                    )
+        for id, payload, labels, key, delay, at, queue in zip(
+            ids, payloads, headers, keys, delays, instants, queues, strict=True
+        ):
+            named = _apply(self._labels, labels) or None
+            yield NewMessage(id, payload, named, key, delay, at, queue)
+
+    def _queue(self, value: str | None) -> str:
+        if value not in self._queues:
+            raise ConfigurationError(
+                f"queue: {'null' if value is None else repr(value[:120])} is not one of the queues "
+                "in the option queues: add it there, or leave the row out"
+            )
+        return value
 
     def _payloads(self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None]) -> list[Any]:
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -391,6 +484,6 @@ class Reader:
                 try:
                     values(column.slice(number, 1))
                 except _MISFITS as error:
-                    where = f"row {number}" if id is None else f"the row with id {id}"
-                    raise InvalidMessage(f"payload: in {where}: {_reason(error)}") from None
+                    text = f"payload: in {_row(number, id)}: {_reason(error)}"
+                    raise InvalidMessage(text) from None
             raise  # not covered: what fails in all rows fails in one of them

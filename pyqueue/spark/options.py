@@ -26,6 +26,7 @@ __all__ = ["CHUNK", "MAX_PARTITIONS", "Options", "checked", "payload_column", "r
 R = TypeVar("R")
 
 OnBadRecord = Literal["bury", "null", "fail"]
+OnDuplicate = Literal["ignore", "replace", "error"]
 
 #: The most tasks of one read.
 MAX_PARTITIONS: Final = 10_000
@@ -38,7 +39,10 @@ class Options:
     """The options of a read or a write, after the check."""
 
     address: NamespaceAddress
+    #: The queue, or the first one of ``queues``.
     queue: str
+    #: The queues that the rows of a write may name. Empty: the rows name none.
+    queues: tuple[str, ...]
     payload_type: str
     partitions: int
     group: str | None
@@ -50,6 +54,7 @@ class Options:
     id_column: str | None
     at_least_once: bool
     staged: bool
+    on_duplicate: OnDuplicate
     #: None: the default, which differs between a stream and a table.
     on_bad_record: OnBadRecord | None
     corrupt_column: str | None
@@ -62,13 +67,18 @@ class Options:
     #: The import path of the model of the payloads.
     payload_model: str | None
 
-    def backend(self) -> QueuePlans:
-        """Return the plans of the queue, and make sure that the queue is recorded."""
+    def backend(self, queue: str | None = None) -> QueuePlans:
+        """Return the plans of a queue, and make sure that the queue is recorded.
+
+        Args:
+            queue: The name of the queue. None: that of the options.
+        """
+        queue = self.queue if queue is None else queue
         connection = runner_of(client_of(self.address))
-        connection.run(_record_queue(self.queue))
+        connection.run(_record_queue(queue))
         return QueuePlans(
-            self.queue,
-            QueueOptions(dead_letter=arguments.dead_letter(self.queue, None)),
+            queue,
+            QueueOptions(dead_letter=arguments.dead_letter(queue, None)),
             owner=connection.owner,
             command_timeout=connection.command_timeout,
         )
@@ -100,6 +110,7 @@ _OPTIONS: Final = (
     "uriEnv",
     "namespace",
     "queue",
+    "queues",
     "payloadType",
     "payloadModel",
     "numPartitions",
@@ -118,6 +129,7 @@ _OPTIONS: Final = (
     "idColumn",
     "delivery",
     "staged",
+    "onDuplicate",
 )
 _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
@@ -152,9 +164,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
     def option(name: str, default: str | None = None) -> str | None:
         return given.get(name) or default
 
-    queue = option("queue")
-    if queue is None:
-        raise ConfigurationError('queue: name the queue: .option("queue", "...")')
+    queues = _queues(option("queue"), option("queues"))
     payload_type = option("payloadType", "json") or "json"
     if not _PAYLOAD_TYPE.match(payload_type):
         raise ConfigurationError(
@@ -167,7 +177,8 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
     match = option("match")
     return Options(
         NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
-        arguments.queue_name(queue),
+        queues[0],
+        () if option("queues") is None else queues,
         payload_type,
         _count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
         option("group") and arguments.group(option("group")),
@@ -180,6 +191,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
         == _DELIVERIES[1],
         _yes("staged", option("staged", "true")),
+        _on_duplicate(option("onDuplicate", "ignore")),
         *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
         _columns(option("columns")),
@@ -187,6 +199,28 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _yes("pushFilters", option("pushFilters", "false")),
         model,
     )
+
+
+def _queues(queue: str | None, queues: str | None) -> tuple[str, ...]:
+    if queue is not None and queues is not None:
+        raise ConfigurationError(
+            "queue, queues: give one of the two. With queues, the column queue of each row names "
+            "one of them"
+        )
+    if queues is None:
+        if queue is None:
+            raise ConfigurationError('queue: name the queue: .option("queue", "...")')
+        return (arguments.queue_name(queue),)
+    names = [arguments.queue_name(name.strip()) for name in queues.split(",")]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"queues: {queues!r} is not allowed: name each queue once, separated by commas"
+        )
+    return tuple(names)
+
+
+def _on_duplicate(given: str | None) -> OnDuplicate:
+    return cast("OnDuplicate", arguments.one_of("onDuplicate", given, get_args(OnDuplicate)))
 
 
 def _yes(name: str, given: str | None) -> bool:

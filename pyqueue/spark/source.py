@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,7 +36,7 @@ class QueueDataSource(DataSource):
         uri or uriEnv: The server's URI, or the name of an environment variable that holds it.
             With ``uriEnv`` the URI appears in no plan and no log.
         namespace: The collection that holds the queues; "pyqueue" by default.
-        queue: The name of the queue.
+        queue: The name of the queue. A write may have several; see ``queues``.
 
     Options of a read:
         payloadType: "json" (default), "variant" or a Spark type.
@@ -72,6 +72,14 @@ class QueueDataSource(DataSource):
             every two seconds.
 
     Options of a write:
+        queues: In place of ``queue``, the names of several queues, separated by commas. The column
+            ``queue`` of each row names one of them; a null or another name fails the write. The
+            record of a stage belongs to the first one: add further ones behind it.
+        onDuplicate: What to do with a row whose ``key`` belongs to a live message of its queue.
+            "ignore" (default) leaves the row out. "replace" overwrites that message. "error" fails
+            the write; one that is staged then shows nothing. A write that appears once, of a
+            stream or with ``epoch``, takes "ignore" only, and "replace" with ``idColumn`` needs
+            ``staged`` "false".
         idColumn: The column whose values are the ids.
         stage: The name of what writes; without ``idColumn`` the ids are "STAGE~ID", made from the
             column id. A stream needs ``stage``, ``idColumn`` or both.
@@ -84,8 +92,16 @@ class QueueDataSource(DataSource):
             as they are written, which is faster, and a repeated batch writes those again that were
             consumed meanwhile.
 
-    Columns of a read: id, queue, payload, headers, key, when, pushed, tries. Columns of a write:
-    payload, and optionally headers and key.
+    Columns of a read: id, queue, payload, headers, key, when, pushed, tries.
+
+    Columns of a write:
+        payload: JSON in a string, a struct, a variant or any value. The other columns are optional.
+        headers: A map of strings.
+        key: The key of the message, a string.
+        when: When the message becomes ready, a timestamp. One in the past means at once.
+        delay: In place of ``when``, the seconds until then, a number or an interval. They count
+            from the write of the row. A row that has both fails the write.
+        queue: With the option ``queues``, the queue of the row. Otherwise it means nothing.
 
     Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
@@ -125,7 +141,7 @@ class QueueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
-        options = checked(self.options, self.parallelism)
+        options = _checked_read(self.options, self.parallelism)
         if options.on_bad_record == "bury":
             raise ConfigurationError(
                 'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
@@ -136,7 +152,7 @@ class QueueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a streaming read."""
-        options = checked(self.options, self.parallelism)
+        options = _checked_read(self.options, self.parallelism)
         with _needs("4.2", "a streaming read"):
             from pyqueue.spark.readers import StreamReader
         if options.match is not None or options.push_filters:
@@ -166,6 +182,13 @@ class QueueDataSource(DataSource):
                 "staged: false needs idColumn, without stage and epoch: only the ids tell what was "
                 "written if Spark repeats a task"
             )
+        if options.epoch is not None:
+            _refuse_on_duplicate(options, "leave out stage and epoch, and give idColumn")
+        elif options.on_duplicate == "replace" and options.staged and options.id_column is not None:
+            raise ConfigurationError(
+                'onDuplicate: "replace" with idColumn needs .option("staged", "false"): a message '
+                "whose id the queue has cannot be staged again"
+            )
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import BatchWriter, DirectBatchWriter, EpochBatchWriter
         if options.epoch is not None:
@@ -192,9 +215,30 @@ class QueueDataSource(DataSource):
                 'write the same ids. .option("stage", "...") makes them from the column id; '
                 "idColumn names a column whose values are the ids"
             )
+        if not options.at_least_once:
+            _refuse_on_duplicate(options, 'use .option("delivery", "at-least-once")')
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import StreamWriter
         return StreamWriter(options, schema)
+
+
+def _checked_read(given: Mapping[str, str], partitions: int) -> Options:
+    """Check the options of a read."""
+    options = checked(given, partitions)
+    if options.queues:
+        raise ConfigurationError(
+            "queues: this option is for writes; read each queue by itself, and unite the DataFrames"
+        )
+    return options
+
+
+def _refuse_on_duplicate(options: Options, remedy: str) -> None:
+    """Refuse what a write by epoch cannot hold: its messages are shown after it is decided."""
+    if options.on_duplicate != "ignore":
+        raise ConfigurationError(
+            f'onDuplicate: a batch that is written once takes "ignore" only, because a key may be '
+            f"taken once the batch is decided; for {options.on_duplicate!r}, {remedy}"
+        )
 
 
 @contextmanager

@@ -20,13 +20,16 @@ from pyspark.sql.types import StructType
 from pyqueue.backends import managing
 from pyqueue.backends.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging, append
+from pyqueue.backends.staging import Staging, append, place_of
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError, Occupied
 from pyqueue.spark.frames import Reader
 from pyqueue.spark.options import CHUNK, Options
 
 __all__ = ["BatchWriter", "DirectBatchWriter", "EpochBatchWriter", "StreamWriter"]
+
+#: The messages that are written at once, and their queue; None if the rows name none.
+Chunks = Iterator[tuple[str | None, list[NewMessage]]]
 
 
 @dataclass
@@ -41,14 +44,14 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = Reader(schema, options.id_column)
-        self._staging = Staging(options.backend().target, uuid4().hex)
+        self._reader = _reader(options, schema, options.id_column)
+        self._staging = Staging(options.backend().target, uuid4().hex, options.on_duplicate)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
         attempt, counts = uuid4().hex, {}
-        for number, messages in enumerate(_chunks(self._reader, iterator)):
-            place = f"{attempt}:{number}"
+        for number, (queue, messages) in enumerate(_chunks(self._reader, iterator)):
+            place = place_of(f"{attempt}:{number}", queue)
             counts[place] = self._options.run(self._staging.write(place, messages))
         return _Staged(counts)
 
@@ -73,7 +76,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = Reader(schema, options.id_column)
+        self._reader = _reader(options, schema, options.id_column)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of a task."""
@@ -88,16 +91,17 @@ class DirectBatchWriter(DataSourceArrowWriter):
         _notify(self._options)
 
 
-def _appended(options: Options, chunks: Iterator[list[NewMessage]]) -> WriterCommitMessage:
-    target = options.backend().target
-    for messages in chunks:
-        options.run(append(target, messages))
+def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
+    for queue, messages in chunks:
+        target = options.backend(queue).target
+        options.run(append(target, messages, options.on_duplicate))
     return WriterCommitMessage()
 
 
 def _notify(options: Options) -> None:
     with options.address.open() as client:
-        runner_of(client).run(managing.notify(options.queue))
+        for queue in options.queues or [options.queue]:
+            runner_of(client).run(managing.notify(queue))
 
 
 # ---- by epoch
@@ -120,7 +124,7 @@ class _EpochWriter:
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = Reader(schema, options.id_column or "id")
+        self._reader = _reader(options, schema, options.id_column or "id")
         self._job = uuid4().hex
 
     def _epochs(self, query: str) -> EpochWrites:
@@ -135,8 +139,8 @@ class _EpochWriter:
         counts = {}
         if attempt is not None:
             task = _context().taskAttemptId()
-            for number, messages in enumerate(self._messages(iterator)):
-                place = f"{attempt}:{task}:{number}"
+            for number, (queue, messages) in enumerate(self._messages(iterator)):
+                place = place_of(f"{attempt}:{task}:{number}", queue)
                 counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
         return _Written(query, self._job, attempt, counts)
 
@@ -155,13 +159,13 @@ class _EpochWriter:
                 until = other.until
                 time.sleep(other.wait_s)
 
-    def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:
+    def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Chunks:
         """Read the rows, and give them their ids."""
         stage = self._options.stage if self._options.id_column is None else None
-        for messages in _chunks(self._reader, iterator):
+        for queue, messages in _chunks(self._reader, iterator):
             if stage is not None:
                 messages = [each._replace(id=f"{stage}~{each.id}") for each in messages]
-            yield messages
+            yield queue, messages
 
     def _commit(self, messages: list[WriterCommitMessage | None], epoch: int) -> None:
         """Show what the tasks have written, unless that was done before."""
@@ -229,8 +233,15 @@ def _context() -> TaskContext:
     return context
 
 
-def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Iterator[list[NewMessage]]:
-    """Read the rows of all batches, in lists of at most ``CHUNK``."""
+def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
+    return Reader(schema, id, starts=True, queues=options.queues)
+
+
+def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
+    """Read the rows of all batches, in lists of at most ``CHUNK``, each for one queue."""
     rows = chain.from_iterable(map(reader.rows, batches))
     while messages := list(islice(rows, CHUNK)):
-        yield messages
+        by_queue: dict[str | None, list[NewMessage]] = {}
+        for each in messages:
+            by_queue.setdefault(each.queue, []).append(each)
+        yield from by_queue.items()

@@ -10,21 +10,21 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Generator, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from pyqueue import Client, DuplicateKey, Fenced, Queue, QueueError
+from pyqueue import Client, ConfigurationError, DuplicateKey, Fenced, Message, Queue, QueueError
 from pyqueue.backends import epochs as module
 from pyqueue.backends.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging
+from pyqueue.backends.staging import Staging, place_of
 from pyqueue.connecting import runner_of
 from pyqueue.errors import Occupied
 from pyqueue.queues import backend_of
-from pyqueue.requests import Plan, Request
+from pyqueue.requests import Plan, Request, Signal
 
 #: The rows of an epoch, in two tasks. One has a key.
 TASKS = [
@@ -43,11 +43,12 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 class Scene:
-    """A query that writes to a new queue, and a consumer."""
+    """A query that writes to a new queue, or to two, and a consumer."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.queue: Queue[Any] = client.queue(f"q{uuid4().hex[:8]}")
+        self.other: Queue[Any] = client.queue(f"{self.queue.name}-other")
         self.writes = self.query("query-1")
         self.seen: Counter[Any] = Counter()
 
@@ -82,7 +83,8 @@ class Scene:
     def consume(self) -> None:
         """Finish all messages that are visible."""
         collection = self.client.database["pyqueue"]
-        for each in list(collection.find({"q": self.queue.name, "record": {"$exists": False}})):
+        both = {"$in": [self.queue.name, self.other.name]}
+        for each in list(collection.find({"q": both, "record": {"$exists": False}})):
             collection.delete_one({"_id": each["_id"]})
             self.seen[each["payload"]] += 1
 
@@ -91,13 +93,16 @@ class Scene:
         return count
 
 
-def run_of(writes: EpochWrites, job: str, epoch: int = 7) -> Plan[int]:
-    """Do what Spark does for an epoch: run the tasks, and then the commit."""
+def run_of(writes: EpochWrites, job: str, epoch: int = 7, other: str | None = None) -> Plan[int]:
+    """Do what Spark does for an epoch: run the tasks, and then the commit.
+
+    The second task may write to another queue.
+    """
     counts, attempt = {}, None
     for task, rows in enumerate(TASKS):
         attempt = yield from writes.join(job, epoch)
         if attempt is not None:
-            place = f"{attempt}:{task}:0"
+            place = place_of(f"{attempt}:{task}:0", other if task else None)
             counts[place] = yield from writes.write(epoch, attempt, task, place, rows)
     if attempt is None:
         return (yield from writes.resume(epoch))
@@ -134,6 +139,79 @@ def test_epoch_appears_once_wherever_a_run_ends(client: Client) -> None:
         assert scene.hidden() == 0
     assert at > 12
     assert partly, "no kill came while the epoch was shown"
+
+
+def test_epoch_of_two_queues_appears_once_wherever_a_run_ends(client: Client) -> None:
+    """Also if the driver is killed between the two."""
+    at, more, between = 0, True, 0
+    while more:
+        at += 1
+        scene = Scene(client)
+        other = scene.other.name
+        more = advance(scene.steps(run_of(scene.writes, "a", other=other)), at)
+        between += scene.seen == Counter({1: 1, 2: 1})
+        assert not advance(scene.steps(run_of(scene.writes, "b", other=other)), 1000)
+        assert scene.seen == ONCE, f"killed before command {at}"
+        assert scene.run(run_of(scene.writes, "c", other=other)) == 0
+        assert scene.hidden() == 0
+    assert between, "no kill came between the queues"
+
+
+def test_epoch_appears_in_its_queues_and_signals_both(client: Client) -> None:
+    scene = Scene(client)
+    signalled: set[str] = set()
+
+    def noted(plan: Plan[int]) -> Plan[int]:
+        answer = None
+        while True:
+            try:
+                request = plan.send(answer)
+            except StopIteration as stop:
+                return int(stop.value)
+            if isinstance(request, Signal):
+                signalled.add(request.queue)
+            answer = yield request
+
+    assert scene.run(noted(run_of(scene.writes, "a", other=scene.other.name))) == 3
+    assert sorted(each.payload for each in scene.queue.peek(5)) == [1, 2]
+    assert [each.payload for each in scene.other.peek(5)] == [3]
+    assert signalled == {scene.queue.name, scene.other.name}
+    assert {each.name for each in client.queues()} == signalled
+
+
+def test_epoch_keeps_the_instants_of_its_messages(client: Client) -> None:
+    """A message without one is as old as its appearance, so that consumers find it."""
+    scene, now = Scene(client), datetime.now(UTC)
+    hour = timedelta(hours=1)
+    rows = [
+        NewMessage("s~1", 1, None, None, None, now + hour),
+        NewMessage("s~2", 2, None, "k", 600),
+        NewMessage("s~3", 3),
+    ]
+    attempt = scene.run(scene.writes.join("a", 0))
+    scene.run(scene.writes.write(0, attempt, 1, "x", rows))
+    past = {"$set": {"when": now - hour, "due": now - hour}}
+    client.database["pyqueue"].update_one({"_id": "s~3"}, past)
+    assert scene.run(scene.writes.commit("a", 0, attempt, {"x": 3})) == 3
+    found = [scene.queue.get(f"s~{number}") for number in (1, 2, 3)]
+    first, second, third = (each for each in found if isinstance(each, Message))
+    assert [each.state for each in (first, second, third)] == ["scheduled", "scheduled", "ready"]
+    assert abs(first.when - (now + hour)) < timedelta(milliseconds=1)
+    assert second.when > now + timedelta(minutes=5)
+    assert third.when > now - hour / 2
+
+
+def test_id_in_two_queues_of_an_epoch_is_refused(client: Client) -> None:
+    """Otherwise the second row would be left out silently."""
+    scene = Scene(client)
+    attempt = scene.run(scene.writes.join("a", 0))
+    for place, fits in (("x", True), (place_of("x", scene.other.name), False), ("y", False)):
+        plan = scene.writes.write(0, attempt, 1, place, [NewMessage("s~1", 1)])
+        if fits:
+            assert scene.run(plan) == 1
+        else:
+            with pytest.raises(ConfigurationError, match="'s~1' is that of several rows"):
+                scene.run(plan)
 
 
 def interleaved(client: Client, first: int, second: int) -> None:

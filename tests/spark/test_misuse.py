@@ -31,6 +31,7 @@ NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"
 
 READ = {"uri": NOWHERE, "queue": "raw"}
 STREAM = READ | {"group": "g"}
+SEVERAL = {"uri": NOWHERE, "queues": "a, b"}
 
 
 def read(**options: Any) -> Any:
@@ -119,6 +120,23 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("staged", lambda: write(READ | {"staged": "false"})),
     ("staged", lambda: write(READ | {"staged": "no", "idColumn": "id"})),
     ("staged", lambda: write(READ | {"staged": "false", "stage": "s", "epoch": "1"})),
+    ("queue, queues", lambda: write(READ | {"queues": "a,b"})),
+    ("queues", lambda: write(SEVERAL | {"queues": "a, b, a"})),
+    ("name", lambda: write(SEVERAL | {"queues": "a,,b"})),
+    ("queues", lambda: read(**SEVERAL)),
+    ("queues", lambda: stream(**SEVERAL, group="g")),
+    ("queue", lambda: write(SEVERAL, table(payload=StringType()))),
+    ("queue", lambda: write(SEVERAL, table(payload=StringType(), queue=LongType()))),
+    ("when", lambda: write(READ, table(payload=StringType(), when=StringType()))),
+    ("delay", lambda: write(READ, table(payload=StringType(), delay=StringType()))),
+    ("onDuplicate", lambda: write(READ | {"onDuplicate": "drop"})),
+    ("onDuplicate", lambda: write(READ | {"onDuplicate": "replace", "idColumn": "id"})),
+    (
+        "onDuplicate",
+        lambda: write(READ | {"onDuplicate": "replace", "stage": "s", "epoch": "1"}),
+    ),
+    ("onDuplicate", lambda: stream_to(READ | {"stage": "s", "onDuplicate": "error"})),
+    ("onDuplicate", lambda: stream_to(READ | {"stage": "s", "onDuplicate": "replace"})),
     ("payload", lambda: write(READ, table(id=StringType(), value=StringType()))),
     ("order_id", lambda: write(READ | {"idColumn": "order_id"})),
     ("outputMode", lambda: stream_to(READ | {"stage": "s"}, overwrite=True)),
@@ -281,9 +299,9 @@ def test_stream_write_refuses_ids_of_another_queue(flow: Flow, database: str) ->
     flow.raw.push(1, id=f"s~{flow.source}")
     writer: Any = QueueDataSource(
         {"uri": database, "queue": flow.target, "stage": "s"}
-    ).streamWriter(columns(None), False)
+    ).streamWriter(table(id=StringType(), payload=StringType()), False)
     with in_a_task("query", 0), pytest.raises(DuplicateKey, match="never in queue"):
-        writer.write(rows_of(id=[flow.source], payload=["1"], headers=[[]], key=[None]))
+        writer.write(rows_of(id=[flow.source], payload=["1"]))
     assert flow.written() == []
 
 
