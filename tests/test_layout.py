@@ -365,7 +365,8 @@ BACKENDS: dict[str, set[str]] = {
     "epochs": {"namespace", "options", "staging"},
     "claim_groups": {"acknowledging", "namespace", "queue_plans", "transitions"},
     "named_claims": {
-        *("acknowledging", "claim_groups", "claiming", "invalid", "namespace", "queue_plans"),
+        *("acknowledging", "byte_limit", "claim_groups", "claiming", "invalid", "namespace"),
+        "queue_plans",
         *("reading", "receiving", "transitions"),
     },
     "__init__": {"standard"},

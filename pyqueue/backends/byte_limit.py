@@ -10,7 +10,8 @@ messages may be too many bytes:
   are missing in it, the claim reads the sizes of what it holds, and then the rest of what fits.
 - If less than one such batch may be returned, it encodes what it read.
 
-What does not fit is given back.
+What does not fit is given back. A named claim may have thousands of messages, and reads the sizes
+of its candidates in steps that grow.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ import bson
 
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.documents import hashable_id
+from pyqueue.messages import Id
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document, Filter, Find, Plan
 
-__all__ = ["CANDIDATES", "HELD_CLAIMS", "SIZED_CANDIDATES", "ByteLimit", "read_claimed", "size_of"]
+__all__ = [
+    "CANDIDATES",
+    "HELD_CLAIMS",
+    "SIZED_CANDIDATES",
+    "ByteLimit",
+    "fitting_ids",
+    "read_claimed",
+    "size_of",
+]
 
 #: What a claim reads of its candidates. The index contains it.
 CANDIDATES: Final[Mapping[str, object]] = {"_id": 1, "when": 1}
@@ -34,6 +44,9 @@ SIZED_CANDIDATES: Final = {**CANDIDATES, "bytes": {"$bsonSize": "$$ROOT"}}
 #: What is needed of a claimed message to give it back.
 HELD_CLAIMS: Final[Mapping[str, object]] = {"_id": 1, "when": 1, "due": 1, "token": 1}
 _SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, **HELD_CLAIMS}
+#: How many sizes a named claim reads first, and how many for each one that it has read before.
+FIRST_SIZES: Final = 10
+SIZES_GROWTH: Final = 10
 
 
 def size_of(document: Document) -> int:
@@ -174,3 +187,26 @@ def read_claimed(
             limit.excess += held[fits:]
             return in_order([each for each in read if hashable_id(each["_id"]) in kept])
     return limit.cut(read) if limit.left < BATCH_BYTES else read
+
+
+def fitting_ids(ids: Sequence[Id], max_bytes: int) -> Plan[list[Id]]:
+    """Return the first ids of messages, as many as fit together; at least one.
+
+    The server reads a message to find out its size. So this reads few sizes first, and then as many
+    as will fit if the rest is alike.
+    """
+    limit = ByteLimit(ScanState(), max_bytes, least=1)
+    if not limit.wants_sizes(len(ids)):
+        return list(ids)
+    taken, step = 0, FIRST_SIZES
+    while taken < len(ids) and not limit.full:
+        some = ids[taken : taken + step]
+        found = yield from Find({"_id": {"$in": some}}, SIZED_CANDIDATES)
+        sizes = {each["_id"]: each.get("bytes", 0) for each in found}
+        limit.begin()
+        fits = limit.fitting([sizes.get(id, 0) for id in some])
+        limit.add(found[:fits])
+        taken += fits
+        alike = taken * limit.left // max(1, limit.taken_at_most)
+        step = max(FIRST_SIZES, min(alike + 1, SIZES_GROWTH * taken))
+    return list(ids[:taken])

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from bson import ObjectId
 
 from pyqueue.backends import acknowledging, invalid, namespace, reading, receiving, transitions
+from pyqueue.backends.byte_limit import fitting_ids
 from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.namespace import CLAIMS
@@ -27,12 +28,14 @@ from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims"]
+__all__ = ["MAX_BATCH_BYTES", "MAX_CLAIM", "ClaimRange", "NamedClaims"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 10_000
 #: The most messages of one claim: one command acknowledges it, and that has to end in time.
 MAX_CLAIM: Final = 100_000
+#: How many bytes of messages Spark gets in one batch, unless an option says otherwise.
+MAX_BATCH_BYTES: Final = 64 * 2**20
 
 #: The filters of documents that are not valid messages.
 _INVALID: Final[Sequence[dict[str, Any]]] = [
@@ -98,7 +101,13 @@ class NamedClaims(ClaimGroup):
         return (yield from reading.due_in(queue)) == 0 and not (yield from namespace.paused(queue))
 
     def claim(
-        self, token: str, limit: int, lease_s: float, *, since: datetime | None = None
+        self,
+        token: str,
+        limit: int,
+        lease_s: float,
+        *,
+        since: datetime | None = None,
+        max_bytes: int | None = None,
     ) -> Plan[int | None]:
         """Claim up to ``limit`` ready messages for ``lease_s`` seconds.
 
@@ -109,6 +118,8 @@ class NamedClaims(ClaimGroup):
             limit: how many messages at most.
             lease_s: the length of the lease, in seconds.
             since: claim only what was ready at this instant.
+            max_bytes: how many bytes of stored messages at most, but at least one message. None:
+                any number.
 
         Returns:
             The number of the claim, or None if no message is ready.
@@ -132,6 +143,8 @@ class NamedClaims(ClaimGroup):
             ids = yield from self._valid_ids(found, now)
             if not ids:
                 continue
+            if max_bytes is not None:
+                ids = yield from fitting_ids(ids, max_bytes)
             n = progress.claimed + 1
             yield from self._advance(token, {"$set": {"claimed": n}}, claimed=progress.claimed)
             yield from self._stamp(ids, n, token, lease_s)
@@ -173,7 +186,9 @@ class NamedClaims(ClaimGroup):
         token = yield from self.adopt(lease_s)
         return token, *(yield from self.proceed(token, limit, lease_s))
 
-    def proceed(self, token: str, limit: int, lease_s: float) -> Plan[tuple[int, list[Id]]]:
+    def proceed(
+        self, token: str, limit: int, lease_s: float, *, max_bytes: int | None = None
+    ) -> Plan[tuple[int, list[Id]]]:
         """Return what is outstanding, or claim anew if nothing is.
 
         Returns:
@@ -189,7 +204,7 @@ class NamedClaims(ClaimGroup):
                 return progress.claimed, ids
             # Other processes took all of it.
             yield from self._advance(token, {"$max": {"n": progress.claimed}})
-        n = yield from self.claim(token, limit, lease_s)
+        n = yield from self.claim(token, limit, lease_s, max_bytes=max_bytes)
         if n is None:
             return progress.claimed, []
         return n, (yield from self.ids(token, n - 1, n))

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
 from pyqueue.backends.acknowledging import NOTE
-from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.named_claims import MAX_BATCH_BYTES, MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import Connection
@@ -171,7 +171,8 @@ class Batches:
         if self._runner.token is not None and not self.run(self.claims.has_work()):
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
         token = self._runner.take()
-        upto, ids = self.run(self.claims.proceed(token, self._limit, self.lease))
+        plan = self.claims.proceed(token, self._limit, self.lease, max_bytes=MAX_BATCH_BYTES)
+        upto, ids = self.run(plan)
         if not ids:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
         batch, model = Batch(self, token, upto), self.source.codec.model

@@ -11,7 +11,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import MAX_MEMBERS
-from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.named_claims import MAX_BATCH_BYTES, MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
@@ -47,6 +47,7 @@ class Options:
     partitions: int
     group: str | None
     max_messages: int
+    max_bytes: int
     lease: float
     members: int
     stage: str | None
@@ -119,6 +120,7 @@ _OPTIONS: Final = (
     "pushFilters",
     "group",
     "maxMessagesPerBatch",
+    "maxBytesPerBatch",
     "leaseSeconds",
     "maxWaitMs",
     "onBadRecord",
@@ -134,6 +136,7 @@ _OPTIONS: Final = (
 _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
 _MOST_EPOCHS: Final = 10**12 - 1
+_MOST_BYTES: Final = 2**40
 #: Spark adds these to the options of a stream.
 _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "querytimeout"}
 _KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
@@ -183,6 +186,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
         option("group") and arguments.group(option("group")),
         _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
+        _count("maxBytesPerBatch", option("maxBytesPerBatch", str(MAX_BATCH_BYTES)), _MOST_BYTES),
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
         _count("members", option("members", "1"), MAX_MEMBERS),
         option("stage") and arguments.group(option("stage"), "stage"),

@@ -179,14 +179,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._idle.rest(due_s)
                 return start
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
-            n = run(self._recorded(runner).claim(token, most, options.lease, since=self._since))
+            plan = self._recorded(runner).claim(
+                token, most, options.lease, since=self._since, max_bytes=options.max_bytes
+            )
+            n = run(plan)
             if n is None:  # the queue is paused, or other consumers were faster
                 self._count_at = self._count_at or -math.inf
                 self._idle.rest(math.inf)
                 return start
             self._claimed = n
             if self._count_at is None or len(self._held(runner, token, after, n)) < most:
-                self._count_at = -math.inf  # few messages are ready, so counting costs little
+                # Few messages are ready, so counting costs little, or the batch has many bytes.
+                self._count_at = -math.inf
         count = len(self._held(runner, token, after, self._claimed))
         return self._offset(runner, self._claimed, after, count)
 

@@ -64,6 +64,8 @@ class QueueDataSource(DataSource):
         members: How many queries share the work of the group; 1 by default. Each query needs its
             own checkpoint. Give all of them the same number.
         maxMessagesPerBatch: The largest size of a batch; 10 000 by default.
+        maxBytesPerBatch: How many bytes of stored messages a batch has at most, and at least one
+            message; 67108864 by default, which is 64 MB.
         leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
         maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
             for new data, in milliseconds; 100 by default, 0 to 60 000. The waits of the other

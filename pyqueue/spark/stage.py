@@ -56,7 +56,8 @@ class SparkStage:
             batch is one transaction, which needs a replica set.
         model: A pydantic model, whose fields make the payload a struct. With None the payload is a
             JSON string.
-        max_messages: The largest size of a batch. With "transaction" at most 10 000.
+        max_messages: The largest size of a batch. With "transaction" at most 10 000. A batch also
+            ends at 64 MB of stored messages.
         lease: How many seconds a batch stays held if this process dies. The lease is renewed while
             the batch runs.
         max_tries: How often a message is tried if the transform fails on it, before it is buried.

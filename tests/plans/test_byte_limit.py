@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from pyqueue.backends.byte_limit import fitting_ids
 from pyqueue.backends.receiving import Limits
 from pyqueue.errors import ConfigurationError, QueueError, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES
@@ -250,3 +251,58 @@ def test_call_that_fails_loses_nothing(
 def test_max_bytes_is_a_whole_number(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"max_bytes: .*give a whole number from 1"):
         Runner().run(standard().receive(Waiters("t"), 5, timeout=0, max_bytes=value))
+
+
+# ---- named claims
+
+MB = 2**20
+
+
+def fitting(sizes: Sequence[int], max_bytes: int) -> tuple[int, list[int]]:
+    """Return how many of the first messages fit, and how many sizes each look has read."""
+    names = [f"m{number}" for number in range(len(sizes))]
+    plan, looks = fitting_ids(names, max_bytes), []
+    answer: Any = None
+    while True:
+        try:
+            request = plan.send(answer)
+        except StopIteration as stop:
+            fit: list[str] = stop.value
+            break
+        assert isinstance(request, Find)
+        some = request.filter["_id"]["$in"]
+        looks.append(len(some))
+        # The server returns them in any order.
+        answer = [{"_id": id, "bytes": sizes[int(id[1:])]} for id in reversed(some)]
+    assert fit == names[: len(fit)]
+    return len(fit), looks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fit", "looks"),
+    [
+        ([300] * 10_000, 10_000, [10, 100, 1100, 8790]),
+        ([MB] * 10_000, 64, [10, 55]),
+        ([MB] * 64 + [1], 64, [10, 55]),
+        ([65 * MB, 1, 1, 1, 1], 1, [5]),
+        ([1, 65 * MB, 1, 1, 1], 1, [5]),
+        ([1] * 10 + [MB] * 10_000, 73, [10, 100]),
+        ([16 * MB] * 4, 4, []),
+        ([1], 1, []),
+    ],
+    ids=["small", "large", "exactly", "one", "second", "unlike", "few", "single"],
+)
+def test_named_claim_reads_few_more_sizes_than_fit(
+    sizes: list[int], fit: int, looks: list[int]
+) -> None:
+    assert fitting(sizes, 64 * MB) == (fit, looks)
+    assert fit == 1 or sum(sizes[:fit]) <= 64 * MB
+    assert fit == len(sizes) or sum(sizes[: fit + 1]) > 64 * MB
+
+
+def test_message_that_is_gone_takes_no_bytes() -> None:
+    plan = fitting_ids([f"m{number}" for number in range(6)], 100)
+    next(plan)
+    with pytest.raises(StopIteration) as stop:
+        plan.send([{"_id": "m5", "bytes": 50}, {"_id": "m3", "bytes": 50}])
+    assert stop.value.value == [f"m{number}" for number in range(6)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import bson
 import pytest
 from bson import ObjectId
 
@@ -269,6 +270,20 @@ def test_later_messages_are_not_settled() -> None:
     assert "claim" not in bench.stored("later")
     assert bench.run(claims.claim(token, 10, LEASE, since=since)) is None
     assert bench.run(claims.claim(token, 10, LEASE)) == 2
+
+
+def test_claim_ends_at_its_bytes_or_its_count() -> None:
+    """The first message is claimed whatever its size."""
+    bench = Bench(9)
+    size = len(bson.encode(bench.stored("m0000")))
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    for n, (limit, max_bytes, count) in enumerate(
+        [(9, 3 * size, 3), (9, size // 2, 1), (2, 9 * size, 2), (9, None, 3)], 1
+    ):
+        assert bench.run(claims.claim(token, limit, LEASE, max_bytes=max_bytes)) == n
+        assert len(bench.run(claims.ids(token, n - 1, n))) == count
+    assert bench.run(claims.claim(token, 9, LEASE, max_bytes=1)) is None
 
 
 def test_claim_that_lost_every_message_scans_again() -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Message
-from pyqueue.spark import QueueDataSource
+from pyqueue.spark import QueueDataSource, batches
 from tests.spark.engine import Engine, in_a_task, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually
@@ -295,6 +295,30 @@ def test_row_whose_key_is_taken_may_fail_the_write(sink: Sink, way: str) -> None
     with pytest.raises(DuplicateKey, match=r"has messages with these keys: \['k'\]"):
         sink.write(way, rows, {"key": StringType()}, onDuplicate="error")
     assert sink.flow.written() == ([100] if way == "staged" else [1, 100])
+
+
+# ---- the bytes of a batch
+
+
+def test_stream_ends_a_batch_at_its_bytes(flow: Flow, database: str) -> None:
+    flow.raw.push_many(["x" * 1000] * 6)
+    sizes: list[int] = []
+
+    def sink(number: int, found: list[pa.RecordBatch]) -> None:
+        sizes.append(sum(each.num_rows for each in found))
+
+    source = {"uri": database, "queue": flow.source, "group": "g", "maxBytesPerBatch": "2500"}
+    Engine(source, sink).run()
+    assert sizes == [2, 2, 2]
+    assert flow.left() == []
+
+
+@pytest.mark.usefixtures("faked")
+def test_stage_ends_a_batch_at_its_bytes(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 2500)
+    flow.raw.push_many(["x" * 1000] * 6)
+    assert [each.claimed for each in flow.work()] == [2, 2, 2]
+    assert len(flow.written()) == 6
 
 
 # ---- a real session
