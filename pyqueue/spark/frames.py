@@ -63,6 +63,8 @@ _ZONE: Final[Mapping[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
 
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
 #: Converts a payload, or a part of one.
 Convert = Callable[[Any], Any]
 Document = Mapping[str, Any]
@@ -348,33 +350,35 @@ def _row(number: int, id: str | None) -> str:
     return f"row {number}" if id is None else f"the row with id {id}"
 
 
-def _checked(
-    column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None], check: Convert
-) -> list[Any]:
-    """Return the values of a column.
+def _checked(values: Sequence[Any], ids: Sequence[str | None], check: Convert) -> list[Any]:
+    """Return the values of a column as ``check`` returns them.
 
     Raises:
         ConfigurationError: A value is invalid. The text names its row.
     """
-    values = []
-    for number, value in enumerate(column):
+    checked = []
+    for number, value in enumerate(values):
         try:
-            values.append(check(_plain(value)))
+            checked.append(check(value))
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; in {_row(number, ids[number])}") from None
-    return values
+    return checked
 
 
-def _plain(value: pa.Scalar) -> Any:
-    """Return an Arrow value as Python's; an instant beyond Python's calendar as its last one."""
+def _microseconds(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
+    """Return instants as numbers, which takes a fraction of the time of datetimes."""
+    numbers: list[int | None] = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    return numbers
+
+
+def _when(value: int | None) -> dt.datetime | None:
+    if value is None:
+        return None
     try:
-        return value.as_py()
-    except (OverflowError, ValueError):
-        return dt.datetime.max.replace(tzinfo=dt.UTC)
-
-
-def _when(value: dt.datetime | None) -> dt.datetime | None:
-    return None if value is None else arguments.instant("when", value)
+        instant = _EPOCH + dt.timedelta(microseconds=value)
+    except OverflowError:  # Spark's calendar is longer than Python's
+        instant = (dt.datetime.max if value > 0 else dt.datetime.min).replace(tzinfo=dt.UTC)
+    return arguments.instant("when", instant)
 
 
 def _delay(value: float | Decimal | dt.timedelta | None) -> float | None:
@@ -449,9 +453,11 @@ class Reader:
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
-        delays = _checked(batch.column("delay"), ids, _delay) if self._delay else none
-        instants = _checked(batch.column("when"), ids, _when) if self._when else none
-        queues = _checked(batch.column("queue"), ids, self._queue) if self._queues else none
+        delays = _checked(batch.column("delay").to_pylist(), ids, _delay) if self._delay else none
+        instants = _checked(_microseconds(batch.column("when")), ids, _when) if self._when else none
+        queues = (
+            _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
+        )
         if self._delay and self._when:
             for number, both in enumerate(zip(delays, instants, strict=True)):
                 if None not in both:
