@@ -16,10 +16,12 @@ from uuid import uuid4
 
 import pymongo
 import pytest
+from hypothesis import is_hypothesis_test
 
 from pyqueue import Client
 from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
+from tests.support.samples import sample
 from tests.support.servers import MEMORY, require_mongod
 from tests.support.shared import Mongod, Run
 
@@ -36,14 +38,25 @@ os.environ["TZ"] = "EST5EDT"
 time.tzset()
 
 
+#: Fixtures that are expensive. All tests that use one run in the same worker.
+GROUPS = {"spark", "secured", "guarded", "own_server", "processes"}
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share a Spark session, or a private mongod, on one worker each."""
+    """Keep tests that share a server on one worker, and sample the cases of async clients.
+
+    An async client runs the same plans as a blocking one, for which all cases run.
+    """
+    sample(items, None, lambda params: "async" in params.values())
     for item in items:
         if item.get_closest_marker("own_mongod") is not None:
             item.add_marker(pytest.mark.xdist_group("own_mongod"))
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+            # Each process that draws values for the first time reads the package for constants.
+            item.add_marker(pytest.mark.xdist_group("hypothesis"))
+        for fixture in GROUPS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(fixture))
 
 
 # ---- one mongod for a run, whichever its workers

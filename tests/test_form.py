@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+#: One worker reads all files for the tests of this module.
+pytestmark = pytest.mark.xdist_group("form")
+
 ROOT = Path(__file__).parents[1]
 MAX_MODULE = 500
 #: These modules hold one public class each, which mirrors the promised API.

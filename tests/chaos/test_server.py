@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 # ---- the server restarts
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.slow), "kill"])
 def test_waiting_consumers_survive_a_restart(server: Server, database: str, end: str) -> None:
     """Some consumers poll while the server is away, some sleep; with both kinds of client."""
     url = server.url(database)
@@ -131,6 +131,9 @@ UNKNOWN = {
 }
 
 
+#: Those that are tried on async clients, which run the same plans.
+TWINS = ("push", "push_many", "reserve", "commit", "move", "counts", "pause")
+
 Outcome = tuple[float, BaseException | None]
 
 
@@ -145,7 +148,7 @@ def expect_unavailable(outcomes: dict[str, Outcome]) -> None:
         for name, (_, error) in outcomes.items()
         if isinstance(error, Unavailable) and error.ids
     }
-    assert ids == UNKNOWN
+    assert ids == {name: each for name, each in UNKNOWN.items() if name in outcomes}
 
 
 def attempt(name: str, queue: Any, held: Any) -> Outcome:
@@ -167,7 +170,7 @@ async def attempt_async(name: str, queue: Any, held: Any) -> Outcome:
 
 
 def test_every_operation_is_unavailable_in_time(server: Server, database: str) -> None:
-    """Each operation of both kinds of queue has its own client, which worked just before."""
+    """Each operation has its own client, which worked just before. Some are async."""
     url = server.url(database)
     for namespace in ("pyqueue", "twins"):
         with Client(url, namespace=namespace) as client:
@@ -183,9 +186,9 @@ def test_every_operation_is_unavailable_in_time(server: Server, database: str) -
             queue = client.queue(name)
             queue.push_many(["first", "second"], ids=ids)
             ready[name] = queue, queue.reserve(0)
-        for twin, (name, ids) in zip(twins, seeds.items(), strict=True):
+        for twin, name in zip(twins, TWINS, strict=True):
             async_queue = twin.queue(name)
-            await async_queue.push_many(["first", "second"], ids=ids)
+            await async_queue.push_many(["first", "second"], ids=seeds[name])
             async_ready[name] = async_queue, await async_queue.reserve(0)
         await asyncio.to_thread(server.stop)
         used: list[Client | AsyncClient] = [*clients, *twins]
@@ -211,8 +214,7 @@ def test_every_operation_is_unavailable_in_time(server: Server, database: str) -
             async with AsyncExitStack() as async_stack:
                 clients = [Client(url, command_timeout=TIMEOUT_S) for _ in OPERATIONS]
                 twins = [
-                    AsyncClient(url, namespace="twins", command_timeout=TIMEOUT_S)
-                    for _ in OPERATIONS
+                    AsyncClient(url, namespace="twins", command_timeout=TIMEOUT_S) for _ in TWINS
                 ]
                 for client in clients:
                     stack.enter_context(client)

@@ -181,7 +181,9 @@ def test_importing_pyqueue_does_not_import_the_cli() -> None:
 # ---- embedded
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_embedded_runs_a_server_until_a_signal(
     number: signal.Signals,
     bare_shell: Shell,

@@ -17,11 +17,12 @@ import pytest
 
 from pyqueue import AsyncClient, Client, QueueClosed, Worker
 from pyqueue.cli import work
-from pyqueue.embedded import EmbeddedServer
 from tests.cli.shell import Shell
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import gone
+from tests.support.proxy import Proxy
 from tests.support.servers import free_port
+from tests.support.shared import Mongod
 
 # ---- one process
 
@@ -114,7 +115,7 @@ def test_a_failing_import_of_a_recipe_shows_its_line(shell: Shell) -> None:
     ("arguments", "kind", "define"),
     [
         (["worker", "shop:worker"], "AsyncClient", "async def"),
-        (["pipeline", "run", "shop.toml"], "Client", "def"),
+        pytest.param(["pipeline", "run", "shop.toml"], "Client", "def", marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -142,20 +143,18 @@ def test_a_program_waits_for_its_server(
 
 
 def test_a_worker_receives_once_its_server_is_up(
-    bare_shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare_shell: Shell, mongod: Mongod, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedServer(tmp_path / "data") as server:
-        port = server.port
-        with Client(server.url + "&appname=x") as client:
-            client.queue("jobs").push("job")
-    url = f"mongodb://127.0.0.1:{port}/?replicaSet=pyqueue"
-    monkeypatch.setenv("PYQUEUE_URL", url)
+    client.queue("jobs").push("job")
     Path("shop.py").write_text(SHOP.format(client="Client", define="def", stop_after=1))
-    with bare_shell.program("worker", "shop:worker", "--json") as process:
-        assert process.stderr is not None
-        next(line for line in process.stderr if "waiting for the server" in line)
-        with EmbeddedServer(tmp_path / "data") as server:
-            assert server.port == port
+    with Proxy(mongod.port) as proxy:
+        proxy.cut()
+        url = f"mongodb://127.0.0.1:{proxy.port}/{client.database.name}?directConnection=true"
+        monkeypatch.setenv("PYQUEUE_URL", url)
+        with bare_shell.program("worker", "shop:worker", "--json") as process:
+            assert process.stderr is not None
+            next(line for line in process.stderr if "waiting for the server" in line)
+            proxy.restore()
             out, _ = process.communicate(timeout=LONG)
     assert json.loads(out)["stages"]["jobs"]["out"] == 1
 

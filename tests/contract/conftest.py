@@ -5,21 +5,23 @@ A test that needs a feature marks it: ``@pytest.mark.needs("history")``. The tes
 only for the places that offer the feature. Separate tests cover the answers of the other places
 (test_kinds.py, test_transactions.py). So nothing is ever skipped.
 
-``make test`` runs a selection: see ``Place.runs``. The rest is marked ``slow``.
+``make test`` runs a selection: see ``Place.runs`` and ``Place.few``. The rest is marked ``slow``.
 
 All tests of a place share one client and one namespace. Each test has its own queue names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from uuid import uuid4
 
 import pytest
 
 from pyqueue import Client
-from tests.contract.world import PLACES, AnyClient, AnyQueue, Began, World, open_world
+from tests.contract.world import PLACES, AnyClient, AnyQueue, Began, Place, World, open_world
+from tests.support.samples import sample
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,11 +36,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         places = [place for place in PLACES if needs <= place.offers]
         assert places, f"no place offers {needs}"
         file = metafunc.module.__name__.rpartition(".")[2]
+        if "not slow" in metafunc.config.getoption("markexpr"):
+            # To collect thousands of cases and deselect them takes seconds, in each worker.
+            places = [place for place in places if place.runs(file)] or places
         values = [
             pytest.param(place, id=place.name, marks=() if place.runs(file) else pytest.mark.slow)
             for place in places
         ]
         metafunc.parametrize("world", values, indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a few cases of each test, in most places."""
+    for place in PLACES:
+        if place.few is not None:
+            sample(items, place.few, partial(_is_in, place))
+
+
+def _is_in(place: Place, params: Mapping[str, object]) -> bool:
+    return params.get("world") == place
 
 
 @pytest.fixture(scope="session")

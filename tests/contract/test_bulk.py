@@ -9,6 +9,7 @@ import pickle
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from pyqueue.queues import backend_of
 from pyqueue.requests import Command, Plan, Signal, WriteFailure
 from tests.contract.world import AnyQueue
 from tests.plans.runner import Runner
+from tests.support.samples import sampled
 
 
 @pytest.fixture(params=["memory", "mongod"])
@@ -98,10 +100,10 @@ def read(client: Client, queue: Queue[Any], parts: list[Slice], limit: int) -> l
     return answer
 
 
-@pytest.mark.parametrize("kind", ["str", "ObjectId", "both"])
-@pytest.mark.parametrize("count", [0, 1, 2, 30])
-@pytest.mark.parametrize("limit", [1, 7, 1000])
-@pytest.mark.parametrize("instants", [1, 5])
+@pytest.mark.parametrize(
+    ("kind", "count", "limit", "instants"),
+    sampled(product(["str", "ObjectId", "both"], [0, 1, 2, 30], [1, 7, 1000], [1, 5]), few=11),
+)
 def test_slices_are_disjoint_complete_even_and_in_order(
     client: Client, queue: Queue[Any], kind: str, count: int, limit: int, instants: int
 ) -> None:

@@ -64,13 +64,28 @@ class Place:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
         if self.kind.name != "standard":
             return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
-        return self.driver != "motor" or file in MOTOR_FILES
+        if self.driver == "motor":
+            return file in MOTOR_FILES
+        return self.driver != "async-memory" or file in ASYNC_MEMORY_FILES
+
+    @property
+    def few(self) -> int | None:
+        """Return how many cases of each test ``make test`` runs here; None: all.
+
+        All cases run in memory on a blocking client. The other clients run the same plans.
+        """
+        if self.name == "memory":
+            return None
+        return 6 if self.name == "pymongo" else 3
 
 
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
 #: read results, errors and sessions of the driver. In the other files Motor runs the same plans
 #: and the same code as PyMongo's async driver.
 MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
+#: The test files that ``make test`` runs on an async client in memory. In the other files it runs
+#: the same plans as the blocking one.
+ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
 #: The test files that ``make test`` runs on a server for the second kind. A kind changes plans and
 #: not drivers, so the other files run in memory.
 KIND_FILES: Final = {"test_kinds", "test_receive", "test_settle", "test_move", "test_transactions"}

@@ -178,7 +178,7 @@ def test_by_pipeline_all_figures_are_equal_too(
     """In a pipe there is one JSON object on stdout, and nothing on stderr."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo, "PROCESSES", 1)
-    ended = run("--rows", "100", "--json", "--by", "pipeline")
+    ended = run("--rows", "60", "--json", "--by", "pipeline")
     assert (ended.status, ended.errors) == (0, "")
     assert ended.out.count("\n") == 1
     result = ended.result

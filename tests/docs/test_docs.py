@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,12 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@cache
+def program() -> Any:
+    """The commands of pyqueue."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(page: str) -> None:
     for words in commands(page):
@@ -148,11 +155,10 @@ def test_commands_exist(page: str) -> None:
             case ["make", *rest]:
                 assert next(word for word in rest if "=" not in word) in targets(), words
             case ["pyqueue", command, *rest]:
-                group: Any = typer.main.get_command(app)
                 if command.startswith("-"):
                     continue
-                assert command in group.commands, words
-                found = group.commands[command]
+                assert command in program().commands, words
+                found = program().commands[command]
                 while hasattr(found, "commands"):
                     found = found.commands[rest.pop(0)]
                 known = {option for each in found.params for option in each.opts}
@@ -210,6 +216,7 @@ def test_index_links_every_page() -> None:
 # ---- cited tests
 
 
+@cache
 def defined_tests(path: Path) -> set[str]:
     """The tests in a file; those in classes are named Class::test."""
     names = set()

@@ -34,7 +34,7 @@ from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place
 from tests.hostile.values import INJECTED, ODD, Given, anything, bson_values
 
-bounded = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+bounded = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 long = settings(
     max_examples=4_000,
     derandomize=False,
@@ -214,7 +214,7 @@ def bystander(place: Place) -> Place:
     return place
 
 
-@settings(bounded, max_examples=120)
+@settings(bounded, max_examples=50)
 @given(st.sampled_from(sorted(ARGUMENTS)), anything())
 @example("push key", Given("\ud800"))
 @example("push id", Given("\ud800"))
@@ -339,7 +339,7 @@ def test_any_backoff_waits_or_is_refused(field: str, given: Given, tries: int) -
         assert 0 <= backoff.delay(tries) <= 2 * 100 * 365 * 86400
 
 
-@settings(bounded, max_examples=30)
+@settings(bounded, max_examples=20)
 @given(anything())
 def test_any_queue_name_works_or_is_refused(place: Place, given: Given) -> None:
     value = given.value

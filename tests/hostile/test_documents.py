@@ -42,7 +42,7 @@ from tests.hostile.conftest import Place
 from tests.hostile.values import ODD, Given, odd
 from tests.support.eventually import LONG
 
-bounded = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+bounded = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 long = settings(
     max_examples=2_000,
     derandomize=False,
@@ -82,7 +82,7 @@ FIELDS = (
 )
 #: The ways to receive.
 VERBS = ("reserve", "reserve_many", "pop", "pop_many")
-#: The odd values that are tried in every field with each of them; and those with one of them,
+#: The odd values that are tried in every field with some of them; and those with one of them,
 #: because each message takes several commands.
 FEW = ["null", "text", "array of instants"]
 MANY = [
@@ -163,7 +163,7 @@ def look(queue: AnyQueue) -> None:
         queue.get(name)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["reserve_many", "pop"])
 def test_odd_values_in_every_field(place: Place, verb: str) -> None:
     receive_all(place, verb, MANY if (place.kind, verb) == ("blocking", "reserve_many") else FEW)
 

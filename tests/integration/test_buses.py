@@ -261,7 +261,6 @@ def worker(guarded: int) -> int:
     return guarded
 
 
-@pytest.mark.xdist_group("guarded")
 @pytest.mark.parametrize("how", ["blocking", "async"])
 @pytest.mark.parametrize("dropped", [False, True])
 def test_default_bus_without_permission_warns_once(

@@ -575,7 +575,9 @@ def in_foreground(
     return output.getvalue(), servers[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_run_foreground_ends_on_a_signal(
     mongod: str,
     tmp_path: Path,

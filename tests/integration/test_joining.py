@@ -248,7 +248,7 @@ def test_cancelled_joined_calls_lose_nothing(driver: str, url: str) -> None:
         storms = 0
         while storms < 2 or set(ledger.cancelled) != kinds:  # until each has been cancelled
             assert storms < 40
-            calls = (actor(f"{storms}-{n}", queue, ledger, 8) for n in range(32))
+            calls = (actor(f"{storms}-{n}", queue, ledger, 4) for n in range(32))
             await asyncio.gather(*calls)
             storms += 1
         await settled(client)

@@ -222,12 +222,16 @@ def without_repeats(values: list[str]) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("driver", "durability"),
     [
-        *((driver, "majority") for driver in ("blocking", "async", "motor")),
+        *((driver, "majority") for driver in ("blocking", "async")),
         ("blocking", "acknowledged"),
         # The part that all drivers share chooses the write concern.
         *(
-            pytest.param(driver, "acknowledged", marks=pytest.mark.slow)
-            for driver in ("async", "motor")
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("motor", "majority"),
+                ("async", "acknowledged"),
+                ("motor", "acknowledged"),
+            )
         ),
     ],
 )

@@ -20,6 +20,8 @@ from tests.model.machine import Machine
 from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 
+pytestmark = pytest.mark.xdist_group("hypothesis")
+
 
 def play(place: Place, options: settings) -> None:
     """Run the machine on a place."""
@@ -39,15 +41,15 @@ def server(url: str) -> Any:
 
 
 def test_plans() -> None:
-    play(plans_place(), SHORT(max_examples=100, stateful_step_count=25))
+    play(plans_place(), SHORT(max_examples=50, stateful_step_count=25))
 
 
 def test_mongomock() -> None:
-    play(memory_place(), SHORT(max_examples=20, stateful_step_count=25))
+    play(memory_place(), SHORT(max_examples=12, stateful_step_count=25))
 
 
 def test_mongod(server: Place) -> None:
-    play(server, SHORT(max_examples=20, stateful_step_count=25))
+    play(server, SHORT(max_examples=12, stateful_step_count=25))
 
 
 # ---- a broken rule is detected

@@ -13,15 +13,23 @@ import pytest
 from pyqueue import Client
 from pyqueue.memory import memory_database
 from tests.pipeline.place import Gate, Place
+from tests.support.samples import sample
 
 #: Every pair of store, client and handler: whether there is a server, a blocking client, and
-#: whether handlers are awaited.
+#: whether handlers are awaited. ``make test-slow`` runs the last one.
 PLACES = {
     "memory-blocking-def": (False, True, False),
-    "memory-async-async_def": (False, False, True),
     "mongod-blocking-async_def": (True, True, True),
-    "mongod-async-def": (True, False, False),
+    "mongod-async-async_def": (True, False, True),
+    "memory-async-def": (False, False, False),
 }
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sample the cases of async clients, as for all tests."""
+    server = PLACES["mongod-async-async_def"]
+    sample(items, None, lambda params: params.get("place") == server)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,12 @@ def make_place(
         yield place
 
 
-@pytest.fixture(params=list(PLACES.values()), ids=list(PLACES))
+@pytest.fixture(
+    params=[
+        pytest.param(place, id=name, marks=pytest.mark.slow if name == "memory-async-def" else ())
+        for name, place in PLACES.items()
+    ]
+)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """Each store, with each kind of client and each kind of handler."""
     yield from make_place(request, *request.param)

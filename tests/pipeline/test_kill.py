@@ -37,7 +37,9 @@ def expect(worker: subprocess.Popen[str], line: str) -> None:
     assert worker.stdout.readline() == f"{line}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_signal_lets_the_handler_end(url: str, client: Client, number: signal.Signals) -> None:
     queue = client.queue("in")
     queue.push_many([1, 2])
@@ -143,7 +145,7 @@ def short_transactions(own_mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterat
 @pytest.mark.own_mongod
 @pytest.mark.usefixtures("short_transactions")
 def test_killed_at_random(url: str) -> None:
-    run_and_kill(url, items=300, kills=3, seed=7, pause=(0.0, 0.1))
+    run_and_kill(url, items=150, kills=2, seed=7, pause=(0.0, 0.1))
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from pyqueue.requests import Plan, Update
 from tests.plans.runner import standard
 from tests.plans.store import Pause, Process, Task, instant
 from tests.plans.test_named_claims import Bench, cut, interrupted
+from tests.support.samples import sampled
 
 LEASE = 600.0
 #: The lease of a runner whose messages have this lease.
@@ -380,7 +381,7 @@ def start(bench: Bench, work: Task, replica: Replica, at: float) -> None:
     bench.world.spawn(renewing(), at)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", sampled(range(15), few=5))
 @pytest.mark.parametrize("count", [1, 2])
 def test_replicas_take_over_only_from_the_dead(seed: int, count: int) -> None:
     """Five replicas, two of which are killed at any command."""
@@ -402,7 +403,7 @@ def test_replicas_take_over_only_from_the_dead(seed: int, count: int) -> None:
     assert group.takeovers <= count + kills
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", sampled(range(15), few=6))
 def test_replica_that_stalls_stands_by_and_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
     bench = Bench(60)

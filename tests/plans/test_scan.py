@@ -369,7 +369,7 @@ def play(scenario: dict[str, Any], scan: type[ScanState] = ScanState) -> None:
 
 
 @given(scenarios())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_message_is_hidden_lost_or_received_twice(scenario: dict[str, Any]) -> None:
     play(scenario)
 

@@ -32,10 +32,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of one mongod that asks for passwords. Each test uses its own databases.
-
-    Tests that use it are in the group ``guarded``, so that one worker starts it.
-    """
+    """The port of one mongod that asks for passwords. Each test uses its own databases."""
     with mongod_process(tmp_path_factory.mktemp("guarded"), "--auth") as port:
         with MongoClient[dict[str, Any]]("127.0.0.1", port) as mongo:
             mongo.admin.command("createUser", ROOT_USER, pwd=ROOT_PASSWORD, roles=["root"])
@@ -169,6 +166,15 @@ OpenKind = Callable[[str], AbstractContextManager[Kind]]
 def opened(request: pytest.FixtureRequest) -> OpenKind:
     """Opens several kinds in one test, to share what is expensive."""
     return lambda name: open_kind(name, request)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let ``make test`` run one of four tests on Motor, which is the third kind of capped bus."""
+    motor = [each for each in items if "signals/" in each.nodeid and "capped-motor" in each.name]
+    for number, item in enumerate(motor):
+        if number % 4:
+            item.add_marker(pytest.mark.slow)
 
 
 served = pytest.mark.parametrize(

@@ -412,7 +412,6 @@ def test_primary_that_steps_down(kind: Kind, own: EmbeddedServer) -> None:
         kind.close()
 
 
-@pytest.mark.xdist_group("guarded")
 def test_missing_permission_names_the_remedy(guarded: int) -> None:
     """The remedy works."""
     with Client("127.0.0.1", guarded, username=ROOT_USER, password=ROOT_PASSWORD) as root:

@@ -18,6 +18,7 @@ from pyqueue.spark.frames import columns
 from tests.spark.engine import Checkpoint, Engine, Sink, to_queue
 from tests.spark.fakes import Crash, Flow, meddled
 from tests.spark.test_source import Deaths, nothing, source, target
+from tests.support.samples import at_each, some_or_all
 
 #: The columns of a read whose payloads are numbers.
 NUMBERS = columns(LongType())
@@ -130,48 +131,43 @@ def dies_and_goes_on(
     assert [(each["payload"], each["dead"]["tries"]) for each in dead(flow)] == [("two", 1)]
 
 
-def test_bad_record_is_buried_if_the_stream_dies_at_any_step(shared: Client, database: str) -> None:
-    for at in range(1, 100):
+@some_or_all
+def test_bad_record_is_buried_if_the_stream_dies_at_any_step(
+    shared: Client, database: str, few: int | None
+) -> None:
+    def run(at: int) -> int:
         death = Deaths(at)
 
-        def die(run: Callable[..., object], death: Deaths = death) -> None:
+        def die(run: Callable[..., object]) -> None:
             with suppress(Crash):
                 run(death)
 
         dies_and_goes_on(Flow(shared), database, die)
-        if not death.died:
-            break
-    assert at > 15
+        return len(death.steps)
+
+    assert at_each(run, few) > 14
 
 
-def dies_at_commands(shared: Client, database: str, step: int) -> None:
+@some_or_all
+def test_bad_record_is_buried_if_the_stream_dies_at_any_command(
+    shared: Client, database: str, few: int | None
+) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     runner_of(client).enter()
-    for at in range(1, 200, step):
-        happened: list[bool] = []
 
-        def die(run: Callable[[], object], at: int = at, happened: list[bool] = happened) -> None:
+    def run(at: int) -> int:
+        met = 0
+
+        def die(run: Callable[[], object]) -> None:
+            nonlocal met
             with meddled(client, at) as meddler, suppress(Crash):
                 run()
-            happened.append(meddler.happened)
+            met = meddler.count
 
         dies_and_goes_on(Flow(shared), database, die)
-        if not happened[0]:
-            break
-    assert at > 20
+        return met
 
-
-def test_bad_record_is_buried_if_the_stream_dies_at_a_command(
-    shared: Client, database: str
-) -> None:
-    dies_at_commands(shared, database, 4)
-
-
-@pytest.mark.slow
-def test_bad_record_is_buried_if_the_stream_dies_at_any_command(
-    shared: Client, database: str
-) -> None:
-    dies_at_commands(shared, database, 1)
+    assert at_each(run, few) > 20
 
 
 def test_restarts_while_the_sink_is_down_bury_nothing(

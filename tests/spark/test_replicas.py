@@ -30,6 +30,7 @@ from tests.spark.fakes import Crash, Flow, Frame, no_session
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually
 from tests.support.processes import program
+from tests.support.samples import at_each, sampled, some_or_all
 
 pytestmark = pytest.mark.usefixtures("faked")
 
@@ -330,45 +331,40 @@ def test_second_query_stands_by_and_takes_over(
     assert flow.left() == []
 
 
+@some_or_all
 def test_second_query_at_any_step_disturbs_nothing(
-    shared: Client, engine: Callable[..., Engine], drivers: Drivers
+    shared: Client, engine: Callable[..., Engine], drivers: Drivers, few: int | None
 ) -> None:
     """It starts before each step of the first query in turn."""
-    for at in range(1, 100):
+
+    def run(at: int) -> int:
         flow, rows, standby = Flow(shared), Rows(), Rows()
         flow.raw.push_many(range(5))
         steps: list[str] = []
         second: list[Engine] = []
 
-        def step(
-            name: str,
-            steps: list[str] = steps,
-            at: int = at,
-            of: Flow = flow,
-            standby: Rows = standby,
-            second: list[Engine] = second,
-        ) -> None:
+        def step(name: str) -> None:
             steps.append(name)
             if len(steps) == at:
                 drivers.on("b")
-                second.append(engine(standby, of=of))
+                second.append(engine(standby, of=flow))
                 second[-1].batch()
                 drivers.on("a")
 
         drivers.on("a")
         first = engine(rows, step=step, of=flow)
-        if at > 2:
-            first.run()
-        else:  # the second query is the first to take the group
+        if at in (1, 2):  # the second query is the first to take the group
             assert not first.batch()
             rows = standby
             drivers.on("b")
             second[0].run()
+        else:
+            first.run()
         assert rows == Rows(range(5)), f"the other query started before step {at}"
         assert flow.left() == []
-        if not second:
-            break
-    assert at > 10
+        return len(steps)
+
+    assert at_each(run, few) > 10
 
 
 def test_query_twice_in_one_application_is_refused(
@@ -502,15 +498,12 @@ def handed_over(
     return ends[0], ends[1]
 
 
-@pytest.mark.parametrize("second", [5, 8])
 def test_handover_between_queries_loses_nothing(
-    shared: Client, engine: Callable[..., Engine], drivers: Drivers, second: int
+    shared: Client, engine: Callable[..., Engine], drivers: Drivers
 ) -> None:
     """The first checkpoint comes back after another query has run the group."""
-    for first in range(1, 30):
-        if handed_over(Flow(shared), engine, drivers, first, second)[0]:
-            break
-    assert first > 8
+    for first, second in ((1, 8), (3, 5), (5, 8), (7, 5), (9, 8), (12, 5)):
+        assert handed_over(Flow(shared), engine, drivers, first, second) == (False, False)
 
 
 @pytest.mark.slow
@@ -618,16 +611,16 @@ def test_second_query_of_a_stage_is_refused_if_both_live(
 # ---- real processes
 
 
-@pytest.mark.parametrize("members", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_replica_is_followed_by_another(url: str, members: int) -> None:
-    """Three processes of a pipeline with a Python stage and a Spark stage; two are killed.
+@pytest.mark.parametrize(("members", "count"), sampled([(1, 2), (1, 3), (2, 3)], few=1))
+def test_killed_replica_is_followed_by_another(url: str, members: int, count: int) -> None:
+    """Processes of a pipeline with a Python stage and a Spark stage; all but one are killed.
 
     The lease of the messages is 4 s, so a runner's lease is 1 s.
     """
     with ExitStack() as stack, Client(url, signals="none:") as client:
         replicas = [
             stack.enter_context(program("-m", "tests.spark.replica", url, str(members)))
-            for _ in range(3)
+            for _ in range(count)
         ]
         alive = {each.pid: each for each in replicas}
         states, out = client.database["pyqueue"], client.queue("c")
@@ -640,9 +633,9 @@ def test_killed_replica_is_followed_by_another(url: str, members: int) -> None:
                     return pid
             return None
 
-        for wave in range(3):
+        for wave in range(count):
             client.queue("a").push_many([{"n": 100 * wave + number} for number in range(100)])
-            if wave < 2:
+            if wave < count - 1:
                 found: list[int] = []
 
                 def working(found: list[int] = found) -> bool:
@@ -658,6 +651,6 @@ def test_killed_replica_is_followed_by_another(url: str, members: int) -> None:
                 seconds=SLOW_S,
                 alive=lambda: all(each.poll() is None for each in alive.values()),
             )
-        assert sorted(each.payload["n"] for each in out.peek(1000)) == [*range(300)]
+        assert sorted(each.payload["n"] for each in out.peek(1000)) == [*range(100 * count)]
         assert client.queue("a").counts().total == client.queue("b").counts().total == 0
         assert [each.poll() for each in alive.values()] == [None]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from tests.plans.runner import NOW
 from tests.spark.engine import Checkpoint, Engine, in_a_task, to_queue
 from tests.spark.fakes import Crash, Flow, meddled, waiting_consumer
 from tests.support.eventually import eventually
+from tests.support.samples import at_each, sampled, some_or_all
 
 
 def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
@@ -72,22 +74,16 @@ def nothing(step: str) -> None:
 
 
 class Deaths:
-    """Ends the process before step number ``at``."""
+    """Ends the process before step number ``at``, from 1; with 0 it goes on."""
 
     def __init__(self, at: int) -> None:
-        self.left = at
+        self.at = at
         self.steps: list[str] = []
 
     def __call__(self, step: str) -> None:
-        self.left -= 1
-        if self.left == 0:
+        if len(self.steps) + 1 == self.at:
             raise Crash
-        if self.left > 0:
-            self.steps.append(step)
-
-    @property
-    def died(self) -> bool:
-        return self.left <= 0
+        self.steps.append(step)
 
 
 # ---- dying
@@ -116,9 +112,13 @@ def run_through(
         engine.reader.stop()  # a dead process renews nothing
 
 
-def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database: str) -> None:
+@some_or_all
+def test_stream_that_dies_at_any_step_writes_each_once(
+    shared: Client, database: str, few: int | None
+) -> None:
     dying: set[str] = set()
-    for at in range(1, 100):
+
+    def run(at: int) -> int:
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
@@ -129,8 +129,9 @@ def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database:
         assert flow.written() == [*range(5)], f"died after {death.steps}"
         assert flow.left() == []
         dying.update(death.steps)
-        if not death.died:
-            break
+        return len(death.steps)
+
+    assert at_each(run, few) > 20
     assert dying >= {
         "initialOffset",
         "latestOffset",
@@ -142,18 +143,21 @@ def test_stream_that_dies_at_any_step_writes_each_once(shared: Client, database:
         "sink commit",
         "commit log",
     }
-    assert at > 20
 
 
-def test_batch_that_was_consumed_is_not_written_again(shared: Client, database: str) -> None:
+@some_or_all
+def test_batch_that_was_consumed_is_not_written_again(
+    shared: Client, database: str, few: int | None
+) -> None:
     """At whatever command the stream died. A consumer takes each message as it appears."""
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     runner_of(client).enter()
-    for at in range(1, 200):
+
+    def run(at: int) -> int:
         flow, checkpoint, seen = Flow(shared), Checkpoint(), Counter[Any]()
         flow.raw.push_many(range(3))
 
-        def consume(step: str = "", flow: Flow = flow, seen: Counter[Any] = seen) -> None:
+        def consume(step: str = "") -> None:
             seen.update(each.payload for each in flow.clean.pop_many(10, timeout=0))
 
         with meddled(client, at) as meddler, suppress(Crash):
@@ -165,15 +169,19 @@ def test_batch_that_was_consumed_is_not_written_again(shared: Client, database: 
         consume()
         assert seen == Counter(range(3)), f"died at command {at}"
         assert flow.left() == []
-        if not meddler.happened:
-            break
-    assert at > 20
+        return meddler.count
+
+    assert at_each(run, few) > 20
 
 
-def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, database: str) -> None:
+@some_or_all
+def test_stream_that_dies_at_any_command_writes_each_once(
+    shared: Client, database: str, few: int | None
+) -> None:
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     runner_of(client).enter()  # it has reached the server before commands are counted
-    for at in range(1, 200):
+
+    def run(at: int) -> int:
         flow, checkpoint = Flow(shared), Checkpoint()
         flow.raw.push_many(range(3))
         with meddled(client, at) as meddler, suppress(Crash):
@@ -183,14 +191,15 @@ def test_stream_that_dies_at_any_command_writes_each_once(shared: Client, databa
         run_through(flow, database, checkpoint, nothing, stage=True)
         assert flow.written() == [*range(3)], f"died at command {at}"
         assert flow.left() == []
-        if not meddler.happened:
-            break
-    assert at > 20
+        return meddler.count
+
+    assert at_each(run, few) > 20
 
 
 def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database: str) -> None:
     """This shows that the tests above can fail."""
-    for at in range(1, 100):
+    doubled = False
+    for at in range(1, 20):
         flow, checkpoint, death = Flow(shared), Checkpoint(), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
@@ -200,17 +209,19 @@ def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database:
         run_through(flow, database, checkpoint, nothing, stage=False)
         assert {*flow.written()} == {*range(5)}
         doubled = len(flow.written()) > 5
-        if doubled or not death.died:
+        if doubled:
             break
     assert doubled
 
 
+@some_or_all
 def test_stream_survives_the_loss_of_its_checkpoint(
-    shared: Client, database: str, monkeypatch: pytest.MonkeyPatch
+    shared: Client, database: str, monkeypatch: pytest.MonkeyPatch, few: int | None
 ) -> None:
     """At whatever step it died: nothing is lost, and stable ids prevent a second write."""
     monkeypatch.setattr(epochs, "FRESH", timedelta(0))
-    for at in range(1, 100):
+
+    def run(at: int) -> int:
         flow, death = Flow(shared), Deaths(at)
         flow.raw.push_many(range(5))
         with suppress(Crash):
@@ -219,9 +230,9 @@ def test_stream_survives_the_loss_of_its_checkpoint(
         run_through(flow, database, Checkpoint(), nothing, stage=True)
         assert flow.written() == [*range(5)], f"died after {death.steps}"
         assert flow.left() == []
-        if not death.died:
-            break
-    assert at > 20
+        return len(death.steps)
+
+    assert at_each(run, few) > 20
 
 
 def test_restarted_stream_waits_for_no_lease(flow: Flow, database: str) -> None:
@@ -623,8 +634,10 @@ def test_committed_write_wakes_a_waiting_consumer(flow: Flow, database: str) -> 
 
 # ---- parts
 
-KINDS = ["str", "ObjectId", "both"]
-COUNTS = [0, 1, 2, 1000]
+#: The types of the ids, and how many messages there are.
+each_population = pytest.mark.parametrize(
+    ("kind", "count"), sampled(product(["str", "ObjectId", "both"], [0, 1, 2, 1000]), few=5)
+)
 
 
 def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
@@ -639,8 +652,7 @@ def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
     return ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", COUNTS)
+@each_population
 def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     pushed(flow, kind, count)
     run = runner_of(flow.client).run
@@ -657,8 +669,7 @@ def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: in
         assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", COUNTS)
+@each_population
 def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
     """Most messages became eligible in the same millisecond."""
     pushed(flow, kind, count)

@@ -76,9 +76,15 @@ def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..
     )
     assert flow.clean.peek()[0].headers == {"h": "1"}
     assert settled(flow)
+
+
+@pytest.mark.spark_long
+def test_stream_goes_on_from_its_checkpoint(flow: Flow, started: Callable[..., Query]) -> None:
+    flow.raw.push_many(range(8))
+    ended(started(availableNow=True))
     flow.raw.push_many([8, 9])
     flow.raw.push("later", delay=600)
-    query = ended(started(availableNow=True))  # this query starts from the checkpoint
+    query = ended(started(availableNow=True))
     assert [each.numInputRows for each in query.recentProgress] == [2]
     assert flow.written() == [*range(10)]
     assert flow.left() == ["later"]

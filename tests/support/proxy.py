@@ -242,6 +242,14 @@ class Proxy:
 
         asyncio.run_coroutine_threadsafe(change(), self._loop).result()
 
+    def restore(self) -> None:
+        """Accept connections again."""
+
+        async def change() -> None:
+            self._link.change(cut=False)
+
+        asyncio.run_coroutine_threadsafe(change(), self._loop).result()
+
     def swallow(self, command: str, replies: int = _EVERY) -> None:
         """Lose the next replies to a command, and count the lost ones from 0 again."""
 
