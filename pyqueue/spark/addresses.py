@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from pyqueue import arguments
-from pyqueue.connecting import Connected, Connection
+from pyqueue.connecting import Connected, Connection, runner_of
 from pyqueue.errors import ConfigurationError
 
 __all__ = ["NamespaceAddress", "TaskClient", "client_of", "shared_client"]
@@ -117,3 +119,14 @@ def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], 
         if key not in _clients:
             _clients[key] = make(address)
         return cast(C, _clients[key])
+
+
+def _close_clients() -> None:
+    """Close the clients of this process. A fork leaves those of its parent alone."""
+    for (pid, _, _), client in list(_clients.items()):
+        if pid == os.getpid():
+            with suppress(Exception):  # a server may be gone; closing waits for it a second
+                runner_of(client).close()
+
+
+atexit.register(_close_clients)

@@ -145,6 +145,29 @@ def test_stages_and_claims_import_with_spark_4_0() -> None:
     assert "needs Spark 4.1" in lines[4]
 
 
+def test_shared_clients_are_closed_when_the_process_ends(database: str) -> None:
+    """A fork leaves the client of its parent alone. A server that is gone delays nothing."""
+    assert run(
+        f"""
+        import os, sys, warnings
+        from pyqueue.connecting import runner_of
+        from pyqueue.spark.addresses import NamespaceAddress, client_of
+
+        warnings.simplefilter("error", ResourceWarning)
+        sys.unraisablehook = lambda what: print(what.exc_value)
+        gone = client_of(NamespaceAddress.of("mongodb://127.0.0.1:1/db", None, "pyqueue"))
+        print(gone.database.name, flush=True)
+        client = client_of(NamespaceAddress.of({database!r}, None, "pyqueue"))
+        runner_of(client).enter()
+        if not os.fork():
+            sys.unraisablehook = lambda what: None
+            sys.exit()
+        os.wait()
+        print(client.database.command("ping")["ok"])
+        """,
+    ) == ["db", "1.0"]
+
+
 class Session:
     """Records what is registered with a session."""
 
