@@ -68,7 +68,12 @@ def register(spark: SparkSession) -> QueueProgressListener:
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
     if listener is None:
         _ship(spark, Path(__file__))
-    spark.dataSource.register(_source(_parallelism(spark)))
+    try:
+        spark.dataSource.register(_source(_parallelism(spark)))
+    except PySparkException as error:
+        # Spark 4.0 keeps the source that it has found by itself.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
     if listener is None:
         listener = QueueProgressListener()
         spark.streams.addListener(listener)

@@ -66,7 +66,9 @@ def read_stream(spark: Any, client: Client, url: str, folder: Path) -> None:
 def run_stream(df: Any, url: str, queue: str, folder: Path) -> None:
     """Write what is there into a queue, by epochs."""
     writer = df.writeStream.format("pyqueue").options(uri=url, queue=queue, stage=queue)
-    writer = writer.option("checkpointLocation", str(folder / queue)).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(folder / f"{queue}-checkpoint")).trigger(
+        availableNow=True
+    )
     writer.start().awaitTermination()
 
 

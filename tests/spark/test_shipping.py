@@ -13,7 +13,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark.errors import PySparkAttributeError
+from pyspark.errors import PySparkAttributeError, PySparkException
 
 from pyqueue.spark import QueueDataSource, registration
 from pyqueue.spark.frames import columns
@@ -225,6 +225,23 @@ def test_reads_follow_the_parallelism_of_the_cluster(
     assert [each._options.partitions for each in planned] == [tasks, 3]
     assert session.artifacts == []
     assert session.environment == {"PYTHONPATH": "/before"}
+
+
+@pytest.mark.parametrize("name", ["DATA_SOURCE_ALREADY_EXISTS", "ANOTHER"])
+def test_register_keeps_a_source_that_spark_has_found(name: str) -> None:
+    """Spark 4.0 looks for sources when it starts, and refuses to register one of them again."""
+    session: Any = Session({}, 2)
+
+    def refuse(source: object) -> None:
+        raise PySparkException(f"[{name}] Data source 'pyqueue' already exists.")
+
+    session.dataSource.register = refuse
+    if name == "ANOTHER":
+        with pytest.raises(PySparkException):
+            registration.register(session)
+    else:
+        registration.register(session)
+    assert len(session.listeners) == (name != "ANOTHER")
 
 
 def test_register_sends_the_wheel_that_it_runs_from(
