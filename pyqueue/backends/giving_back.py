@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from pyqueue.backends import transitions
 from pyqueue.backends.applying import update_with_key
 from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.scan import due_of
+from pyqueue.backends.scan import FIRST, due_of
 from pyqueue.requests import Document, Insert, Plan, ServerTime, Signal, UpdateEach
 
 __all__ = ["give_back", "insert_again", "undo_pop", "undo_reserve"]
@@ -32,18 +33,23 @@ def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[Non
 def give_back(
     queue: str, kind: Kind, documents: Sequence[Document], *, counted: bool = True
 ) -> Plan[None]:
-    """Give back claimed messages. ``counted``: whether their claim counted a try."""
+    """Give back claimed messages. ``counted``: whether their claim counted a try.
+
+    What they hold may be invalid. Without a valid ``due`` the end of the lease is in its place.
+    """
     now = yield from ServerTime()
+    stored = [document.get("due") for document in documents]
+    places = [due if isinstance(due, datetime) else FIRST for due in stored]
     yield from UpdateEach(
         [
             (
                 {"_id": document["_id"], "token": document["token"]},
-                transitions.releasing(kind, due_of(document), now, counted=counted),
+                transitions.releasing(kind, place, now, counted=counted),
             )
-            for document in documents
+            for document, place in zip(documents, places, strict=True)
         ]
     )
-    yield from Signal(queue, min(due_of(document) for document in documents))
+    yield from Signal(queue, min(places))
 
 
 def undo_pop(

@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from bson import MinKey
 
 from pyqueue import DuplicateKey, InvalidMessage, Unavailable
-from pyqueue.backends.giving_back import undo_pop, undo_reserve
+from pyqueue.backends.giving_back import give_back, undo_pop, undo_reserve
 from pyqueue.backends.invalid import decode
+from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, giving, standard
@@ -520,3 +522,14 @@ def test_backend_is_small_and_pickles() -> None:
     copy = pickle.loads(data)
     assert (copy.queue, copy.options) == (backend.queue, backend.options)
     assert copy.owner() == backend.owner() == "me"
+
+
+def test_what_has_no_valid_due_is_given_back_at_once() -> None:
+    """Its ``when`` is the end of the lease, for which it would stay out of sight."""
+    held = {"_id": "m1", "token": "t", "when": after(60)}
+    runner = Runner((2, []))
+    documents = [held | {"due": MinKey()}, held | {"_id": "m2", "due": after(-5)}]
+    runner.run(give_back("a", standard().kind, documents))
+    (command,) = runner.commands
+    assert [update["$set"]["when"] for _, update in command.pairs] == [FIRST, after(-5)]
+    assert runner.signals == [("a", FIRST)]
