@@ -35,7 +35,7 @@ def give_back(
 ) -> Plan[None]:
     """Give back claimed messages. ``counted``: whether their claim counted a try.
 
-    What they hold may be invalid. Without a valid ``due`` the end of the lease is in its place.
+    One whose ``due`` is invalid goes first. Its ``when`` is no place: it is the end of the lease.
     """
     now = yield from ServerTime()
     stored = [document.get("due") for document in documents]
