@@ -21,7 +21,7 @@ from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey
 from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Plan
+from pyqueue.requests import Plan, ServerTime
 
 __all__ = ["MoveOptions", "dump", "move", "move_each"]
 
@@ -116,6 +116,7 @@ def move_settlement(
     *,
     key: str | None = None,
     delay: float | timedelta | None = None,
+    at: datetime | None = None,
     edits: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settlement:
     """Return the settlement that moves one message.
@@ -129,11 +130,12 @@ def move_settlement(
         labels: headers to merge into its headers.
         key: its key in the target.
         delay: seconds until it can be received there.
+        at: in place of ``delay``, the instant from which on it can be.
         edits: further update operators, on parts of the payload.
     """
 
     def build(now: datetime) -> SettlementUpdate:
-        put = target.kind.entering(target.queue, arguments.starting(now, delay, None))
+        put = target.kind.entering(target.queue, arguments.starting(now, delay, at))
         put.update({f"headers.{name}": label for name, label in labels.items()})
         if target.codec.name is not None:
             put["type"] = target.codec.name
@@ -157,23 +159,29 @@ def move_each(
     target: Target,
     pairs: Sequence[tuple[Reservation[Any], NewMessage]],
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
-    """Move messages, each with its payload, headers and key, in one atomic update each.
+    """Move messages, each with its payload, headers, key and instant, in one atomic update each.
 
     A payload may be UNCHANGED. Headers are merged into those of the message. Without a key, a
-    message leaves its key behind. Messages of which nothing changes share commands.
+    message leaves its key behind. Messages of which nothing changes, and which become ready at
+    once, share commands.
 
     Returns:
         Each reservation, and how its move went.
     """
     yield from namespace.ensure(target.queue, target.kind, target.options)
+    now = yield from ServerTime()
     same: Hashable = ("move", id(target))
     settlements = []
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
         key = None if new.key is None else arguments.key(new.key)
         value = UNCHANGED if new.payload is UNCHANGED else dump(target.codec, new.payload)
-        settlement = move_settlement(queue, kind, held, target, value, labels, key=key)
-        shared = value is UNCHANGED and key is None and not labels
+        at = new.at if new.at is not None and new.at > now else None
+        settlement = move_settlement(
+            queue, kind, held, target, value, labels, key=key, delay=new.delay, at=at
+        )
+        changed = value is not UNCHANGED or key is not None or labels
+        shared = not changed and at is None and new.delay is None
         settlements.append(settlement._replace(group=same if shared else None))
     results = yield from apply(queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]

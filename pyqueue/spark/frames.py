@@ -392,9 +392,9 @@ class Reader:
 
     Args:
         schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
-            struct, a variant or any value. It may have columns ``headers`` and ``key``.
+            struct, a variant or any value. It may have columns ``headers`` and ``key``, and
+            ``when`` or ``delay``, which say when a message becomes ready.
         id: The column of the ids; None if there is none.
-        starts: Whether the columns ``when`` and ``delay`` say when a message becomes ready.
         queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
 
     Raises:
@@ -406,7 +406,6 @@ class Reader:
         schema: StructType,
         id: str | None = None,
         *,
-        starts: bool = False,
         queues: Sequence[str] = (),
     ) -> None:
         names = schema.fieldNames()
@@ -425,9 +424,9 @@ class Reader:
                 "cast them to string"
             )
         self._key = _has(schema, "key", StringType, "string")
-        self._when = starts and _has(schema, "when", TimestampType, "timestamp")
+        self._when = _has(schema, "when", TimestampType, "timestamp")
         seconds = (NumericType, DayTimeIntervalType)
-        self._delay = starts and _has(schema, "delay", seconds, "double, a number of seconds")
+        self._delay = _has(schema, "delay", seconds, "double, a number of seconds")
         self._queues = frozenset(queues)
         if queues:
             _has(schema, "queue", StringType, "string")

@@ -53,7 +53,8 @@ class SparkStage:
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
             moves each message; the messages whose ids are missing are finished. With
             "transaction", it returns any rows with a ``payload``, each a new message; the whole
-            batch is one transaction, which needs a replica set.
+            batch is one transaction, which needs a replica set. With either, a column ``when`` or
+            ``delay`` says when a message becomes ready, as in a write.
         model: A pydantic model, whose fields make the payload a struct. With None the payload is a
             JSON string.
         max_messages: The largest size of a batch. With "transaction" at most 10 000. A batch also

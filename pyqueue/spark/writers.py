@@ -234,7 +234,7 @@ def _context() -> TaskContext:
 
 
 def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
-    return Reader(schema, id, starts=True, queues=options.queues)
+    return Reader(schema, id, queues=options.queues)
 
 
 def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:

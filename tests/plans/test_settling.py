@@ -218,6 +218,24 @@ def test_move_each_shares_a_command_if_nothing_changes() -> None:
     assert [update["$set"].get("payload") for _, update in each.pairs] == [1, None]
 
 
+def test_move_each_shares_a_command_unless_it_waits() -> None:
+    """An instant in the past means at once. Rows that come from a queue have one."""
+    runner = Runner(Change(2, None), (2, []))
+    held = [reservation(f"m{n}", "t") for n in range(4)]
+    new = [
+        NewMessage(None, UNCHANGED, at=after(-1)),
+        NewMessage(None, UNCHANGED, at=after(5)),
+        NewMessage(None, UNCHANGED, at=after(-2)),
+        NewMessage(None, UNCHANGED, delay=7),
+    ]
+    plan = move_each("a", standard().kind, standard("b").target, list(zip(held, new, strict=True)))
+    assert [outcome for _, outcome in runner.run(plan)] == ["done"] * 4
+    shared, each = runner.commands
+    assert pairs(shared.filter) == {("m0", "t"), ("m2", "t")}
+    assert shared.update["$set"]["when"] == NOW
+    assert [update["$set"]["when"] for _, update in each.pairs] == [after(5), after(7)]
+
+
 def test_later_move_of_a_settled_message_leaves_it_unknown() -> None:
     """Another consumer moved both on since: which of the two this move settled is not stored."""
     held = [reservation("m1"), reservation("m2")]
