@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -37,6 +37,7 @@ __all__ = [
     "reservations",
     "spellings",
     "starting",
+    "targets",
 ]
 
 _QUEUE = re.compile(r"[A-Za-z0-9_\-.:>]{1,110}")
@@ -69,6 +70,23 @@ def dead_letter(queue: str, value: Any) -> str:
             f"dead_letter: queue {queue!r} cannot be its own dead-letter queue; give another name"
         )
     return queue_name(value)
+
+
+def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
+    """Return the queues that a stage of a queue leads to: each is named once."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigurationError(f"to: of queue {queue!r}: give a list of queue names")
+    names = tuple(map(queue_name, value))
+    if len(names) < least:
+        raise ConfigurationError(
+            f"to: the stage of queue {queue!r} leads nowhere: "
+            "name the next queue, or make the stage a sink"
+        )
+    if twice := sorted({each for each in names if names.count(each) > 1}):
+        raise ConfigurationError(
+            f"to: of queue {queue!r}: {twice[0]!r} is listed twice; list each target once"
+        )
+    return names
 
 
 def group(value: Any, name: str = "group") -> str:

@@ -363,8 +363,8 @@ class Run:
     async def _run_spark_stage(self, running: RunningStage) -> None:
         try:
             with self._runner.blocking_connection() as connection:
-                target = backend_of(self._runner.queue(running.stage.to[0]))
-                await run_batches(running.stage, target, connection, self._threads, running.count)
+                targets = [backend_of(self._runner.queue(name)) for name in running.stage.to]
+                await run_batches(running.stage, targets, connection, self._threads, running.count)
         except QueueError as error:
             self._fail(error)
 

@@ -32,6 +32,8 @@ class BatchOptions(TypedDict):
     max_messages: int
     #: How many processes share the work of the group.
     members: int
+    #: Whether the column ``queue`` chooses among the targets.
+    by_column: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +90,7 @@ def make_stage(
         raise ConfigurationError(
             f"handler: of queue {name!r}: give a function, not {type(handler).__name__}"
         )
-    if isinstance(to, str) or not isinstance(to, Iterable):
-        raise ConfigurationError(f"to: of queue {name!r}: give a list of queue names")
-    targets = tuple(map(arguments.queue_name, to))
-    if kind != "sink" and not targets:
-        raise ConfigurationError(
-            f"to: the {kind} of queue {name!r} leads nowhere: "
-            "name the next queue, or make the stage a sink"
-        )
-    if twice := sorted({each for each in targets if targets.count(each) > 1}):
-        raise ConfigurationError(
-            f"to: of queue {name!r}: {twice[0]!r} is listed twice; list each target once"
-        )
+    targets = arguments.targets(name, to, least=0 if kind == "sink" else 1)
     if unlisted := [each for each in _annotated_targets(handler) if each not in targets]:
         raise ConfigurationError(
             f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
@@ -123,7 +114,7 @@ def make_stage(
 def make_spark_stage(
     queue: Queue[Any] | AsyncQueue[Any],
     transform: Callable[..., Any],
-    to: str,
+    to: str | Iterable[str],
     *,
     group: str | None,
     output: Literal["move", "transaction"],
@@ -134,24 +125,28 @@ def make_spark_stage(
 
     Raises:
         ConfigurationError: An argument is not allowed.
-        InvalidName: The target is not a queue name.
+        InvalidName: A target is not a queue name.
     """
     if not callable(transform):
         raise ConfigurationError(
             f"transform: of queue {queue.name!r}: give a function from DataFrame to DataFrame, "
             f"not {type(transform).__name__}"
         )
+    by_column = not isinstance(to, str)
+    targets = arguments.targets(queue.name, to if by_column else (to,))
     batches: BatchOptions = {
-        "group": arguments.group(group or f"{queue.name}>{to}"),
+        # A stage that gets one more target keeps its group, and so what it has claimed.
+        "group": arguments.group(group or (queue.name if by_column else f"{queue.name}>{to}")),
         "output": output,
         "max_messages": max_messages,
         "members": members,
+        "by_column": by_column,
     }
     return Stage(
         "spark",
         queue,
         transform,
-        (arguments.queue_name(to),),
+        targets,
         concurrency=None,
         time_limit=None,
         delivery=False,

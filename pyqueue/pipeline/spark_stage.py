@@ -7,7 +7,7 @@ without a Spark stage must run without PySpark.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -38,7 +38,7 @@ _RELEASE_S: Final = 2.0
 
 async def run_batches(
     stage: Stage,
-    target: QueuePlans,
+    targets: Sequence[QueuePlans],
     connection: Connection,
     threads: DaemonThreadPool,
     count: Callable[[str, int], None],
@@ -50,7 +50,7 @@ async def run_batches(
 
     Args:
         stage: a Spark stage.
-        target: the queue that follows.
+        targets: the queues that follow.
         connection: runs the plans.
         threads: run the batches.
         count: takes the name of a counter, and what to add to it.
@@ -59,7 +59,7 @@ async def run_batches(
         ConfigurationError: The stage cannot run, or its transform returned something unusable.
         QueueClosed: The client was closed.
     """
-    batches = _batches(stage, target, connection)
+    batches = _batches(stage, targets, connection)
     try:
         await _run_batches(stage, batches, threads, count)
     finally:
@@ -103,7 +103,7 @@ async def _run_batches(
         await anyio.sleep(next(idle))
 
 
-def _batches(stage: Stage, target: QueuePlans, connection: Connection) -> Batches:
+def _batches(stage: Stage, targets: Sequence[QueuePlans], connection: Connection) -> Batches:
     try:
         from pyqueue.spark.batches import Batches
     except ImportError as error:
@@ -113,7 +113,7 @@ def _batches(stage: Stage, target: QueuePlans, connection: Connection) -> Batche
         ) from error
     assert stage.batches is not None
     return Batches(
-        connection, backend_of(stage.queue), target, transform=stage.handler, **stage.batches
+        connection, backend_of(stage.queue), targets, transform=stage.handler, **stage.batches
     )
 
 

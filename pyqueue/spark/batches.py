@@ -77,17 +77,18 @@ class Rejected(Exception):
 
 
 class Batches:
-    """The work of one group: from one queue, through a transform, into another.
+    """The work of one group: from one queue, through a transform, into further queues.
 
     Args:
         connection: The connection of a blocking client.
         source: The queue that is read, with the stage's options.
-        target: The queue that is written.
+        targets: The queues that are written.
         group: The durable name of this consumer.
         transform: Takes a DataFrame and returns one. None passes everything on unchanged.
         output: "move" or "transaction".
         max_messages: The largest size of a batch.
         members: How many processes share the work of the group.
+        by_column: Whether the column ``queue`` of each row chooses among the targets.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -97,14 +98,15 @@ class Batches:
         self,
         connection: Connection,
         source: QueuePlans,
-        target: QueuePlans,
+        targets: Sequence[QueuePlans],
         group: str,
         transform: Transform | None,
         output: str,
         max_messages: int,
         members: int = 1,
+        by_column: bool = False,
     ) -> None:
-        self.output = Output(connection, source, target, transform, output)
+        self.output = Output(connection, source, targets, transform, output, by_column=by_column)
         most = MAX_TRANSACTION if output == "transaction" else MAX_CLAIM
         if arguments.count("max_messages", max_messages) > most:
             raise ConfigurationError(

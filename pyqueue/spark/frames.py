@@ -473,8 +473,9 @@ class Reader:
     def _queue(self, value: str | None) -> str:
         if value not in self._queues:
             raise ConfigurationError(
-                f"queue: {'null' if value is None else repr(value[:120])} is not one of the queues "
-                "in the option queues: add it there, or leave the row out"
+                f"queue: {'null' if value is None else repr(value[:120])} is not one of "
+                f"{', '.join(sorted(self._queues))}, which the option queues, or to of a stage, "
+                "lists: add it there, or leave the row out"
             )
         return value
 

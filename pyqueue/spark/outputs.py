@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pymongo.errors import PyMongoError
 from pyspark.sql import DataFrame
 
 from pyqueue import arguments
+from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH, SettlementResult
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
@@ -31,6 +32,7 @@ SETTLING_THREADS: Final = 4
 
 Transform = Callable[[DataFrame], DataFrame]
 Held = dict[Id, Reservation[Any]]
+E = TypeVar("E")
 
 
 @dataclass(slots=True)
@@ -45,14 +47,15 @@ class Moved:
 
 
 class Output:
-    """Where the messages of a stage go: through a transform, into the next queue.
+    """Where the messages of a stage go: through a transform, into the next queues.
 
     Args:
         connection: The connection of a blocking client.
         source: The queue that is read.
-        target: The queue that is written.
+        targets: The queues that are written.
         transform: Takes a DataFrame and returns one. None passes everything on unchanged.
         output: "move" or "transaction".
+        by_column: Whether the column ``queue`` of each row chooses among the targets.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -62,9 +65,11 @@ class Output:
         self,
         connection: Connection,
         source: QueuePlans,
-        target: QueuePlans,
+        targets: Sequence[QueuePlans],
         transform: Transform | None,
         output: str,
+        *,
+        by_column: bool,
     ) -> None:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
@@ -74,7 +79,8 @@ class Output:
             )
         self._connection = connection
         self._source = source
-        self._target = target
+        #: The targets, by what the rows say.
+        self._targets = {each.queue if by_column else None: each for each in targets}
         self._transform: Transform = transform or (lambda df: df)
         self.moves = output == "move"
 
@@ -89,7 +95,8 @@ class Output:
             raise ConfigurationError(
                 f"transform: it returned {type(out).__name__}: return a DataFrame"
             )
-        reader = Reader(out.schema, "id" if self.moves else None)
+        queues = [name for name in self._targets if name is not None]
+        reader = Reader(out.schema, "id" if self.moves else None, queues=queues)
         return list(reader.rows(out.toArrow()))
 
     def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
@@ -150,16 +157,21 @@ class Output:
         self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
         """Move messages, by several commands at once if there are many."""
-        source, target = self._source, self._target.target
+        source = self._source
 
         def move(
-            some: Sequence[tuple[Reservation[Any], NewMessage]],
+            part: tuple[QueuePlans, Sequence[tuple[Reservation[Any], NewMessage]]],
         ) -> list[tuple[Reservation[Any], SettlementResult]]:
-            return self._connection.run(move_each(source.queue, source.kind, target, some))
+            target, some = part
+            return self._connection.run(move_each(source.queue, source.kind, target.target, some))
 
-        parts = [pairs[start : start + MAX_BATCH] for start in range(0, len(pairs), MAX_BATCH)]
+        parts = [
+            (self._targets[name], some[start : start + MAX_BATCH])
+            for name, some in _by_queue(pairs, lambda pair: pair[1]).items()
+            for start in range(0, len(some), MAX_BATCH)
+        ]
         if len(parts) < 2:
-            return move(pairs)
+            return [*chain.from_iterable(map(move, parts))]
         with ThreadPoolExecutor(SETTLING_THREADS, "pyqueue_settling") as pool:
             return [*chain.from_iterable(pool.map(move, parts))]
 
@@ -177,7 +189,8 @@ class Output:
             if name not in before or text != before[name]
         }
         same = (
-            self._target.codec.model is None  # else the target's model checks the payload
+            self._targets[row.queue].codec.model
+            is None  # else the target's model checks the payload
             and held.id in payloads
             and encode({"payload": row.payload}).raw == encode({"payload": payloads[held.id]}).raw
         )
@@ -189,10 +202,14 @@ class Output:
         Raises:
             LeaseLost: Some messages have another holder now. Nothing was written.
         """
-        new = [row._replace(id=None) for row in rows]
+        new = _by_queue([row._replace(id=None) for row in rows], lambda row: row)
+        targets = {name: self._targets[name].target for name in new}
+        for each in targets.values():  # a queue is recorded outside of the transaction
+            self._connection.run(namespace.ensure(each.queue, each.kind, each.options))
 
         def work(session: Any) -> None:
-            self._connection.run(append(self._target.target, new, session=session))
+            for name, some in new.items():
+                self._connection.run(append(targets[name], some, session=session))
             self._connection.run(self._source.commit(tuple(held.values()), session=session))
 
         try:
@@ -200,3 +217,11 @@ class Output:
         except PyMongoError as error:
             meant = translated(error)
             raise meant from shown_cause(error, meant)
+
+
+def _by_queue(each: Iterable[E], row_of: Callable[[E], NewMessage]) -> dict[str | None, list[E]]:
+    """Return rows, or what has a row, by the queue that the row names."""
+    groups: dict[str | None, list[E]] = {}
+    for one in each:
+        groups.setdefault(row_of(one).queue, []).append(one)
+    return groups

@@ -1,10 +1,10 @@
-"""SparkStage: transform the messages between two queues, batch by batch."""
+"""SparkStage: transform the messages between queues, batch by batch."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
@@ -32,7 +32,7 @@ def _waking(address: NamespaceAddress) -> Client:
 
 
 class SparkStage:
-    """A transform between two queues.
+    """A transform between queues.
 
     The driver claims a batch, Spark transforms it, and the driver settles it. The queue is the
     checkpoint. A stage pickles if its transform does, and connects when it is first used.
@@ -42,7 +42,8 @@ class SparkStage:
         uri_env: In place of ``uri``, the name of an environment variable that holds the URI.
         namespace: The collection that holds the queues.
         source: The queue that the stage reads.
-        to: The queue that the stage writes.
+        to: The queue that the stage writes. With a list of queues, the column ``queue`` of the
+            transform's result chooses one of them for each row.
         group: The durable name of this consumer. One process at a time runs a group; further
             processes stand by, and one of them takes over within seconds if it dies.
         members: How many processes share the work of the group. Each runs one member. The
@@ -72,7 +73,7 @@ class SparkStage:
         self,
         *,
         source: str,
-        to: str,
+        to: str | Iterable[str],
         group: str,
         uri: str | None = None,
         uri_env: str | None = None,
@@ -87,7 +88,8 @@ class SparkStage:
     ) -> None:
         self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
-        self._to = arguments.queue_name(to)
+        self._by_column = not isinstance(to, str)
+        self._to = arguments.targets(source, (to,) if isinstance(to, str) else to)
         self._group = group
         self._transform = transform
         self._output = output
@@ -107,12 +109,13 @@ class SparkStage:
         return Batches(
             runner_of(client),
             backend_of(queue),
-            backend_of(client.queue(self._to)),
+            [backend_of(client.queue(name)) for name in self._to],
             self._group,
             self._transform,
             self._output,
             self._max_messages,
             self._members,
+            self._by_column,
         )
 
     def _connected(self) -> Batches:
@@ -124,7 +127,8 @@ class SparkStage:
         return self.__dict__ | {"_batches": None}
 
     def __repr__(self) -> str:
-        return f"SparkStage({self._source!r} -> {self._to!r}, group={self._group!r})"
+        to = ", ".join(map(repr, self._to))
+        return f"SparkStage({self._source!r} -> {to}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
         """Work on one batch: on what an earlier process left behind, or else on what is ready.

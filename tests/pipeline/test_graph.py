@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
         lambda p: p.choice("a", same, to=["b", "c", "b"]),
         "to: of queue 'a': 'b' is listed twice",
     ),
-    "nowhere": (lambda p: p.choice("a", same, to=[]), "the choice of queue 'a' leads nowhere"),
+    "nowhere": (lambda p: p.choice("a", same, to=[]), "the stage of queue 'a' leads nowhere"),
     "a link to two": (
         lambda p: p.link("a", same, to=["b", "c"]),  # type: ignore[call-overload]
         "leads to one queue; for several use choice",

@@ -36,6 +36,17 @@ def positive(df: Any) -> Any:
     return df.where("cast(get_json_object(payload, '$.n') as int) > 0").select("id", "payload")
 
 
+def sorted_out(df: Any) -> Any:
+    """Send even numbers and odd ones to different queues."""
+    if isinstance(df, Frame):
+        rows = df.rows()
+        for row in rows:
+            row["queue"] = ("even", "odd")[json.loads(row["payload"])["n"] % 2]
+        return df.made_of(rows, "id", "payload", "queue")
+    odd = "cast(get_json_object(payload, '$.n') as int) % 2 = 1"
+    return df.selectExpr("id", "payload", f"if({odd}, 'odd', 'even') AS queue")
+
+
 def broken(df: Any) -> Any:
     """Fail on every batch."""
     raise RuntimeError("no luck")
@@ -66,6 +77,18 @@ def mix(client: Client) -> None:
     assert "positive" in pipeline.show()
 
 
+def choose(client: Client) -> None:
+    """Run a graph in which a Spark stage chooses between an output and a Python stage."""
+    pipeline = client.pipeline("chosen").spark("b", sorted_out, to=["even", "odd"])
+    seen = []
+    pipeline.sink("odd", lambda value: seen.append(value["n"]))
+    numbers(client, "b")
+    report = pipeline.run(until_empty=True)
+    assert sorted(seen) == [1, 3]
+    assert sorted(each.payload["n"] for each in client.queue("even").peek()) == [0, 2, 4]
+    assert counted(report, "b") == {"in": 5, "out": 5}
+
+
 RECIPE = """
 [[stages]]
 queue = "b"
@@ -85,6 +108,46 @@ def test_spark_stage_mixes_with_python_stages(client: Client) -> None:
 @pytest.mark.usefixtures("spark")
 def test_spark_stage_mixes_with_python_stages_on_spark(client: Client) -> None:
     mix(client)
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_chooses_by_the_column_queue(client: Client) -> None:
+    choose(client)
+
+
+@pytest.mark.spark_long
+@pytest.mark.usefixtures("spark")
+def test_spark_stage_chooses_by_the_column_queue_on_spark(client: Client) -> None:
+    choose(client)
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_row_of_another_queue_ends_the_run(client: Client) -> None:
+    numbers(client, "b")
+    pipeline = client.pipeline().spark("b", sorted_out, to=["even", "uneven"])
+    with pytest.raises(ConfigurationError, match="'odd' is not one of even, uneven"):
+        pipeline.run(until_empty=True)
+    assert [each.name for each in client.queues() if each.counts.total] == ["b"]
+    assert client.queue("b").counts().ready == 5
+
+
+def test_spark_stage_of_several_targets_is_a_choice(offline: Client) -> None:
+    pipeline = offline.pipeline("chosen").spark("b", sorted_out, to=["even", "odd"])
+    pipeline.sink("odd", print)
+    stage = pipeline.graph.stages["b"]
+    assert (stage.to, pipeline.graph.outputs) == (("even", "odd"), ["even"])
+    assert stage.batches is not None
+    assert stage.batches["group"] == "b", "it stays if the stage gets another target"
+    assert pipeline.show() == (
+        "chosen\n"
+        "  b ── sorted_out ┬─> even\n"
+        "                  └─> odd\n"
+        "  even (output)\n"
+        "  odd ── print ──■\n"
+    )
+    pipeline.link("even", print, to="b")
+    with pytest.raises(ConfigurationError, match="b -> even -> b is a cycle"):
+        pipeline.graph.check(allow_cycles=False)
 
 
 @pytest.mark.usefixtures("frames")
@@ -189,6 +252,7 @@ def test_spark_stage_can_be_a_decorator(offline: Client) -> None:
         "output": "move",
         "max_messages": 2,
         "members": 1,
+        "by_column": False,
     }
 
 
@@ -210,9 +274,18 @@ def test_recipe_names_a_transform_on_spark(client: Client, tmp_path: Path) -> No
     run_recipe(client, tmp_path / "mixed.toml")
 
 
+def test_recipe_gives_a_spark_stage_several_targets(offline: Client, tmp_path: Path) -> None:
+    path = tmp_path / "chosen.toml"
+    path.write_text(RECIPE.replace('"c"', '["c", "d"]'))
+    stage = Pipeline.from_recipe(offline, path).graph.stages["b"]
+    assert (stage.to, stage.batches and stage.batches["by_column"]) == (("c", "d"), True)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        (('to = "c"', 'to = ["c", "c"]'), "'c' is listed twice"),
+        (('to = "c"', "to = []"), "leads nowhere"),
         (('to = "c"', ""), r"stages\[0\].to: Field required"),
         (("tests.pipeline.test_spark:positive", "nothing.there:x"), "cannot be imported"),
         (('to = "c"', 'to = "c"\nhandler = "a:b"'), r"stages\[0\].handler"),

@@ -114,6 +114,7 @@ class Flow:
         most: int = 5000,
         members: int = 1,
         owner: str | None = None,
+        to: Sequence[str] | None = None,
         **options: Any,
     ) -> Batches:
         """Return the batches of a stage. By default rolled-back messages are ready at once.
@@ -125,6 +126,7 @@ class Flow:
             members: How many processes share the work.
             owner: The label of the process; None: that of the tests, so the stage follows the
                 former ones without waiting.
+            to: The targets among which the column ``queue`` chooses. None: the one target.
             options: Options of the source.
         """
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
@@ -135,12 +137,13 @@ class Flow:
         stage = Batches(
             runner_of(self.client),
             backend,
-            backend_of(self.clean),
+            [backend_of(self.client.queue(name)) for name in to or [self.target]],
             "g",
             transform,
             output,
             most,
             members,
+            by_column=to is not None,
         )
         self._stages.append(stage)
         return stage

@@ -174,7 +174,10 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("namespace", {"namespace": "no name"}),
     ("name", {"source": "no name"}),
     ("name", {"to": ""}),
-    ("name", {"to": None}),
+    ("name", {"to": ["clean", None]}),
+    ("to", {"to": 5}),
+    ("to: .* leads nowhere", {"to": []}),
+    ("to: .* 'a' is listed twice", {"to": ["a", "b", "a"]}),
     ("group", {"group": "a~b"}),
     ("group", {"group": None}),
     ("transform", {"transform": "SELECT 1"}),
@@ -205,6 +208,8 @@ def test_stage_accepts_valid_arguments_and_pickles() -> None:
     SparkStage(**STAGE, output="transaction", max_messages=10_000, model=Model, max_tries=None)
     again = pickle.loads(pickle.dumps(SparkStage(**STAGE, max_messages=100_000, model=Model)))
     assert repr(again) == "SparkStage('raw' -> 'clean', group='g')"
+    several = SparkStage(**STAGE | {"to": iter(["late", "on-time"])})
+    assert repr(several) == "SparkStage('raw' -> 'late', 'on-time', group='g')"
 
 
 # ---- results of a transform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,9 +19,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyqueue import ConfigurationError, Message
-from tests.spark.fakes import Flow, Frame, no_session
+from pyqueue import Client, ConfigurationError, Message
+from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
 from tests.support.eventually import eventually
+from tests.support.samples import at_each, some_or_all
 
 HOUR = timedelta(hours=1)
 TYPES: dict[str, DataType] = {
@@ -107,3 +109,81 @@ def test_stage_row_with_an_invalid_instant_is_refused(
         flow.stage(transform, output=output).run_once(no_session)
     assert flow.written() == []
     assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 2
+
+
+# ---- queue
+
+
+@pytest.fixture
+def names(flow: Flow) -> list[str]:
+    """Two targets."""
+    return [f"{flow.target}-{name}" for name in ("even", "odd")]
+
+
+@outputs
+def test_stage_rows_go_to_the_queues_that_they_name(
+    flow: Flow, names: list[str], output: str
+) -> None:
+    """Those of one queue become ready later, and those that have no row are finished."""
+    flow.raw.push_many(range(6))
+
+    def said(number: int) -> dict[str, Any]:
+        return {"queue": names[number % 2], "delay": 600.0 if number % 2 else None}
+
+    def transform(frame: Frame) -> Frame:
+        rows = frame.made_of([row for row in frame.rows() if row["payload"] != "4"])
+        return saying(said, "queue", "delay")(rows)
+
+    report = flow.stage(transform, output=output, to=names).run_once(no_session)
+    assert (report.claimed, report.written) == (6, 5)
+    even, odd = (found(flow, name) for name in names)
+    assert (sorted(even), sorted(odd), flow.left()) == ([0, 2], [1, 3, 5], [])
+    assert {each.state for each in odd.values()} == {"scheduled"}
+    assert set(names) <= {each.name for each in flow.client.queues()}
+
+
+@outputs
+@pytest.mark.parametrize("name", [None, "elsewhere"])
+def test_stage_row_of_another_queue_is_refused(
+    flow: Flow, names: list[str], output: str, name: str | None
+) -> None:
+    """Nothing is written, and the batch is released unchanged."""
+    flow.raw.push_many(range(2))
+    transform = saying(lambda n: {"queue": name if n else names[0]}, "queue")
+    said = "null" if name is None else repr(name)
+    with pytest.raises(ConfigurationError, match=f"^queue: {said} is not one of {names[0]}, "):
+        flow.stage(transform, output=output, to=names).run_once(no_session)
+    assert [flow.stored(name) for name in names] == [[], []]
+    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 2
+
+
+def test_stage_with_a_list_needs_the_queue_column(flow: Flow, names: list[str]) -> None:
+    """Also with a list of one: what a row names would count for nothing."""
+    flow.raw.push(0)
+    with pytest.raises(ConfigurationError, match="no column 'queue'"):
+        flow.stage(saying(lambda n: {}), to=names[:1]).run_once(no_session)
+    assert flow.left() == [0]
+
+
+@some_or_all
+@outputs
+def test_stage_choice_that_dies_at_any_command_is_whole(
+    shared: Client, output: str, few: int | None
+) -> None:
+    """Each message is in one of the targets once."""
+
+    def run(at: int) -> int:
+        flow = Flow(shared)
+        names = [f"{flow.target}-{name}" for name in ("even", "odd")]
+        transform = saying(lambda n: {"queue": names[n % 2]}, "queue")
+        flow.raw.push_many(range(4))
+        with meddled(shared, at) as meddler, suppress(Crash):
+            flow.stage(transform, output=output, to=names).run_once(no_session)
+        flow.work(transform, output=output, to=names)
+        expected = {names[0]: [0, 2], names[1]: [1, 3]}
+        stored = {name: sorted(each["payload"] for each in flow.stored(name)) for name in names}
+        assert stored == expected, f"died at command {at}"
+        assert not flow.left()
+        return meddler.count
+
+    assert at_each(run, few) > 12
