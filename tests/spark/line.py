@@ -1,19 +1,21 @@
 """The programs of a line: a Python link, a Spark stream, a Spark stage and a Python sink.
 
-Run one with ``python -m tests.spark.line NAME URL FOLDER``. Each runs until it is killed, or until
-an error ends it; the test starts it again. ::
+Run one with ``python -m tests.spark.line NAME URL FOLDER MASTER BATCH``. Each runs until it is
+killed, or until an error ends it; the test starts it again. ::
 
     raw ──link──> parsed ──stream──> clean ──stage──> last ──sink──> a collection
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyqueue import Client
+from pyqueue import AsyncClient, Client
 from tests.spark.programs import session
+from tests.support.processes import ROOT
 
 __all__ = ["PROGRAMS", "QUEUES", "RESULTS"]
 
@@ -30,22 +32,31 @@ def parse(row: dict[str, str]) -> dict[str, Any]:
     return {"id": int(row["id"]), "carrier": row["carrier"], "delay": delay}
 
 
-def link(url: str, folder: str) -> None:
+def started(master: str) -> Any:
+    """Start the session of a Spark program. The executors of a cluster find this package."""
+    return session(master, **{"spark.executorEnv.PYTHONPATH": str(ROOT)})
+
+
+def link(url: str, folder: str, master: str, batch: str) -> None:
     """Parse the lines."""
-    with Client(url) as client:
-        client.pipeline().link("raw", parse, to="parsed").run()
+
+    async def run() -> None:
+        async with AsyncClient(url) as client:
+            await client.pipeline().link("raw", parse, to="parsed").run(concurrency=64)
+
+    asyncio.run(run())
 
 
-def stream(url: str, folder: str) -> None:
+def stream(url: str, folder: str, master: str, batch: str) -> None:
     """Copy the flights by a stream with structs."""
-    df = session(2).readStream.format("pyqueue")
+    df = started(master).readStream.format("pyqueue")
     options = {"uri": url, "queue": "parsed", "group": "stream", "payloadType": FLIGHT}
-    df = df.options(**options, maxMessagesPerBatch="1000", numPartitions="2").load()
+    df = df.options(**options, maxMessagesPerBatch=batch, numPartitions="2").load()
     writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
     writer.option("checkpointLocation", f"{folder}/stream").start().awaitTermination()
 
 
-def stage(url: str, folder: str) -> None:
+def stage(url: str, folder: str, master: str, batch: str) -> None:
     """Move the flights by a stage."""
     from pyqueue.spark import SparkStage
 
@@ -55,13 +66,13 @@ def stage(url: str, folder: str) -> None:
         to="last",
         group="stage",
         transform=lambda df: df.select("id", "payload"),
-        max_messages=1000,
+        max_messages=int(batch),
     )
-    for _ in moving.run(session(2)):
+    for _ in moving.run(started(master)):
         pass
 
 
-def sink(url: str, folder: str) -> None:
+def sink(url: str, folder: str, master: str, batch: str) -> None:
     """Store each flight and commit its message, in one transaction."""
     with Client(url) as client:
         last = client.queue("last", lease=60)
@@ -77,7 +88,7 @@ def sink(url: str, folder: str) -> None:
             client.run_transaction(store)
 
 
-PROGRAMS: dict[str, Callable[[str, str], None]] = {
+PROGRAMS: dict[str, Callable[[str, str, str, str], None]] = {
     "link": link,
     "stream": stream,
     "stage": stage,

@@ -143,11 +143,11 @@ def without_ids(spark: Any, url: str, checkpoint: str, hold: bool = False) -> An
     )
 
 
-def session(cores: int = 1) -> Any:
+def session(master: str = "local[1]", **config: str) -> Any:
     """Start the session of a program that will be killed. One core starts fewest workers."""
     from pyqueue.spark import spark_session
 
-    spark = spark_session("killed", master=f"local[{cores}]", config=CONFIG | JAVA)
+    spark = spark_session("killed", master=master, config=CONFIG | JAVA | config)
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
@@ -170,7 +170,7 @@ def run_without_ids(url: str, checkpoint: str) -> None:
 def write(url: str, rows: str, hold: str, gate: str) -> None:
     """Write rows with ids in one job, which holds at the row ``hold`` until the gate opens."""
     df = (
-        session(2)
+        session("local[2]")
         .range(int(rows))
         .selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
         .repartition(4)
