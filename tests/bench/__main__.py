@@ -23,6 +23,7 @@ from tests.bench import (
     peers,
     pipeline,
     plots,
+    replicas,
     single,
     spark,
     tombstones,
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Section] = {
     "idle": idle.run,
     "pipeline": pipeline.run,
     "spark": spark.run,
+    "replicas": replicas.run,
     "peers": peers.run,
 }
 
