@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast, overload
 
 from bson import ObjectId
 
@@ -22,6 +22,7 @@ from pyqueue.backends import acknowledging, invalid, namespace, reading, receivi
 from pyqueue.backends.byte_limit import fitting_ids
 from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
+from pyqueue.backends.encoded import FindEncoded
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
@@ -322,8 +323,20 @@ class NamedClaims(ClaimGroup):
         ids = yield from self.ids(token, after, upto)
         return [ClaimRange(token, after, upto, ranges) for ranges in divided(ids, parts)]
 
-    def read(self, part: ClaimRange) -> Plan[list[Document]]:
+    @overload
+    def read(self, part: ClaimRange) -> Plan[list[Document]]: ...
+
+    @overload
+    def read(self, part: ClaimRange, *, encoded: Literal[True]) -> Plan[list[bytes]]: ...
+
+    def read(
+        self, part: ClaimRange, *, encoded: bool = False
+    ) -> Plan[list[Document]] | Plan[list[bytes]]:
         """Return the stored documents of a part.
+
+        Args:
+            part: the part.
+            encoded: whether to return them in BSON.
 
         Raises:
             Fenced: another process runs the group now.
@@ -333,7 +346,8 @@ class NamedClaims(ClaimGroup):
         ]
         match = self._mine(part.token, part.after, part.upto)
         match |= ids[0] if len(ids) == 1 else {"$or": ids}
-        found = yield from Find(match, hint=CLAIMS)
+        find = Find(match, hint=CLAIMS)
+        found = (yield from FindEncoded(find)) if encoded else (yield from find)
         yield from self.progress(part.token)  # after a takeover, some documents may be missing
         return found
 

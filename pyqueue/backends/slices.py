@@ -9,19 +9,20 @@ have to be merged from these ranges message by message, and a great many message
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from bson import ObjectId
 
+from pyqueue.backends.encoded import FindEncoded
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["EVERYTHING", "Choice", "Slice", "page", "slices"]
+__all__ = ["EVERYTHING", "Choice", "Slice", "encoded_page", "page", "slices"]
 
 #: The ``when`` and the id of a message.
 Position = tuple[datetime, Id]
@@ -86,21 +87,34 @@ def page(
 
     The rest is a slice ``above`` the last of them. There is none if they are fewer than ``limit``.
     """
-    ready = kind.claimable(queue, part.now, None)
-    if choice.only:
-        ready = {"$and": [ready, *choice.only]}
     found: list[Document] = []
-    for span in _spans(ready, part.above, part.upto):
-        found += yield from Find(
-            span,
-            choice.fields,
-            sort=SCAN_ORDER,
-            limit=limit - len(found),
-            hint="_id_" if choice.by_id else HOT,
-        )
+    for each in _finds(queue, kind, part, choice):
+        found += yield from replace(each, limit=limit - len(found))
         if len(found) == limit:
             break
     return found
+
+
+def encoded_page(
+    queue: str, kind: Kind, part: Slice, limit: int, choice: Choice = EVERYTHING
+) -> Plan[list[bytes]]:
+    """Return the first documents of a slice in BSON, as ``page`` does."""
+    found: list[bytes] = []
+    for each in _finds(queue, kind, part, choice):
+        found += yield from FindEncoded(replace(each, limit=limit - len(found)))
+        if len(found) == limit:
+            break
+    return found
+
+
+def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
+    """Return what finds the documents of a slice, in order."""
+    ready = kind.claimable(queue, part.now, None)
+    if choice.only:
+        ready = {"$and": [ready, *choice.only]}
+    hint = "_id_" if choice.by_id else HOT
+    spans = _spans(ready, part.above, part.upto)
+    return [Find(span, choice.fields, sort=SCAN_ORDER, hint=hint) for span in spans]
 
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:

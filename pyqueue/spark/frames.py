@@ -49,7 +49,7 @@ from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
 
-__all__ = ["Reader", "batch", "columns", "label", "misfits", "to_json"]
+__all__ = ["Reader", "batch", "columns", "label", "misfits", "payloads", "to_json"]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
@@ -236,7 +236,7 @@ def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
         [
             pa.array([str(each["_id"]) for each in documents], pa.string()),
             pa.array([each["q"] for each in documents], pa.string()),
-            _payloads(documents, payload, schema.field("payload").type),
+            payloads(documents, payload, schema.field("payload").type),
             pa.array(
                 [
                     [(name, label(value)) for name, value in (each.get("headers") or {}).items()]
@@ -255,9 +255,10 @@ def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
     )
 
 
-def _payloads(
+def payloads(
     documents: Sequence[Document], payload: DataType | None, type: pa.DataType
 ) -> pa.Array:
+    """Return the payloads of stored messages as a column of this type."""
     if payload is None:
         return pa.array([to_json(each.get("payload")) for each in documents], type)
     convert = _to_arrow(payload)

@@ -24,6 +24,7 @@ from pyqueue.errors import Fenced, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.spark.addresses import client_of
+from pyqueue.spark.encoded import decoded
 from pyqueue.spark.idle import IdleWait
 from pyqueue.spark.offsets import Offset, after_of, lineage_of, recorded_claims
 from pyqueue.spark.options import CHUNK, Options
@@ -246,12 +247,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.run,
             self._options.claims(partition.member),
         )
-        found = run(claims.read(part))
+        found = run(claims.read(part, encoded=True))
         for start in range(0, len(found), CHUNK):
             some = found[start : start + CHUNK]
             rows, bad = rows_of(self._options, some, self._payload, "bury")
             # An earlier reader may have read the same batch as another type.
-            noted = dict.fromkeys(each["_id"] for each in some if "bad" in each["claim"])
+            maybe = decoded([each for each in some if b"\x02bad\0" in each])
+            noted = dict.fromkeys(each["_id"] for each in maybe if "bad" in each["claim"])
             if bad or noted:
                 run(claims.note_bad(part.token, part.upto, noted | bad))
             yield rows

@@ -10,6 +10,7 @@ from pyspark.sql.types import DataType
 from pyqueue.errors import InvalidMessage
 from pyqueue.messages import Id
 from pyqueue.requests import Document
+from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch, misfits, to_json
 from pyqueue.spark.options import Options, read_columns
 
@@ -17,13 +18,13 @@ __all__ = ["rows_of"]
 
 
 def rows_of(
-    options: Options, documents: Sequence[Document], payload: DataType | None, default: str
+    options: Options, found: Sequence[bytes], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, dict[Id, str]]:
     """Convert messages as ``onBadRecord`` says.
 
     Args:
         options: The options of the read.
-        documents: The stored messages.
+        found: The stored messages in BSON.
         payload: The type of the payloads. None means JSON, which every payload fits.
         default: What to do with bad records if the options do not say it.
 
@@ -33,6 +34,21 @@ def rows_of(
     Raises:
         InvalidMessage: A payload does not fit, and this must fail.
     """
+    rows, bad = encoded_batch(found, payload), dict[Id, str]()
+    corrupt: Sequence[str | None] = [None] * len(found)
+    if rows is None:
+        documents = decoded(found)
+        rows, corrupt, bad = _decoded_rows(options, documents, payload, default)
+    if options.corrupt_column is not None:  # then no message is buried
+        field = pa.field(options.corrupt_column, pa.string())
+        rows = rows.append_column(field, pa.array(corrupt, pa.string()))
+    return rows.select(read_columns(options, None).names), bad
+
+
+def _decoded_rows(
+    options: Options, documents: Sequence[Document], payload: DataType | None, default: str
+) -> tuple[pa.RecordBatch, list[str | None], dict[Id, str]]:
+    """Return the rows, the JSON of the payloads that do not fit, and what is to be buried."""
     action = options.on_bad_record or default
     reasons: dict[int, str] = {}
     bad: dict[Id, str] = {}
@@ -53,11 +69,8 @@ def rows_of(
             else:
                 kept.append(each | {"payload": None} if place in reasons else each)
         rows = batch(kept, payload)
-    if options.corrupt_column is not None:  # then no message is buried
-        corrupt = [
-            to_json(each.get("payload")) if place in reasons else None
-            for place, each in enumerate(documents)
-        ]
-        field = pa.field(options.corrupt_column, pa.string())
-        rows = rows.append_column(field, pa.array(corrupt, pa.string()))
-    return rows.select(read_columns(options, None).names), bad
+    corrupt = [
+        to_json(each.get("payload")) if place in reasons else None
+        for place, each in enumerate(documents)
+    ]
+    return rows, corrupt, bad

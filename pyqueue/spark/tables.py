@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
-from pyqueue.backends.slices import Choice, Slice, page, slices
+from pyqueue.backends.slices import Choice, Slice, encoded_page, slices
+from pyqueue.spark.encoded import decoded
 from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
@@ -49,11 +50,14 @@ class BatchReader(DataSourceReader):
         assert isinstance(partition, _SlicePartition)
         rest, choice = partition.slice, self._choice
         backend = self._options.backend()
-        while found := self._options.run(page(backend.queue, backend.kind, rest, CHUNK, choice)):
+        while found := self._options.run(
+            encoded_page(backend.queue, backend.kind, rest, CHUNK, choice)
+        ):
             yield rows_of(self._options, found, self._payload, "fail")[0]
             if len(found) < CHUNK:
                 return
-            rest = replace(rest, above=(found[-1]["when"], found[-1]["_id"]))
+            (last,) = decoded(found[-1:])
+            rest = replace(rest, above=(last["when"], last["_id"]))
 
 
 class FilteringReader(BatchReader):

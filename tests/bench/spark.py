@@ -134,18 +134,15 @@ def read(
             count,
         )
 
-    def ours() -> float:
-        frame = spark.read.format("pyqueue").options(uri=url, queue=queue).load()
+    def ours(**options: str) -> float:
+        frame = spark.read.format("pyqueue").options(uri=url, queue=queue, **options).load()
         return seconds(frame.write.format("noop").mode("overwrite").save, count)
 
-    before, after = interleave(rounds, theirs, ours)
-    bench.speed(
-        f"batch read of {count}, against find and json.dumps",
-        before,
-        after,
-        rounds * count,
-        at_least(0.8),
-    )
+    struct = "struct<n: bigint, text: string>"
+    before, as_json, as_struct = interleave(rounds, theirs, ours, lambda: ours(payloadType=struct))
+    label = f"batch read of {count}, {{}}, against find and json.dumps"
+    bench.speed(label.format("JSON"), before, as_json, rounds * count, at_least(0.8))
+    bench.speed(label.format("a struct"), before, as_struct, rounds * count, at_least(1.5))
 
 
 def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:

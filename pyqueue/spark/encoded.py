@@ -1,0 +1,85 @@
+"""Rows of stored messages in BSON: read by columns if that gives the same rows, and faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import bson
+import pyarrow as pa
+import pyarrow.compute as pc
+from bson.errors import BSONError
+from pyspark.sql.types import DataType
+
+from pyqueue.errors import InvalidMessage
+from pyqueue.payloads import OPTIONS
+from pyqueue.requests import Document
+from pyqueue.spark.frames import batch, label, payloads
+
+if TYPE_CHECKING:
+    from pyqueue.spark.bson_columns import Documents, Field
+
+__all__ = ["decoded", "encoded_batch"]
+
+_FIELDS: Final = ("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries")
+
+
+def decoded(found: Sequence[bytes]) -> list[Document]:
+    """Return stored messages as the database returns them."""
+    return bson.decode_all(b"".join(found), OPTIONS)
+
+
+def encoded_batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch | None:
+    """Return the rows of stored messages: the same as ``frames.batch`` makes of them, or None.
+
+    None means that something is unusual, such as a payload that does not fit the type, or that a
+    cluster lacks numpy. Decode the messages, and let ``frames.batch`` decide.
+    """
+    try:
+        return _batch(found, payload) if found else None
+    except (InvalidMessage, BSONError, pa.ArrowException, ImportError, LookupError, ValueError):
+        return None
+
+
+def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
+    from pyqueue.spark.bson_columns import Documents, column, fits
+
+    schema, documents = batch([], payload).schema, Documents(found)
+    fields = documents.fields(_FIELDS)
+    type = schema.field("payload").type
+    if payload is not None and fits(payload):
+        values = column(documents, fields["payload"], payload, type)
+    else:
+        named = [{"_id": "", "payload": each} for each in _values(documents, fields["payload"])]
+        values = payloads(named, payload, type)
+    headers = _values(documents, fields["headers"])
+    labels = [
+        [(name, label(value)) for name, value in each.items()] if each else () for each in headers
+    ]
+    due, instant = fields["due"], schema.field("when").type
+    tries, _ = documents.integers(fields["tries"].without_null())
+    return pa.RecordBatch.from_arrays(
+        [
+            documents.texts(fields["_id"].everywhere()),
+            documents.strings(fields["q"].everywhere()),
+            values,
+            pa.array(labels, schema.field("headers").type),
+            documents.strings(fields["key"]),
+            pc.coalesce(
+                documents.instants(due.without_null(), instant),
+                documents.instants(fields["when"].everywhere(), instant),
+            ),
+            documents.instants(fields["pushed"], instant),
+            pa.array(tries, pa.int32()),
+        ],
+        schema=schema,
+    )
+
+
+def _values(documents: Documents, field: Field) -> list[Document | None]:
+    """Return the values of a field, which are documents or null."""
+    rows, parts = documents.parts(field)
+    values: list[Document | None] = [None] * len(field.types)
+    for row, value in zip(rows, bson.decode_all(parts, OPTIONS), strict=True):
+        values[row] = value
+    return values
