@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pyqueue.claim import AsyncClaim, claimed_async
 from pyqueue.messages import (
+    MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
     UNCHANGED,
     Counts,
@@ -236,9 +237,14 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._run(self._backend.checkpoint(reservation, state))
 
     def claim(
-        self, group: str, *, limit: int, lease: Duration | None = None
+        self,
+        group: str,
+        *,
+        limit: int,
+        lease: Duration | None = None,
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractAsyncContextManager[AsyncClaim]:
-        return claimed_async(self._runner, self._backend, group, limit, lease)
+        return claimed_async(self._runner, self._backend, group, limit, lease, max_bytes)
 
     async def redrive(self, limit: int | None = None) -> int:
         return await self._run(self._backend.redrive(limit))

@@ -78,8 +78,10 @@ class ClaimBase(Generic[Runs]):
         queue = self._claims.backend.queue
         return f"{type(self).__name__}({queue!r}, group={self.group!r}, {len(self)} messages)"
 
-    def _begin(self, limit: int) -> Plan[None]:
-        self._token, self._upto, self.ids = yield from self._claims.begin(limit, self.lease)
+    def _begin(self, limit: int, max_bytes: int) -> Plan[None]:
+        self._token, self._upto, self.ids = yield from self._claims.begin(
+            limit, self.lease, max_bytes=max_bytes
+        )
 
     def _documents(self) -> Plan[list[Document]]:
         documents: list[Document] = []
@@ -183,12 +185,13 @@ class AsyncClaim(ClaimBase[AsyncPlanRunner]):
 
 
 def _checked(
-    backend: QueuePlans, group: str, limit: int, lease: Duration | None
+    backend: QueuePlans, group: str, limit: int, lease: Duration | None, max_bytes: int
 ) -> tuple[NamedClaims, float]:
     if arguments.count("limit", limit) > MAX_CLAIM:
         raise ConfigurationError(
             f"limit: {limit} is not allowed: at most {MAX_CLAIM} messages are claimed at once"
         )
+    arguments.count("max_bytes", max_bytes)
     lease_s = backend.options.lease
     if lease is not None:
         lease_s = arguments.duration("lease", lease, positive=True)
@@ -197,11 +200,16 @@ def _checked(
 
 @contextmanager
 def claimed(
-    runner: PlanRunner, backend: QueuePlans, group: str, limit: int, lease: Duration | None
+    runner: PlanRunner,
+    backend: QueuePlans,
+    group: str,
+    limit: int,
+    lease: Duration | None,
+    max_bytes: int,
 ) -> Iterator[Claim]:
     """Claim for the block of ``Queue.claim``."""
-    claim = Claim(runner, *_checked(backend, group, limit, lease))
-    runner.run(claim._begin(limit))
+    claim = Claim(runner, *_checked(backend, group, limit, lease, max_bytes))
+    runner.run(claim._begin(limit, max_bytes))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:
@@ -219,11 +227,16 @@ def claimed(
 
 @asynccontextmanager
 async def claimed_async(
-    runner: AsyncPlanRunner, backend: QueuePlans, group: str, limit: int, lease: Duration | None
+    runner: AsyncPlanRunner,
+    backend: QueuePlans,
+    group: str,
+    limit: int,
+    lease: Duration | None,
+    max_bytes: int,
 ) -> AsyncIterator[AsyncClaim]:
     """Claim for the block of ``AsyncQueue.claim``."""
-    claim = AsyncClaim(runner, *_checked(backend, group, limit, lease))
-    await runner.run(claim._begin(limit))
+    claim = AsyncClaim(runner, *_checked(backend, group, limit, lease, max_bytes))
+    await runner.run(claim._begin(limit, max_bytes))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:

@@ -16,6 +16,7 @@ from bson import ObjectId
 
 __all__ = [
     "KEPT",
+    "MAX_BATCH_BYTES",
     "MAX_RECEIVED_BYTES",
     "NEVER",
     "UNCHANGED",
@@ -39,6 +40,8 @@ Id = ObjectId | str
 
 #: How many bytes of messages one call receives, unless it says otherwise.
 MAX_RECEIVED_BYTES: Final = 48 * 2**20
+#: How many bytes of messages a named claim has, unless an option says otherwise.
+MAX_BATCH_BYTES: Final = 64 * 2**20
 
 #: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
 #: checkers infer ``dict[str, object]`` for a literal with values of several types.

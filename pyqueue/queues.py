@@ -15,6 +15,7 @@ from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import (
+    MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
     UNCHANGED,
     Counts,
@@ -155,13 +156,11 @@ class Queue(QueueBase[T, PlanRunner]):
             at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
             on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" the
-            payload,
-                headers and time of the live message, so that its tries start again and its holder
-                loses the lease; or raise an "error".
+                payload, headers and time of the live message, so that its tries start again and its
+                holder loses the lease; or raise an "error".
             headers: small labels, {str: str | int | float | bool}.
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
-            the
-                same id makes no second message.
+                the same id makes no second message.
             session: the session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -206,8 +205,7 @@ class Queue(QueueBase[T, PlanRunner]):
             headers: the headers of every message.
             keys: one key for each payload, None for a message without a key.
             on_duplicate: as in ``push``. With "error" the rest is written, then DuplicateKey names
-            the
-                taken ``keys``.
+                the taken ``keys``.
             ids: one id for each payload, None for a new id.
             session: the session of a transaction.
 
@@ -536,7 +534,12 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.checkpoint(reservation, state))
 
     def claim(
-        self, group: str, *, limit: int, lease: Duration | None = None
+        self,
+        group: str,
+        *,
+        limit: int,
+        lease: Duration | None = None,
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractContextManager[Claim]:
         """Claim many messages for a ``with`` block, to process them in bulk, for example in Spark.
 
@@ -546,12 +549,11 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
-            a
-                time may use it.
+                a time may use it.
             limit: how many messages at most, up to 100 000.
             lease: seconds for which the messages stay held if this process dies; None: the lease of
-            the
-                queue.
+                the queue.
+            max_bytes: how many bytes of stored messages at most, but at least one message.
 
         Returns:
             A context manager that gives the Claim. The Claim is empty if no message is ready.
@@ -560,7 +562,7 @@ class Queue(QueueBase[T, PlanRunner]):
             Fenced: On settling, if another process has claimed for the group in the meantime.
             LeaseLost: On ``commit()``, if other consumers hold some of the messages by now.
         """
-        return claimed(self._runner, self._backend, group, limit, lease)
+        return claimed(self._runner, self._backend, group, limit, lease, max_bytes)
 
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues they came from.
@@ -648,11 +650,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.pause(False))
 
     def paused(self) -> bool:
-        """Return whether the queue is paused.
-
-        Returns:
-            True if it is paused.
-        """
+        """Return whether the queue is paused."""
         return self._run(self._backend.paused())
 
     def notify(self) -> None:

@@ -29,14 +29,12 @@ from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_BATCH_BYTES", "MAX_CLAIM", "ClaimRange", "NamedClaims"]
+__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 10_000
 #: The most messages of one claim: one command acknowledges it, and that has to end in time.
 MAX_CLAIM: Final = 100_000
-#: How many bytes of messages Spark gets in one batch, unless an option says otherwise.
-MAX_BATCH_BYTES: Final = 64 * 2**20
 
 #: The filters of documents that are not valid messages.
 _INVALID: Final[Sequence[dict[str, Any]]] = [
@@ -178,14 +176,16 @@ class NamedClaims(ClaimGroup):
             backend.queue, backend.kind, dead_letter, match, fault, now
         )
 
-    def begin(self, limit: int, lease_s: float) -> Plan[tuple[str, int, list[Id]]]:
+    def begin(
+        self, limit: int, lease_s: float, *, max_bytes: int | None = None
+    ) -> Plan[tuple[str, int, list[Id]]]:
         """Take the group over with what is outstanding, or claim anew if nothing is.
 
         Returns:
             The token, the number of the last claim, and the ids of its messages.
         """
         token = yield from self.adopt(lease_s)
-        return token, *(yield from self.proceed(token, limit, lease_s))
+        return token, *(yield from self.proceed(token, limit, lease_s, max_bytes=max_bytes))
 
     def proceed(
         self, token: str, limit: int, lease_s: float, *, max_bytes: int | None = None

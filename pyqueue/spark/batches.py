@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
 from pyqueue.backends.acknowledging import NOTE
-from pyqueue.backends.named_claims import MAX_BATCH_BYTES, MAX_CLAIM, NamedClaims
+from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import Connection
@@ -31,7 +31,7 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
-from pyqueue.messages import Id
+from pyqueue.messages import MAX_BATCH_BYTES, Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.spark.models import frame, payload_type

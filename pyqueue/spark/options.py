@@ -11,11 +11,12 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import MAX_MEMBERS
-from pyqueue.backends.named_claims import MAX_BATCH_BYTES, MAX_CLAIM, NamedClaims
+from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
+from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.filters import matching

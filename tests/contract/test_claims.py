@@ -106,6 +106,27 @@ def test_claim_takes_more_than_one_batch(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+def test_claim_keeps_to_max_bytes(queue: AnyQueue) -> None:
+    """It holds the first message whatever its size, and an adopted claim whole."""
+    queue.push_many([bytes(1000)] * 10)
+    for max_bytes, count in ((5000, 4), (1, 1), (64 * 2**20, 5)):
+        with queue.claim("g", limit=100, max_bytes=max_bytes) as claim:
+            assert (len(claim), queue.counts().reserved) == (count, count)
+            claim.commit()
+    assert queue.counts().total == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "64 MB", True, None])
+def test_claim_refuses_invalid_max_bytes(queue: AnyQueue, value: Any) -> None:
+    queue.push(1)
+    with (
+        pytest.raises(ConfigurationError, match=r"^max_bytes: .*give a whole number from 1"),
+        queue.claim("g", limit=1, max_bytes=value),
+    ):
+        pass
+    assert queue.counts().ready == 1
+
+
 def test_claim_uses_the_lease_of_the_queue(client: AnyClient, name: str) -> None:
     queue = client.queue(name, lease=timedelta(seconds=77))
     with queue.claim("g", limit=1) as claim:
