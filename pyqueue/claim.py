@@ -100,7 +100,7 @@ class ClaimBase(Generic[Runs]):
 
     def _commit(self) -> Plan[None]:
         self._settle()
-        done = yield from self._claims.acknowledge(self._token, self._upto)
+        done = yield from self._claims.finish(self._token, self._upto)
         if done < len(self):
             raise LeaseLost(
                 f"{len(self) - done} of {len(self)} messages of group {self.group!r} "

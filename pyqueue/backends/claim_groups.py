@@ -67,6 +67,8 @@ class ClaimProgress:
     bad: int = 0
     #: The last claim on which a stage has begun to work in a stream. The stage settles it.
     begun: int = 0
+    #: The last claim whose work is done. It may still have to be acknowledged.
+    done: int = 0
     #: How many bad records were buried, over all claims.
     buried: int = 0
     #: How many messages were no longer held when their claim was acknowledged, over all claims.
@@ -151,6 +153,7 @@ class ClaimGroup:
             _runner(state),
             bad=count("bad", 0),
             begun=count("begun", 0),
+            done=count("done", 0),
             buried=count("buried", 0),
             lost=max(0, count("taken", 0) - count("settled", 0)),
         )

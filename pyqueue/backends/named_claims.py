@@ -199,6 +199,9 @@ class NamedClaims(ClaimGroup):
             Fenced: another process runs the group now.
         """
         progress = yield from self.progress(token)
+        if progress.done > progress.acknowledged:
+            yield from self.acknowledge(token, progress.done)
+            progress = yield from self.progress(token)
         if progress.claimed > progress.acknowledged:
             ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
             if ids:
@@ -364,6 +367,18 @@ class NamedClaims(ClaimGroup):
             yield from self.progress(token)
 
     # ---- settling
+
+    def finish(self, token: str, upto: int) -> Plan[int]:
+        """Acknowledge claims whose work is known by their numbers.
+
+        First it is stored that they are done. So if this process dies while the server deletes
+        them, the next one deletes the rest. It does not do the work of these numbers on a part.
+
+        Raises:
+            Fenced: another process runs the group now; what it holds is untouched.
+        """
+        yield from self._advance(token, {"$max": {"done": upto}})
+        return (yield from self.acknowledge(token, upto))
 
     def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
         """Finish what the claims up to ``upto`` still hold, and bury what was noted as bad.

@@ -7,6 +7,7 @@ message was processed, and an unprocessed message is still stored.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -386,6 +387,48 @@ def interrupted(
 def one(request: Any) -> Plan[Any]:
     """Run one request as a plan."""
     return (yield request)
+
+
+class Died(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("deleted", [0, 2, 5])
+def test_finished_claim_is_never_seen_in_part(deleted: int) -> None:
+    """The process dies at any command. The server has deleted some messages by then.
+
+    Work that overwrites what has the number of its claim must not see a part of the claim.
+    """
+    # It notes that the work is done, reads the progress and the time, deletes, and goes on by one.
+    assert [finish_and_die(place, deleted) for place in range(5)] == [True] + [False] * 4
+
+
+def finish_and_die(place: int, deleted: int) -> bool:
+    """Die before a command of ``finish``. Return whether the next process gets the same claim."""
+    bench = Bench(5)
+    claims = bench.claims()
+    token, n, _ = bench.run(claims.begin(9, LEASE))
+    places = itertools.count()
+
+    def dies(request: Any) -> bool:
+        here = next(places) == place
+        if here and isinstance(request, Delete):
+            for each in bench.messages[:deleted]:
+                del bench.world.store.documents[each["_id"]]
+        return here
+
+    def die() -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        interrupted(bench, claims.finish(token, n), die, dies)
+    bench.push("new")
+    _, again, ids = bench.run(claims.begin(9, LEASE))
+    if again == n:
+        assert len(ids) == 5, f"died at command {place}"
+    else:
+        assert ids == ["new"]
+    return bool(again == n)
 
 
 def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
