@@ -18,24 +18,41 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.lazy import importer
-from pyqueue.messages import UNCHANGED, Backoff, Counts, Finished, Message, QueueInfo, Reservation
+from pyqueue.messages import (
+    UNCHANGED,
+    Backoff,
+    ConsumerCounts,
+    ConsumerInfo,
+    Counts,
+    Finished,
+    Message,
+    QueueInfo,
+    Reservation,
+    StreamMessage,
+    StreamReservation,
+)
 
 if TYPE_CHECKING:
     from pyqueue.async_client import AsyncClient
     from pyqueue.async_queues import AsyncQueue
+    from pyqueue.async_streams import AsyncStream
     from pyqueue.client import Client
     from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
+    from pyqueue.streams import Stream
     from pyqueue.worker import Worker
 
 __all__ = [
     "UNCHANGED",
     "AsyncClient",
     "AsyncQueue",
+    "AsyncStream",
     "Backoff",
     "Client",
     "ConfigurationError",
+    "ConsumerCounts",
+    "ConsumerInfo",
     "Counts",
     "Delivery",
     "Drop",
@@ -55,6 +72,9 @@ __all__ = [
     "Reject",
     "Reservation",
     "RetryLater",
+    "Stream",
+    "StreamMessage",
+    "StreamReservation",
     "To",
     "Unavailable",
     "Worker",
@@ -69,10 +89,12 @@ if not TYPE_CHECKING:
         {
             "async_client": ["AsyncClient"],
             "async_queues": ["AsyncQueue"],
+            "async_streams": ["AsyncStream"],
             "client": ["Client"],
             "delivery": ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"],
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
+            "streams": ["Stream"],
             "worker": ["Worker"],
         },
     )

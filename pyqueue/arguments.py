@@ -35,6 +35,7 @@ __all__ = [
     "queue_name",
     "redacted",
     "reservations",
+    "retention",
     "spellings",
     "starting",
     "targets",
@@ -42,6 +43,7 @@ __all__ = [
 
 _QUEUE = re.compile(r"[A-Za-z0-9_\-.:>]{1,110}")
 _NAMESPACE = re.compile(r"(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_\-]*(\.[A-Za-z0-9_\-]+)*")
+_LEAST_RETENTION_S = 600
 _CENTURY_S = 100 * 365 * 86400.0
 #: The largest count that every command of the server accepts.
 _MAX_COUNT = (1 << 31) - 1
@@ -127,6 +129,17 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
         bound = "more than 0" if positive else "0 or more"
         raise ConfigurationError(
             f"{name}: {_shown(value)} is not allowed: {bound} seconds, and at most 100 years"
+        )
+    return length
+
+
+def retention(value: Any) -> float:
+    """Return how long a stream keeps messages, in seconds: at least 10 minutes."""
+    length = duration("retention", value)
+    if length < _LEAST_RETENTION_S:
+        raise ConfigurationError(
+            f"retention: {_shown(value)} is not allowed: give at least {_LEAST_RETENTION_S} "
+            "seconds; younger messages are never deleted"
         )
     return length
 

@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.async_streams import AsyncStream
 from pyqueue.backends import listing
-from pyqueue.client import make_backend
+from pyqueue.client import make_backend, make_stream_backend
 from pyqueue.connecting import AsyncConnection, Connected, Durability
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
@@ -84,6 +85,21 @@ class AsyncClient(Connected[AsyncConnection]):
             kind=kind,
         )
         return AsyncQueue(self._connection, backend)
+
+    @overload
+    def stream(
+        self, name: str, model: type[T], *, retention: Duration | None = None
+    ) -> AsyncStream[T]: ...
+    @overload
+    def stream(
+        self, name: str, model: object = None, *, retention: Duration | None = None
+    ) -> AsyncStream[Any]: ...
+    def stream(
+        self, name: str, model: object = None, *, retention: Duration | None = None
+    ) -> AsyncStream[Any]:
+        """Return a stream of this namespace. This does no I/O. See ``Client.stream``."""
+        backend = make_stream_backend(self._connection, name, model, retention)
+        return AsyncStream(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
         """Return a pipeline of queues of this namespace. See ``Client.pipeline``."""

@@ -167,8 +167,7 @@ class BaseDriver(Generic[L]):
         self._drop_at = 0.0
         #: The waiting consumers of this driver, and of those that run on it.
         self._all_waiters = [self._waiters]
-        #: By topic.
-        self._listeners: dict[str, L] = {}
+        self._listeners: dict[Waiters, L] = {}
         #: What the records of queues say, and when they were read, by the monotonic clock.
         self._records: dict[str, tuple[str, Mapping[str, object], float]] = {}
         #: The options that this client stored in a record, for each of its Queue objects. A record
@@ -176,7 +175,8 @@ class BaseDriver(Generic[L]):
         self._options: dict[str, list[Mapping[str, Any]]] = {}
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
-            self._plain = self._durable = self._w1 = MemoryCollection(database, name)
+            self._plain = self._durable = MemoryCollection(database, name)
+            self._w1 = self._majority = self._plain
         else:
             options = database.codec_options.with_options(
                 document_class=dict,
@@ -194,14 +194,24 @@ class BaseDriver(Generic[L]):
                 write_concern=majority if durability == "majority" else primary_only
             )
             self._w1 = self._plain.with_options(write_concern=primary_only)
+            self._majority = self._plain.with_options(
+                read_concern=ReadConcern("majority"), write_concern=majority
+            )
 
     def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client."""
+        """Return the consumers of a queue that wait in this client.
+
+        "NAME~GROUP" are those of a group of a stream. They hear the events of the stream.
+        """
         found = self._waiters.get(queue)
         if found is None:
             self._drop_idle()
             found = self._waiters.setdefault(
-                queue, Waiters(f"{self.topic}/{queue}", partial(self.stats.update, ["dead"]))
+                queue,
+                Waiters(
+                    f"{self.topic}/{queue.partition('~')[0]}",
+                    partial(self.stats.update, ["dead"]),
+                ),
             )
         found.used = time.monotonic()
         return found
@@ -217,7 +227,7 @@ class BaseDriver(Generic[L]):
         self._drop_at = now + _DROP_INTERVAL_S
         for queue, waiters in list(self._waiters.items()):
             idle = now - waiters.used > _IDLE_S and not waiters.count
-            if idle and waiters.topic not in self._listeners:
+            if idle and waiters not in self._listeners:
                 self._waiters.pop(queue, None)
         for queue, (_, _, read) in list(self._records.items()):
             if now - read > _IDLE_S:
@@ -290,6 +300,8 @@ class BaseDriver(Generic[L]):
             request.server_limit_s = None  # there are no transactions that hold messages
         if request.session is not None:
             return request.send(self._plain)
+        if request.majority:
+            return request.send(self._majority)
         return request.send(self._w1 if request.w1 else self._durable)
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:

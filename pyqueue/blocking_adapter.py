@@ -63,20 +63,20 @@ class BlockingAdapter(AsyncDriver):
 
     async def _listen(self, waiters: Waiters) -> bool:
         async with self._lock:
-            if waiters.topic in self._listeners:
+            if waiters in self._listeners:
                 return False
             # Shielded: if the caller is cancelled now, the listener must still be registered, or it
             # would never be closed.
-            await asyncio.shield(asyncio.ensure_future(self._register(waiters.topic)))
+            await asyncio.shield(asyncio.ensure_future(self._register(waiters)))
             return True
 
-    async def _register(self, topic: str) -> None:
-        listening: Any = self._driver.bus.listen(topic)
+    async def _register(self, waiters: Waiters) -> None:
+        listening: Any = self._driver.bus.listen(waiters.topic)
         listener = await self._threads.run(listening.__enter__)
-        if self.closed or topic in self._listeners:  # not covered: the client was closed meanwhile
+        if self.closed or waiters in self._listeners:  # not covered: closed meanwhile
             listener.close()
         else:
-            self._listeners[topic] = AdaptedListener(listener, self._threads, self.check_usable)
+            self._listeners[waiters] = AdaptedListener(listener, self._threads, self.check_usable)
 
 
 class AdaptedListener:

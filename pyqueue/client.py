@@ -11,14 +11,16 @@ from pyqueue import arguments
 from pyqueue.backends import listing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
+from pyqueue.streams import Stream
 from signals import Bus
 
-__all__ = ["Client", "make_backend", "runner_of"]
+__all__ = ["Client", "make_backend", "make_stream_backend", "runner_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -53,6 +55,21 @@ def make_backend(
         options,
         Codec(model),
         kind=kind,
+        owner=connection.owner,
+        command_timeout=connection.command_timeout,
+    )
+
+
+def make_stream_backend(
+    connection: BaseConnection[Any], name: str, model: object, retention: Duration | None
+) -> StreamPlans:
+    """Check the options of a stream and return its plans."""
+    arguments.queue_name(name)
+    shape = {} if retention is None else {"retention": arguments.retention(retention)}
+    return StreamPlans(
+        name,
+        Codec(model),
+        shape,
         owner=connection.owner,
         command_timeout=connection.command_timeout,
     )
@@ -154,6 +171,35 @@ class Client(Connected[Connection]):
             kind=kind,
         )
         return Queue(self._connection, backend)
+
+    @overload
+    def stream(
+        self, name: str, model: type[T], *, retention: Duration | None = None
+    ) -> Stream[T]: ...
+    @overload
+    def stream(
+        self, name: str, model: object = None, *, retention: Duration | None = None
+    ) -> Stream[Any]: ...
+    def stream(
+        self, name: str, model: object = None, *, retention: Duration | None = None
+    ) -> Stream[Any]:
+        """Return a stream of this namespace. This does no I/O.
+
+        Args:
+            name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
+            model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
+            retention: seconds, at least 600, for which messages are kept. All users of the stream
+                must agree. None: what the stream was made with; 7 days for a new one.
+
+        Returns:
+            The stream.
+
+        Raises:
+            InvalidName: The name is not allowed.
+            ConfigurationError: An option is not allowed.
+        """
+        backend = make_stream_backend(self._connection, name, model, retention)
+        return Stream(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
         """Return a pipeline of queues of this namespace. This does no I/O.

@@ -143,9 +143,9 @@ class Driver(BaseDriver[Listener]):
 
     def _listen(self, waiters: Waiters) -> bool:
         with self._lock:
-            if waiters.topic in self._listeners:
+            if waiters in self._listeners:
                 return False
-            self._listeners[waiters.topic] = self.bus.listen(waiters.topic).__enter__()
+            self._listeners[waiters] = self.bus.listen(waiters.topic).__enter__()
             return True
 
     def _wait(self, request: Wait) -> bool:
@@ -162,7 +162,7 @@ class Driver(BaseDriver[Listener]):
             waiters.leave(woken.set, leads, guards)
 
     def _lead(self, request: Wait) -> bool:
-        listener = self._listeners[request.waiters.topic]
+        listener = self._listeners[request.waiters]
         steps = self._watch(request, listener)
         try:
             seconds = next(steps)
@@ -296,9 +296,9 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     async def _listen(self, waiters: Waiters) -> bool:
         async with self._lock:
-            if waiters.topic in self._listeners:
+            if waiters in self._listeners:
                 return False
-            self._listeners[waiters.topic] = await self.bus.listen(waiters.topic).__aenter__()
+            self._listeners[waiters] = await self.bus.listen(waiters.topic).__aenter__()
             return True
 
     async def _wait(self, request: Wait) -> bool:
@@ -317,7 +317,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             waiters.leave(woken.set, leads, guards)
 
     async def _lead(self, request: Wait) -> bool:
-        listener = self._listeners[request.waiters.topic]
+        listener = self._listeners[request.waiters]
         steps = self._watch(request, listener)
         try:
             seconds = next(steps)

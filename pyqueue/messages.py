@@ -21,6 +21,8 @@ __all__ = [
     "NEVER",
     "UNCHANGED",
     "Backoff",
+    "ConsumerCounts",
+    "ConsumerInfo",
     "Counts",
     "Duration",
     "Finished",
@@ -30,6 +32,8 @@ __all__ = [
     "QueueOptions",
     "Reservation",
     "State",
+    "StreamMessage",
+    "StreamReservation",
     "Unchanged",
 ]
 
@@ -130,6 +134,24 @@ class Finished(Message[T]):
     processed: datetime
 
 
+@dataclass(slots=True, eq=False)
+class StreamMessage(Message[T]):
+    """A message of a stream, as ``Stream.read`` returns it."""
+
+    #: Its place in the stream: 0, 1, 2, ... It never changes.
+    position: int
+
+
+@dataclass(slots=True, eq=False)
+class StreamReservation(Reservation[T]):
+    """A message of a stream that a consumer group holds under a lease."""
+
+    #: Its place in the stream: 0, 1, 2, ... It never changes.
+    position: int
+    #: The consumer group that holds it.
+    group: str
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The number of messages of a queue by state. ``total`` does not include ``history``."""
@@ -145,12 +167,40 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerCounts:
+    """The number of messages that a consumer group of a stream has before it, by state."""
+
+    ready: int = 0
+    scheduled: int = 0
+    reserved: int = 0
+    #: How many messages the retention of the stream deleted before the group had finished them.
+    skipped: int = 0
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.ready + self.scheduled + self.reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """One consumer group of ``Stream.consumers()``."""
+
+    name: str
+    #: The position of the first message that the group has not claimed yet.
+    position: int
+    counts: ConsumerCounts
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueInfo:
     """One queue of ``Client.queues()``."""
 
     name: str
+    #: Of a stream: the messages that can be read count as ready.
     counts: Counts
     paused: bool
+    kind: str = "standard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
 and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
-driver itself answers the other requests: ``ServerTime``, ``MonotonicTime``, ``EnsureQueue``,
-``Listen``, ``Wait``, ``Coalesce``, ``AtOneInstant`` and ``Signal``.
+driver itself answers the other requests, from ``ServerTime`` to ``Signal``.
 
 A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of
 documents.
@@ -69,8 +68,7 @@ Filter = Mapping[str, Any]
 UpdateDocument = Mapping[str, Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
 
-
-#: How many commands of one queue may run at once, if each of them may wait for a lock.
+#: How many commands of one queue may run at once if each may wait for a lock.
 MAX_LOCKABLE: Final = 8
 
 
@@ -115,6 +113,7 @@ class Command(Request[Answer]):
     Args:
         session: the session of the caller's transaction, or None.
         w1: acknowledged by the primary alone. Other writes follow the client's durability.
+        majority: of what a majority of members stored, whatever the client's durability is.
         max_time_s: seconds that it may take, if that is less than the client's time limit.
         half_time: it may take half of the client's time limit, which leaves time for another try.
         server_limit_s: seconds that the server may work on it, if that is less. The driver does not
@@ -123,6 +122,7 @@ class Command(Request[Answer]):
 
     session: Any = None
     w1: bool = False
+    majority: bool = False
     max_time_s: float | None = None
     half_time: bool = False
     server_limit_s: float | None = None
@@ -419,7 +419,7 @@ class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
     It fails if the record has another shape than the given one. A driver remembers the answer for
-    half a minute, unless the primary changes or an index turns out to be missing.
+    half a minute, unless the primary changes or an index is missing.
     """
 
     queue: str

@@ -98,6 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "queues": {"backends", "claim", "errors", "messages", "plan_runner", "requests", "reserved"},
     "async_queues": {"claim", "messages", "plan_runner", "queues", "requests", "reserved"},
+    "streams": {"backends", "messages", "plan_runner", "requests"},
+    "async_streams": {"async_queues", "messages", "plan_runner", "requests", "streams"},
     "connecting": {
         "arguments",
         "backends",
@@ -192,9 +194,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "payloads",
         "pipeline",
         "queues",
+        "streams",
     },
     "async_client": {
         "async_queues",
+        "async_streams",
         "backends",
         "client",
         "connecting",
@@ -204,6 +208,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {
         "async_client",
         "async_queues",
+        "async_streams",
         "client",
         "delivery",
         "errors",
@@ -211,6 +216,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "pipeline",
         "queues",
+        "streams",
         "worker",
     },
     "spark.frames": {"arguments", "backends", "documents", "errors", "messages", "payloads"},
@@ -363,7 +369,14 @@ BACKENDS: dict[str, set[str]] = {
     "moving": {"applying", "kind", "namespace", "options", "transitions"},
     "extending": {"transitions"},
     "settling": {"applying", "invalid", "kind", "moving", "namespace", "options", "transitions"},
-    "listing": {"applying", "namespace", "reading", "scan", "transitions"},
+    "stream_packs": {"invalid", "namespace"},
+    "stream_retention": {"namespace", "stream_packs"},
+    "stream_appending": {"namespace", "stream_packs", "stream_retention", "transitions"},
+    "stream_plans": {"stream_appending", "stream_packs", "stream_retention"},
+    "listing": {
+        *("applying", "namespace", "reading", "scan", "stream_packs", "stream_retention"),
+        "transitions",
+    },
     "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
         *("extending", "invalid", "kind", "managing", "moving", "namespace", "options"),
@@ -638,6 +651,7 @@ def test_only_drivers_hand_a_collection_to_a_request() -> None:
 TWINS = [
     (pyqueue.Queue, pyqueue.AsyncQueue),
     (pyqueue.Client, pyqueue.AsyncClient),
+    (pyqueue.Stream, pyqueue.AsyncStream),
     (Renewer, AsyncRenewer),
     (Driver, AsyncDriver),
     (signals.Bus, signals.AsyncBus),
@@ -651,8 +665,10 @@ TWINS = [
 #: What is plain on both sides: it does no I/O, or only begins it.
 PLAIN = {
     pyqueue.Queue: {"name", "reserved", "claim"},
+    pyqueue.Stream: {"name"},
     pyqueue.Client: {
         "queue",
+        "stream",
         "pipeline",
         "transaction",
         "database",
@@ -698,7 +714,7 @@ def test_twins_have_the_same_names_and_signatures(blocking: type, twin: type) ->
             assert written(inspect.signature(one)) == written(inspect.signature(other)), name
 
 
-@pytest.mark.parametrize("kind", [pyqueue.Queue, pyqueue.Client])
+@pytest.mark.parametrize("kind", [pyqueue.Queue, pyqueue.Client, pyqueue.Stream])
 def test_only_operations_are_awaited_on_the_async_side(kind: type) -> None:
     twin = getattr(pyqueue, f"Async{kind.__name__}")
     for name, member in members(twin).items():
@@ -735,6 +751,8 @@ PROMISED = {
     *("To", "Drop", "Many", "Reject", "RetryLater", "Worker", "Pipeline", "Delivery", "QueueInfo"),
     *("QueueError", "LeaseLost", "DuplicateKey", "InvalidMessage", "InvalidName", "QueueClosed"),
     *("Unavailable", "Fenced", "ConfigurationError"),
+    *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
+    *("ConsumerCounts", "ConsumerInfo"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -776,6 +794,7 @@ CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind='standard'",
+    "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
     "pipeline": "name='pipeline'",
@@ -877,7 +896,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "total",
         "history",
     }
-    assert list(pyqueue.QueueInfo.__dataclass_fields__) == ["name", "counts", "paused"]
+    assert list(pyqueue.QueueInfo.__dataclass_fields__) == ["name", "counts", "paused", "kind"]
     assert (pyqueue.Backoff().base, pyqueue.Backoff().factor) == (1, 2)
     assert (pyqueue.Backoff().maximum, pyqueue.Backoff().jitter) == (3600, 0.1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, reading, transitions
+from pyqueue.backends import namespace, reading, stream_packs, stream_retention, transitions
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.namespace import HOT, record_id
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
@@ -44,8 +44,10 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     if cap is not None:
         arguments.count("cap", cap)
     found = yield from names()
-    flags = yield from Find({"_id": namespace.RECORD_IDS, "paused": True}, {"q": 1})
-    paused = {record["q"] for record in flags}
+    special = {"$or": [{"paused": True}, {"kind": {"$ne": "standard"}}]}
+    fields = {"q": 1, "paused": 1, "kind": 1}
+    stored = yield from Find({"_id": namespace.RECORD_IDS, **special}, fields)
+    records = {record["q"]: record for record in stored}
     infos: list[QueueInfo] = []
     for first in range(0, len(found), _QUEUES_PER_COMMAND):
         portion = found[first : first + _QUEUES_PER_COMMAND]
@@ -55,7 +57,13 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
         numbers = iter((yield from CountEach(filters, cap)))
         for name, each in zip(portion, states, strict=True):
             counts = Counts(**{state: next(numbers) for state in each})
-            infos.append(QueueInfo(name, counts, name in paused))
+            record = records.get(name, {})
+            kind = str(record.get("kind", "standard"))
+            if kind == namespace.STREAM:
+                first = yield from stream_packs.first_position(name)
+                _, end = yield from stream_packs.bounds(name)
+                counts = Counts(ready=end - first)
+            infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind))
     return infos
 
 
@@ -70,6 +78,8 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         Unavailable: the server did not answer. The text has the number of deleted messages.
     """
     arguments.queue_name(queue)
+    if (yield from namespace.kind_of(queue)) == namespace.STREAM:
+        return (yield from _delete_stream(queue, force))
     if not force:
         yield from _refuse_live(queue)
     yield from namespace.bury_record(queue)
@@ -104,6 +114,21 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
             f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
         ) from error
     yield from Signal(queue, None)
+    return deleted
+
+
+def _delete_stream(stream: str, force: bool) -> Plan[int]:
+    """Delete a stream. While its record stays, positions go on if the stream is used again."""
+    first = yield from stream_packs.first_position(stream)
+    _, end = yield from stream_packs.bounds(stream)
+    if end > first and not force:
+        raise ConfigurationError(
+            f"stream {stream!r} has {end - first} messages: give force=True to delete them, too"
+        )
+    yield from namespace.bury_record(stream)
+    yield from ForgetQueue(stream)
+    deleted = yield from stream_retention.drop(stream)
+    yield from Signal(stream, None)
     return deleted
 
 

@@ -39,6 +39,8 @@ __all__ = [
     "INDEXES",
     "LATEST_VERSION",
     "RECORD_IDS",
+    "STREAM",
+    "STREAM_SHAPE",
     "bury_record",
     "check_kind",
     "dead_letter_target",
@@ -87,6 +89,10 @@ VERSION: Final = 1
 _SHAPED_VERSION: Final = 2
 LATEST_VERSION: Final = 2
 _MISSING: Final = object()
+
+#: The kind of a stream, which is no queue, and what all users of a stream must agree on.
+STREAM: Final = "stream"
+STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
@@ -214,6 +220,8 @@ def _new_record(
 ) -> dict[str, Any]:
     record = {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
     default = kinds.known()[kind].shape if kind in kinds.known() else {}
+    if kind == STREAM:
+        default = STREAM_SHAPE
     return record | ({"v": _SHAPED_VERSION, "shape": {**default, **shape}} if default else {})
 
 
@@ -285,6 +293,11 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
 
 
 def _refuse_other_kind(queue: str, kind: Kind, stored: str) -> None:
+    if stored == STREAM:
+        raise ConfigurationError(
+            f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
+            "name"
+        )
     if stored != kind.name:
         raise ConfigurationError(
             f"queue {queue!r} is of kind {stored!r}; here it is used as {kind.name!r}"
@@ -308,6 +321,11 @@ def target(queue: str) -> Plan[Target]:
         ConfigurationError: this release does not know its kind.
     """
     name = yield from EnsureQueue(queue, "standard")
+    if name == STREAM:
+        raise ConfigurationError(
+            f"to: {queue!r} is a stream, which messages do not move into: append the payload to "
+            "it, or move the message to a queue by name"
+        )
     if name not in kinds.known():
         raise ConfigurationError(
             f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "

@@ -15,7 +15,7 @@ from typing import Any
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
-from pyqueue import AsyncClient, AsyncQueue
+from pyqueue import AsyncClient, AsyncQueue, AsyncStream
 from pyqueue.claim import AsyncClaim
 from pyqueue.client import runner_of
 
@@ -71,6 +71,12 @@ class PortalQueue(_Wrapped):
             yield PortalClaim(self._portal, claim)
 
 
+class PortalStream(_Wrapped):
+    """An AsyncStream with the methods of a Stream."""
+
+    _target: AsyncStream[Any]
+
+
 class PortalClient(_Wrapped):
     """An AsyncClient with the methods of a Client."""
 
@@ -84,6 +90,10 @@ class PortalClient(_Wrapped):
     def queue(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Client.queue``."""
         return PortalQueue(self._portal, self._target.queue(*args, **options))
+
+    def stream(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Client.stream``."""
+        return PortalStream(self._portal, self._target.stream(*args, **options))
 
     def transaction(self) -> Any:
         """Wrap ``Client.transaction``."""

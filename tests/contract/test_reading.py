@@ -277,9 +277,10 @@ def test_queues(world: World, name: str) -> None:
     held = client.queue("b").reserve(0)
     assert isinstance(held, Reservation)
     client.queue("never-used")
+    kind = world.place.kind.name
     assert client.queues() == [
-        QueueInfo("a", Counts(), True),
-        QueueInfo("b", Counts(reserved=1), False),
+        QueueInfo("a", Counts(), True, kind),
+        QueueInfo("b", Counts(reserved=1), False, kind),
         QueueInfo("b.dead", Counts(ready=1), False),
     ]
     world.raw(f"ns_{name}").drop()
@@ -300,9 +301,10 @@ def test_queues_stop_counting_at_a_cap(world: World, name: str) -> None:
     queue.push(1, delay=60)
     queue.reserve_many(2, timeout=0)
     client.queue("b").pause()
+    kind = world.place.kind.name
     assert client.queues(cap=3) == [
-        QueueInfo("a", Counts(ready=3, scheduled=1, reserved=2), False),
-        QueueInfo("b", Counts(), True),
+        QueueInfo("a", Counts(ready=3, scheduled=1, reserved=2), False, kind),
+        QueueInfo("b", Counts(), True, kind),
     ]
     assert client.queues(held=False)[0].counts == Counts(ready=4, scheduled=3)
     with pytest.raises(ConfigurationError, match="cap"):
@@ -382,7 +384,7 @@ def test_deleted_queue_is_made_again_by_a_pause(
     assert queue.pop(0) is not None
     client.delete_queue(queue.name)
     queue.pause()
-    assert QueueInfo(queue.name, Counts(), True) in client.queues()
+    assert QueueInfo(queue.name, Counts(), True, world.place.kind.name) in client.queues()
     assert not {"expires", "processed"} & set(world.document(f"~queue:{queue.name}"))
 
 

@@ -1,0 +1,191 @@
+"""Plans run step by step over a store in memory: cut, stalled, or with replies that are lost.
+
+Time passes only when a test says so. A write at w:1 is undone by ``fail_over``, unless a write that
+waits for a majority came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from copy import deepcopy
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import bson
+
+import signals
+from pyqueue.backends import namespace
+from pyqueue.drivers import Driver
+from pyqueue.errors import MissingIndex, Unavailable
+from pyqueue.memory import memory_database
+from pyqueue.payloads import OPTIONS
+from pyqueue.requests import (
+    Coalesce,
+    Command,
+    Delete,
+    Document,
+    EnsureQueue,
+    FindAndModify,
+    ForgetQueue,
+    Insert,
+    Listen,
+    MonotonicTime,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    Wait,
+)
+from tests.plans.runner import NOW
+
+__all__ = ["Cut", "Steps", "lost_reply", "lost_request"]
+
+T = TypeVar("T")
+WRITES: Final = (Insert, Update, Delete, FindAndModify)
+
+#: Called with the number of a command and whether it was carried out; may raise.
+Fault = Callable[[int, bool], None]
+
+
+class Cut(BaseException):
+    """The process died here."""
+
+
+def cut(at: int, *, after: bool) -> Fault:
+    """Return a fault: the process dies before or after its command number ``at``."""
+
+    def fault(number: int, done: bool) -> None:
+        if number == at and done == after:
+            raise Cut
+
+    return fault
+
+
+def lost_request(at: int) -> Fault:
+    """Return a fault: command number ``at`` does not arrive, and the caller cannot know that."""
+
+    def fault(number: int, done: bool) -> None:
+        if number == at and not done:
+            raise Unavailable("no answer")
+
+    return fault
+
+
+def lost_reply(at: int) -> Fault:
+    """Return a fault: command number ``at`` is carried out, but its reply is lost."""
+
+    def fault(number: int, done: bool) -> None:
+        if number == at and done:
+            raise Unavailable("no answer")
+
+    return fault
+
+
+class Steps:
+    """One store, one clock, and any number of processes, which are plans."""
+
+    def __init__(self) -> None:
+        self.database = memory_database("pyqueue")
+        bus = signals.NullBus()
+        self.driver = Driver(
+            self.database, "pyqueue", bus=bus, durability="majority", timeout=30, topic="t"
+        )
+        self.driver.run(namespace.ping())
+        self.seconds = 0.0
+        self.signals: list[tuple[str, datetime | None]] = []
+        #: The commands of the last plan.
+        self.commands: list[Command[Any]] = []
+        #: What a fail-over leaves.
+        self._safe = self._all()
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the primary."""
+        return NOW + timedelta(seconds=self.seconds)
+
+    @property
+    def collection(self) -> Any:
+        """Return the collection."""
+        return self.database["pyqueue"]
+
+    def _all(self) -> list[Document]:
+        found = self.collection.find()
+        return [bson.decode(bson.encode(each, codec_options=OPTIONS), OPTIONS) for each in found]
+
+    def fail_over(self) -> None:
+        """Undo the writes at w:1 that no other write covers."""
+        self.collection.delete_many({})
+        if self._safe:
+            self.collection.insert_many(deepcopy(self._safe))
+
+    def run(self, plan: Plan[T], fault: Fault | None = None) -> T:
+        """Run a plan to its end."""
+        running = self.steps(plan, fault)
+        while True:
+            try:
+                next(running)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+
+    def steps(self, plan: Plan[T], fault: Fault | None = None) -> Generator[Any, None, T]:
+        """Run a plan; stop before each command."""
+        commands: list[Command[Any]] = []
+        self.commands = commands
+        result: T = yield from self._drive(plan, fault, commands)
+        return result
+
+    def _drive(
+        self, plan: Plan[Any], fault: Fault | None, commands: list[Command[Any]]
+    ) -> Generator[Any, None, Any]:
+        try:
+            request = next(plan)
+            while True:
+                try:
+                    answer = yield from self._answer(request, fault, commands)
+                except Exception as error:
+                    request = plan.throw(error)
+                else:
+                    request = plan.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    def _answer(
+        self, request: Any, fault: Fault | None, commands: list[Command[Any]]
+    ) -> Generator[Any, None, Any]:
+        match request:
+            case ServerTime():
+                return self.now
+            case MonotonicTime():
+                return self.seconds
+            case EnsureQueue():
+                record = namespace.read_or_create_record(
+                    request.queue, request.kind, None, request.shape
+                )
+                return (yield from self._drive(record, fault, commands))[0]
+            case ForgetQueue():
+                return None
+            case Signal():
+                return self.signals.append((request.queue, request.when))
+            case Coalesce():
+                batch = request.batch([request.item])
+                return (yield from self._drive(batch, fault, commands))[0]
+            case Listen():
+                return False
+            case Wait():
+                self.seconds = max(self.seconds, (request.until - NOW).total_seconds())
+                return True
+        assert isinstance(request, Command), request
+        yield request
+        number = len(commands)
+        commands.append(request)
+        if fault is not None:
+            fault(number, False)
+        try:
+            answer = self.driver.ask(request)
+        except MissingIndex:  # pragma: no cover
+            raise AssertionError("mongomock has no hints") from None
+        if isinstance(request, WRITES) and not request.w1:
+            self._safe = self._all()
+        if fault is not None:
+            fault(number, True)
+        return answer

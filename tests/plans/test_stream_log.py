@@ -1,0 +1,275 @@
+"""The log of a stream under faults: whatever happens, positions are contiguous and nothing that was
+acknowledged is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, Unavailable
+from pyqueue.backends import listing
+from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.payloads import Codec
+from tests.plans.runner import NOW
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+
+#: An append to a log with messages, by a process that knows nothing, has no more commands.
+MOST_COMMANDS = 8
+STALLS = range(MOST_COMMANDS)
+
+
+def opened(**shape: object) -> StreamPlans:
+    """Return the stream as a new process opens it."""
+    return StreamPlans("log", Codec(), shape)
+
+
+def contents(steps: Steps) -> list[Any]:
+    """Return the payloads of the log, whose positions must be contiguous."""
+    found = steps.run(opened().read(limit=100_000))
+    positions = [each.position for each in found]
+    assert positions == list(range(positions[0], positions[0] + len(found))) if found else True
+    packs = list(steps.collection.find({"q": "~log:log"}).sort("_id", 1))
+    for pack, following in pairwise(packs):
+        assert pack["s"] + pack["n"] == following["s"], "a gap or an overlap"
+    return [each.payload for each in found]
+
+
+@pytest.fixture
+def steps() -> Steps:
+    """Return a store with a stream of three packs."""
+    made = Steps()
+    stream = opened()
+    for first in range(0, 30, 10):
+        made.run(stream.append(list(range(first, first + 10))))
+    return made
+
+
+def at_each_command(
+    call: Callable[[], Generator[Any, None, Any]],
+) -> Generator[Generator[Any, None, Any], None, None]:
+    """Yield the call, stalled before each of its commands in turn."""
+    for at in STALLS:
+        running = call()
+        try:
+            for _ in range(at + 1):
+                next(running)
+        except StopIteration:
+            return
+        yield running
+
+
+def end(running: Generator[Any, None, Any]) -> Any:
+    """Resume a stalled plan and return its result."""
+    while True:
+        try:
+            next(running)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_append_returns_contiguous_positions(steps: Steps) -> None:
+    stream = opened()
+    assert steps.run(stream.append(["a", "b"])) == [30, 31]
+    assert steps.run(stream.append(["c"])) == [32]
+    assert [type(each).__name__ for each in steps.commands] == ["Find", "Insert"], "record, pack"
+    assert contents(steps) == [*range(30), "a", "b", "c"]
+
+
+def test_append_of_many_makes_packs_of_1000(steps: Steps) -> None:
+    assert steps.run(opened().append(range(2500))) == list(range(30, 2530))
+    sizes = [each["n"] for each in steps.collection.find({"q": "~log:log"}).sort("_id", 1)]
+    assert sizes == [10, 10, 10, 1000, 1000, 500]
+
+
+def test_append_of_large_messages_makes_small_packs(steps: Steps) -> None:
+    large = b"x" * 3_000_000
+    assert steps.run(opened().append([large, large, "small"])) == [30, 31, 32]
+    sizes = [each["n"] for each in steps.collection.find({"q": "~log:log"}).sort("_id", 1)]
+    assert sizes[3:] == [1, 2]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_append_that_dies_anywhere_leaves_a_log(after: bool, steps: Steps) -> None:
+    for at in range(MOST_COMMANDS):
+        before = contents(steps)
+        try:
+            steps.run(opened().append([f"cut {at}"]), cut(at, after=after))
+        except Cut:
+            assert contents(steps) in (before, [*before, f"cut {at}"])
+            steps.run(opened().append([f"whole {at}"]))
+            assert contents(steps)[-1] == f"whole {at}"
+        else:
+            assert at > 2, "too few commands were cut"
+            break
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_append_with_a_lost_message_is_stored_once(lost: Any, steps: Steps) -> None:
+    for at in range(MOST_COMMANDS):
+        before = contents(steps)
+        try:
+            (position,) = steps.run(opened().append([f"lost {at}"]), lost(at))
+        except Unavailable:
+            assert contents(steps) == before, "nothing was written before the tail was known"
+        else:
+            assert contents(steps) == [*before, f"lost {at}"]
+            assert position == len(before)
+
+
+def test_append_with_an_unknown_outcome_ends_in_time(steps: Steps) -> None:
+    stream = opened()
+    steps.run(stream.append(["first"]))
+
+    def fault(number: int, done: bool) -> None:
+        steps.seconds += 10
+        if number > 0:
+            raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable, match="no answer"):
+        steps.run(stream.append(["second"]), fault)
+    assert steps.run(stream.append(["third"])) == [31]
+
+
+def test_append_of_many_says_how_many_are_stored(steps: Steps) -> None:
+    stream = opened()
+    steps.run(stream.append(["known"]))
+
+    def fault(number: int, done: bool) -> None:
+        if number >= 2:
+            steps.seconds += 40
+            raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable, match="the first 1000 messages are stored, up to position 103"):
+        steps.run(stream.append(range(1500)), fault)
+    assert contents(steps) == [*range(30), "known", *range(1000)]
+
+
+def test_append_stalled_anywhere_while_another_appends(steps: Steps) -> None:
+    stalls = 0
+    for running in at_each_command(lambda: steps.steps(opened().append(["stalled"]))):
+        (quick,) = steps.run(opened().append(["quick"]))
+        (position,) = end(running)
+        found = contents(steps)
+        assert (found[position], found[quick]) == ("stalled", "quick")
+        stalls += 1
+    assert stalls >= 4
+    assert contents(steps).count("stalled") == stalls + 1, "the last one was not stalled"
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
+def test_append_stalled_while_the_log_is_trimmed(reads_first: bool, steps: Steps) -> None:
+    """A process sleeps for longer than any pack is kept, and wakes with an old tail."""
+    stalls = 0
+    known = opened()
+
+    def call() -> Generator[Any, None, Any]:
+        steps.run(known.append(["tail known"]))
+        return steps.steps((known if reads_first else opened()).append(["stalled"]))
+
+    for running in at_each_command(call):
+        for _ in range(3):
+            steps.run(opened().append(["quick"]))
+            steps.seconds += 700
+        end_of_log = steps.run(opened().append(["last"]))[0]
+        steps.seconds += 700
+        assert steps.run(opened().trim(end_of_log)) == end_of_log
+        (position,) = end(running)
+        if position < end_of_log:  # it was stored before it slept
+            assert "stalled" not in contents(steps)
+        else:
+            assert contents(steps)[-1] == "stalled"
+            stalls += 1
+    assert stalls >= 1
+
+
+def test_tail_is_used_for_a_minute_only(steps: Steps) -> None:
+    stream = opened()
+    steps.run(stream.append(["a"]))
+    steps.seconds += 61
+    steps.run(stream.append(["b"]))
+    reads = [each for each in steps.commands if type(each).__name__ == "Find"]
+    assert [each.majority for each in reads][:2] == [False, True], "the record, then the tail"
+
+
+def test_append_writes_and_reads_at_majority(steps: Steps) -> None:
+    steps.run(opened().append(["a"]))
+    inserts = [each for each in steps.commands if type(each).__name__ == "Insert"]
+    assert [each.majority for each in inserts] == [True]
+
+
+def test_trim_keeps_the_last_pack_and_young_ones(steps: Steps) -> None:
+    assert steps.run(opened().trim(30)) == 0, "all are young"
+    steps.seconds += 601
+    assert steps.run(opened().trim(15)) == 10
+    assert steps.run(opened().trim(30)) == 20
+    assert contents(steps) == list(range(20, 30))
+    assert steps.run(opened().append(["next"])) == [30]
+
+
+def test_trim_before_an_instant(steps: Steps) -> None:
+    steps.seconds += 1000
+    steps.run(opened().append(["later"]))
+    steps.seconds += 601
+    assert steps.run(opened().trim(NOW + timedelta(seconds=1))) == 30
+    assert contents(steps) == ["later"]
+
+
+def test_trim_that_dies_anywhere_is_repeated(steps: Steps) -> None:
+    steps.seconds += 601
+    for after in (False, True):
+        for at in range(MOST_COMMANDS):
+            try:
+                steps.run(opened().trim(20), cut(at, after=after))
+            except Cut:
+                assert set(range(20, 30)) <= set(contents(steps))
+                steps.run(opened().append(["more"]))
+    assert steps.run(opened().trim(20)) == 20
+
+
+def test_retention_deletes_by_the_way() -> None:
+    steps = Steps()
+    stream = opened(retention=3600.0)
+    steps.run(stream.append(["old"]))
+    steps.seconds += 3000
+    steps.run(stream.append(["young"]))
+    steps.seconds += 601
+    steps.run(stream.append(["last"]))
+    assert contents(steps) == ["young", "last"]
+    assert steps.run(opened().read())[0].position == 1
+
+
+def test_position_at_an_instant(steps: Steps) -> None:
+    from pyqueue.backends.stream_packs import position_at
+
+    stream = opened()
+    for number in range(30, 40):
+        steps.seconds += 10
+        steps.run(stream.append([number]))
+    for seconds, position in ((0, 0), (0.001, 30), (10, 30), (11, 31), (100, 39), (101, 40)):
+        at = NOW + timedelta(seconds=seconds)
+        assert steps.run(position_at("log", at)) == position, seconds
+    assert steps.run(position_at("log", "first")) == 0
+    assert steps.run(position_at("log", "last")) == 40
+    assert steps.run(position_at("log", 17)) == 17
+    for wrong in (-1, True, "begin", 1.5, None, NOW.replace(tzinfo=None)):
+        with pytest.raises(ConfigurationError, match="start"):
+            steps.run(position_at("log", wrong))
+
+
+def test_read_begins_within_a_pack(steps: Steps) -> None:
+    found = steps.run(opened().read(after=14, limit=7))
+    assert [each.position for each in found] == list(range(15, 22))
+    assert steps.run(opened().read(after=29)) == []
+    assert steps.run(opened().read(after=5000)) == []
+
+
+def test_older_release_refuses_the_record(steps: Steps) -> None:
+    record = steps.collection.find_one({"_id": "~queue:log"})
+    assert (record["kind"], record["v"]) == ("stream", 2)
+    assert record["shape"] == {"retention": 7 * 86400.0}
+    names = steps.run(listing.names())
+    assert names == ["log"]
