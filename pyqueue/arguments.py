@@ -5,10 +5,11 @@ Each check runs before anything is written. Its error names the argument and the
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyqueue.messages import Backoff, Id, Reservation
 
 __all__ = [
     "backoff",
+    "choices",
     "count",
     "dead_letter",
     "duration",
@@ -38,6 +40,7 @@ __all__ = [
     "retention",
     "spellings",
     "starting",
+    "takes_second",
     "targets",
 ]
 
@@ -89,6 +92,46 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
             f"to: of queue {queue!r}: {twice[0]!r} is listed twice; list each target once"
         )
     return names
+
+
+def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
+    """Return whether the rows of a Spark stage choose among its targets, and the targets.
+
+    A str is the only target. None means that there is none.
+    """
+    if to is None:
+        return False, ()
+    if isinstance(to, str):
+        return False, (queue_name(to),)
+    return True, targets(queue, to)
+
+
+def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]) -> bool:
+    """Return whether a function takes both arguments rather than the first one.
+
+    Args:
+        what: the beginning of the error.
+        function: the function.
+        names: the names of the arguments. An optional second argument is passed if it has the name.
+    """
+    first, second = names
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False  # a builtin without a signature
+    positional = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    required = [each for each in positional if each.default is each.empty]
+    required_by_name = [
+        each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if len(required) > 2 or required_by_name or not (positional or takes_any):
+        raise ConfigurationError(f"{what}: it must take ({first}) or ({first}, {second})")
+    return len(required) == 2 or (len(positional) > 1 and positional[1].name == second)
 
 
 def group(value: Any, name: str = "group") -> str:

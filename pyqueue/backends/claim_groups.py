@@ -69,6 +69,8 @@ class ClaimProgress:
     begun: int = 0
     #: The last claim whose work is done. It may still have to be acknowledged.
     done: int = 0
+    #: How often what is outstanding was taken over, in a way that counts as a try.
+    adopted: int = 0
     #: How many bad records were buried, over all claims.
     buried: int = 0
     #: How many messages were no longer held when their claim was acknowledged, over all claims.
@@ -154,6 +156,7 @@ class ClaimGroup:
             bad=count("bad", 0),
             begun=count("begun", 0),
             done=count("done", 0),
+            adopted=count("adopted", 0),
             buried=count("buried", 0),
             lost=max(0, count("taken", 0) - count("settled", 0)),
         )
@@ -188,7 +191,8 @@ class ClaimGroup:
             # The former tokens stay here until their messages are ours. So a takeover that is cut
             # short is finished by the next one.
             former = [*found[0].get("former", ()), found[0]["token"]]
-            take = {"$set": candidate.fields(found[0], token, now, lease_s) | {"former": former}}
+            fields = candidate.fields(found[0], token, now, lease_s) | {"former": former}
+            take = {"$set": fields, "$inc": {"adopted": int(count)}}
             if (yield from Update(_available(self, found[0], candidate, now), take)).matched:
                 now = yield from ServerTime()
                 outstanding = {"claim.g": self.tag, "token": {"$in": former}}

@@ -29,7 +29,7 @@ from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims"]
+__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 10_000
@@ -145,7 +145,8 @@ class NamedClaims(ClaimGroup):
             if max_bytes is not None:
                 ids = yield from fitting_ids(ids, max_bytes)
             n = progress.claimed + 1
-            yield from self._advance(token, {"$set": {"claimed": n}}, claimed=progress.claimed)
+            begun = {"$set": {"claimed": n, "adopted": 0}}
+            yield from self._advance(token, begun, claimed=progress.claimed)
             yield from self._stamp(ids, n, token, lease_s)
             yield from self._bury_invalid(token, n, lease_s)
             mine = self._mine(token, n - 1, n)
@@ -427,3 +428,9 @@ class NamedClaims(ClaimGroup):
         with suppress(LeaseLost):  # another process took some of them just now
             yield from self.backend.rollback(tuple(held), error=error)
         yield from self.acknowledge(token, upto)
+
+
+def forget_tries(claims: NamedClaims, token: str) -> Plan[None]:
+    """Count the tries of what a runner holds anew. This try is the first."""
+    held = {"claim.g": claims.tag, "token": token}
+    yield from Update(held, {"$set": {"tries": 1}}, many=True)

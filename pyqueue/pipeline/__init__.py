@@ -335,7 +335,7 @@ class Pipeline(Runner):
         self,
         queue: str,
         *,
-        to: str | Iterable[str],
+        to: str | Iterable[str] | None = None,
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
@@ -348,7 +348,7 @@ class Pipeline(Runner):
         queue: str,
         transform: Callable[..., Any],
         *,
-        to: str | Iterable[str],
+        to: str | Iterable[str] | None = None,
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
@@ -360,7 +360,7 @@ class Pipeline(Runner):
         queue: str,
         transform: Callable[..., Any] | None = None,
         *,
-        to: str | Iterable[str],
+        to: str | Iterable[str] | None = None,
         group: str | None = None,
         output: Literal["move", "transaction"] = "move",
         max_messages: int = 5000,
@@ -377,11 +377,12 @@ class Pipeline(Runner):
         Args:
             queue: the queue that it reads.
             transform: takes a DataFrame with the columns id, queue, payload, headers, key, when,
-                pushed and tries, and returns one with id and payload.
+                pushed and tries, and returns one with id and payload. See ``SparkStage``.
             to: the next queue. With a list of queues, the column ``queue`` of the result chooses
-                one of them for each row.
-            group: the durable name of this consumer. None means "QUEUE>TO", or "QUEUE" if ``to`` is
-                a list.
+                one of them for each row. With None, the transform writes the messages to a table
+                itself, and returns nothing.
+            group: the durable name of this consumer. None means "QUEUE>TO" with one target, and
+                "QUEUE" otherwise.
             output: "move", or "transaction", whose rows are new messages.
             max_messages: the most messages in one batch.
             members: how many processes share the work. Each runs one member of the group.

@@ -64,6 +64,11 @@ class Stage:
         return self.queue.name
 
     @property
+    def is_sink(self) -> bool:
+        """Whether its messages leave the pipeline."""
+        return self.kind == "sink" or not self.to
+
+    @property
     def label(self) -> str:
         """The name of the handler."""
         name = getattr(self.handler, "__name__", None) or type(self.handler).__name__
@@ -104,7 +109,7 @@ def make_stage(
         targets,
         None if concurrency is None else arguments.count("concurrency", concurrency),
         None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
-        _takes_delivery(name, handler),
+        arguments.takes_second(f"handler: of queue {name!r}", handler, ("payload", "delivery")),
         inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
         on_invalid=on_invalid,
@@ -114,7 +119,7 @@ def make_stage(
 def make_spark_stage(
     queue: Queue[Any] | AsyncQueue[Any],
     transform: Callable[..., Any],
-    to: str | Iterable[str],
+    to: str | Iterable[str] | None,
     *,
     group: str | None,
     output: Literal["move", "transaction"],
@@ -129,14 +134,14 @@ def make_spark_stage(
     """
     if not callable(transform):
         raise ConfigurationError(
-            f"transform: of queue {queue.name!r}: give a function from DataFrame to DataFrame, "
+            f"transform: of queue {queue.name!r}: give a function of a DataFrame, "
             f"not {type(transform).__name__}"
         )
-    by_column = not isinstance(to, str)
-    targets = arguments.targets(queue.name, to if by_column else (to,))
+    by_column, targets = arguments.choices(queue.name, to)
+    # A stage that gets one more target keeps its group, and so what it has claimed.
+    default = f"{queue.name}>{to}" if isinstance(to, str) else queue.name
     batches: BatchOptions = {
-        # A stage that gets one more target keeps its group, and so what it has claimed.
-        "group": arguments.group(group or (queue.name if by_column else f"{queue.name}>{to}")),
+        "group": arguments.group(group or default),
         "output": output,
         "max_messages": max_messages,
         "members": members,
@@ -153,29 +158,6 @@ def make_spark_stage(
         awaited=False,
         batches=batches,
     )
-
-
-def _takes_delivery(queue: str, handler: Callable[..., Any]) -> bool:
-    """Return whether the handler takes (payload, delivery) rather than (payload)."""
-    try:
-        parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):
-        return False  # a builtin without a signature
-    positional = [
-        each
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    required = [each for each in positional if each.default is each.empty]
-    required_by_name = [
-        each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty
-    ]
-    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    if len(required) > 2 or required_by_name or not (positional or takes_any):
-        raise ConfigurationError(
-            f"handler: of queue {queue!r}: it must take (payload) or (payload, delivery)"
-        )
-    return len(required) == 2 or (len(positional) > 1 and positional[1].name == "delivery")
 
 
 def _annotated_targets(handler: Callable[..., Any]) -> Iterator[str]:

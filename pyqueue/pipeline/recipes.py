@@ -13,7 +13,7 @@
     [[stages]]
     queue = "parsed"
     spark = "flights.frames:clean"       # a transform of DataFrames, as in ``Pipeline.spark``
-    to = "clean"                         # a list: the column "queue" of the result chooses
+    to = "clean"                         # a list: its column "queue" chooses; no "to": a sink
 
 A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``. Reading a recipe
 imports the modules that it names.
@@ -81,7 +81,7 @@ class SparkPart(QueuePart):
     """A stage in which Spark transforms batches."""
 
     spark: ImportPath
-    to: str | list[str]
+    to: str | list[str] | None = None
     group: str | None = None
     output: str | None = None
     max_messages: int | None = None

@@ -51,11 +51,11 @@ def _text(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
             lines.append(f"{head} (output)")
             continue
         arrow = f"{head} ── {stage.label} "
-        if not stage.to or stage.kind == "sink":
+        if stage.is_sink:
             lines.append(f"{arrow}──■")
         for index, target in enumerate(stage.to):
             corner = "└─>" if index + 1 == len(stage.to) else "├─>"
-            if index > 0 or stage.kind == "sink":
+            if index > 0 or stage.is_sink:
                 lines.append(f"{' ' * len(arrow)}{corner} {target}")
             else:
                 lines.append(f"{arrow}{'──>' if len(stage.to) == 1 else '┬─>'} {target}")
@@ -76,7 +76,7 @@ def _mermaid(graph: Graph, name: str, counts: Mapping[str, Counts]) -> str:
     for stage in graph.stages.values():
         id = ids[stage.name]
         lines += [f'  {id} -->|"{safe(stage.label)}"| {ids[target]}' for target in stage.to]
-        if stage.kind == "sink":
+        if stage.is_sink:
             lines.append(f'  {id} -->|"{safe(stage.label)}"| {id}end(( ))')
     return "\n".join(lines) + "\n"
 
@@ -126,7 +126,7 @@ def _svg_stage(stage: Stage, places: _Places) -> list[str]:
             f'<path d="M{start},{middle} C{curve}" fill="none" stroke="#666" '
             'marker-end="url(#to)"/>'
         )
-    if stage.kind == "sink":
+    if stage.is_sink:
         shapes.append(f'<path d="M{start},{middle} h30" fill="none" stroke="#666"/>')
         shapes.append(f'<circle cx="{start + 36}" cy="{middle}" r="6" fill="#666"/>')
     label = escape(stage.label)

@@ -22,7 +22,8 @@ from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
 
 if TYPE_CHECKING:
-    from pyqueue.spark.batches import Batches, Report
+    from pyqueue.spark.batches import Batches
+    from pyqueue.spark.outputs import Report
 
 __all__ = ["run_batches"]
 

@@ -12,9 +12,9 @@ from pyqueue.errors import Fenced
 from pyqueue.lazy import importer
 
 if TYPE_CHECKING:
-    from pyqueue.spark.batches import Report
     from pyqueue.spark.listener import QueueProgressListener
     from pyqueue.spark.models import struct_of
+    from pyqueue.spark.outputs import Report
     from pyqueue.spark.registration import register, spark_session
     from pyqueue.spark.source import QueueDataSource
     from pyqueue.spark.stage import SparkStage
@@ -35,9 +35,9 @@ if not TYPE_CHECKING:
     __getattr__ = importer(
         __name__,
         {
-            "batches": ["Report"],
             "listener": ["QueueProgressListener"],
             "models": ["struct_of"],
+            "outputs": ["Report"],
             "registration": ["register", "spark_session"],
             "source": ["QueueDataSource"],
             "stage": ["SparkStage"],

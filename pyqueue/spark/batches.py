@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
@@ -35,10 +34,11 @@ from pyqueue.messages import MAX_BATCH_BYTES, Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.spark.models import frame, payload_type
-from pyqueue.spark.outputs import Held, Output, Transform
+from pyqueue.spark.outputs import Held, Output, Report, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
+from pyqueue.spark.sinks import TableSink
 
-__all__ = ["Batches", "Report"]
+__all__ = ["Batches"]
 
 log = logging.getLogger("pyqueue")
 
@@ -54,24 +54,6 @@ R = TypeVar("R")
 FrameOf = Callable[[Sequence[Id]], DataFrame]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened to one batch."""
-
-    #: The messages that were claimed, or taken over from an earlier claim.
-    claimed: int
-    #: The messages that were written to the target.
-    written: int
-    #: With output "move", the messages whose ids the transform left out. They are finished.
-    dropped: int
-    #: The messages on which the transform failed, which were rolled back or buried; and those that
-    #: were released untried, because the transform failed on too many.
-    failed: int
-    #: The messages whose lease ran out and that have another holder now. They were left alone.
-    lost: int
-    seconds: float
-
-
 class Rejected(Exception):
     """A part of a batch failed."""
 
@@ -82,9 +64,10 @@ class Batches:
     Args:
         connection: The connection of a blocking client.
         source: The queue that is read, with the stage's options.
-        targets: The queues that are written.
+        targets: The queues that are written. Empty: the transform writes a table itself.
         group: The durable name of this consumer.
-        transform: Takes a DataFrame and returns one. None passes everything on unchanged.
+        transform: Takes a DataFrame and returns one. None passes everything on unchanged. Without
+            targets it returns nothing.
         output: "move" or "transaction".
         max_messages: The largest size of a batch.
         members: How many processes share the work of the group.
@@ -114,6 +97,12 @@ class Batches:
                 f"give at most {most}"
             )
         payload_type(source.codec.model)
+        self._sink = None if targets else _sink(connection, source, transform, output, max_messages)
+        if self._sink is not None and self._sink.takes_number and members != 1:
+            raise ConfigurationError(
+                "members: each member numbers its claims from 1, so what one writes under a "
+                "number is not safe from the rest: leave members out, or take no number"
+            )
         self._connection = connection
         self.source = source
         self._runner = GroupRunner(
@@ -173,6 +162,8 @@ class Batches:
         if self._runner.token is not None and not self.run(self.claims.has_work()):
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
         token = self._runner.take()
+        if self._sink is not None:
+            return self._sink.run_once(self.claims, token, session)
         plan = self.claims.proceed(token, self._limit, self.lease, max_bytes=MAX_BATCH_BYTES)
         upto, ids = self.run(plan)
         if not ids:
@@ -211,6 +202,11 @@ class Batches:
 
         See ``SparkStage.foreach_batch``.
         """
+        if self._sink is not None:
+            raise ConfigurationError(
+                "to: a stage without a target settles its claims itself: give a target, or write "
+                "the table in a foreachBatch function of your own"
+            )
         if self.claims.member is not None:
             raise ConfigurationError(
                 "members: a stage with members cannot settle a stream, which chooses its member "
@@ -235,6 +231,25 @@ class Batches:
                 else df
             )
         )
+
+
+def _sink(
+    connection: Connection,
+    source: QueuePlans,
+    transform: Transform | None,
+    output: str,
+    max_messages: int,
+) -> TableSink:
+    if transform is None:
+        raise ConfigurationError(
+            "transform: a stage without a target needs a function that writes the messages: give "
+            "it, or name the target"
+        )
+    if output != "move":
+        raise ConfigurationError(
+            "output: a stage without a target writes no messages: leave output out"
+        )
+    return TableSink(connection, source, transform, max_messages)
 
 
 def _has_ready(source: QueuePlans) -> Plan[bool]:

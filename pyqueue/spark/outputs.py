@@ -25,14 +25,37 @@ from pyqueue.payloads import encode
 from pyqueue.server_errors import shown_cause, translated
 from pyqueue.spark.frames import Reader, label
 
-__all__ = ["Held", "Moved", "Output", "Transform"]
+__all__ = ["Held", "Moved", "Output", "Report", "Transform"]
 
 #: How many commands settle a batch at once. While the server works, the next one is encoded.
 SETTLING_THREADS: Final = 4
 
-Transform = Callable[[DataFrame], DataFrame]
+#: The function of a stage. Without a target it returns nothing, and may take the claim's number.
+Transform = (
+    Callable[[DataFrame], DataFrame]
+    | Callable[[DataFrame], None]
+    | Callable[[DataFrame, int], None]
+)
 Held = dict[Id, Reservation[Any]]
 E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to one batch."""
+
+    #: The messages that were claimed, or taken over from an earlier claim.
+    claimed: int
+    #: The messages that were written to the targets, or by a stage without a target.
+    written: int
+    #: With output "move", the messages whose ids the transform left out. They are finished.
+    dropped: int
+    #: The messages on which the transform failed, which were rolled back or buried; and those that
+    #: were released untried, because the transform failed on too many.
+    failed: int
+    #: The messages whose lease ran out and that have another holder now. They were left alone.
+    lost: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -74,14 +97,13 @@ class Output:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
             raise ConfigurationError(
-                "transform: give a function from DataFrame to DataFrame, "
-                f"not {type(transform).__name__}"
+                f"transform: give a function of a DataFrame, not {type(transform).__name__}"
             )
         self._connection = connection
         self._source = source
         #: The targets, by what the rows say.
         self._targets = {each.queue if by_column else None: each for each in targets}
-        self._transform: Transform = transform or (lambda df: df)
+        self._transform: Callable[..., Any] = transform or (lambda df: df)
         self.moves = output == "move"
 
     def transformed(self, df: DataFrame) -> list[NewMessage]:

@@ -16,8 +16,8 @@ from pyqueue.connecting import runner_of
 from pyqueue.errors import Fenced, Occupied
 from pyqueue.queues import Duration, backend_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
-from pyqueue.spark.batches import Batches, Report
-from pyqueue.spark.outputs import Transform
+from pyqueue.spark.batches import Batches
+from pyqueue.spark.outputs import Report, Transform
 
 __all__ = ["SparkStage"]
 
@@ -43,13 +43,16 @@ class SparkStage:
         namespace: The collection that holds the queues.
         source: The queue that the stage reads.
         to: The queue that the stage writes. With a list of queues, the column ``queue`` of the
-            transform's result chooses one of them for each row.
+            transform's result chooses one of them for each row. With None, the transform writes the
+            messages to a table itself.
         group: The durable name of this consumer. One process at a time runs a group; further
             processes stand by, and one of them takes over within seconds if it dies.
         members: How many processes share the work of the group. Each runs one member. The
             messages of a member that has no process wait for the end of their lease.
         transform: Takes a DataFrame with the columns of a read and returns a DataFrame. None
-            passes everything on unchanged.
+            passes everything on unchanged. Without ``to`` it returns nothing, and may take the
+            number of its claim as a second argument. Claims with equal numbers have the same
+            messages: what overwrites, or leaves out, a number that is there writes them once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
             moves each message; the messages whose ids are missing are finished. With
@@ -73,7 +76,7 @@ class SparkStage:
         self,
         *,
         source: str,
-        to: str | Iterable[str],
+        to: str | Iterable[str] | None = None,
         group: str,
         uri: str | None = None,
         uri_env: str | None = None,
@@ -88,8 +91,7 @@ class SparkStage:
     ) -> None:
         self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
-        self._by_column = not isinstance(to, str)
-        self._to = arguments.targets(source, (to,) if isinstance(to, str) else to)
+        self._by_column, self._to = arguments.choices(source, to)
         self._group = group
         self._transform = transform
         self._output = output
@@ -127,8 +129,8 @@ class SparkStage:
         return self.__dict__ | {"_batches": None}
 
     def __repr__(self) -> str:
-        to = ", ".join(map(repr, self._to))
-        return f"SparkStage({self._source!r} -> {to}, group={self._group!r})"
+        to = f" -> {', '.join(map(repr, self._to))}" if self._to else ""
+        return f"SparkStage({self._source!r}{to}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
         """Work on one batch: on what an earlier process left behind, or else on what is ready.

@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 from pyqueue import Backoff, Client, Message, Queue
 from pyqueue.connecting import Connected, Connection, runner_of
 from pyqueue.queues import backend_of
-from pyqueue.spark import batches as module
-from pyqueue.spark import frames, models
-from pyqueue.spark.batches import Batches, Report
+from pyqueue.spark import batches, frames, models, sinks
+from pyqueue.spark.batches import Batches
+from pyqueue.spark.outputs import Report
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually, waiters
 
@@ -83,7 +83,8 @@ def fake_frame(spark: Any, documents: Any, model: Any) -> Frame:
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stages pass Frames to their transforms."""
-    monkeypatch.setattr(module, "frame", fake_frame)
+    for module in (batches, sinks):
+        monkeypatch.setattr(module, "frame", fake_frame)
 
 
 def no_session() -> Any:
@@ -126,7 +127,8 @@ class Flow:
             members: How many processes share the work.
             owner: The label of the process; None: that of the tests, so the stage follows the
                 former ones without waiting.
-            to: The targets among which the column ``queue`` chooses. None: the one target.
+            to: The targets among which the column ``queue`` chooses. None: the one target. Empty:
+                there is none.
             options: Options of the source.
         """
         defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
@@ -137,13 +139,13 @@ class Flow:
         stage = Batches(
             runner_of(self.client),
             backend,
-            [backend_of(self.client.queue(name)) for name in to or [self.target]],
+            [backend_of(self.client.queue(name)) for name in ([self.target] if to is None else to)],
             "g",
             transform,
             output,
             most,
             members,
-            by_column=to is not None,
+            by_column=bool(to),
         )
         self._stages.append(stage)
         return stage

@@ -167,6 +167,13 @@ class Model(BaseModel):
 
 STAGE: dict[str, Any] = {"uri": NOWHERE, "source": "raw", "to": "clean", "group": "g"}
 
+
+def to_table(df: Any, number: int) -> None:
+    """Stand in for a function that writes a table."""
+
+
+TABLE: dict[str, Any] = {"to": None, "transform": to_table}
+
 WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("uri, uriEnv", {"uri": None}),
     ("uri, uriEnv", {"uri_env": "HOME"}),
@@ -183,6 +190,11 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("transform", {"transform": "SELECT 1"}),
     ("output", {"output": "copy"}),
     ("model", {"model": dict}),
+    ("transform: a stage without a target", {"to": None}),
+    ("transform: it must take .df. or .df, number.", TABLE | {"transform": lambda a, b, c: None}),
+    ("output", TABLE | {"output": "transaction"}),
+    ("members", TABLE | {"members": 2}),
+    ("max_messages", TABLE | {"max_messages": 100_001}),
     ("max_messages", {"max_messages": 0}),
     ("max_messages", {"max_messages": 2.5}),
     ("max_messages", {"max_messages": 100_001}),
@@ -196,7 +208,10 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("named", "options"),
     WRONG_STAGES,
-    ids=[f"{named}-{list(o.values())}" for named, o in WRONG_STAGES],
+    ids=[
+        f"{named}-{[getattr(each, '__name__', each) for each in options.values()]}"
+        for named, options in WRONG_STAGES
+    ],
 )
 def test_stage_refuses_invalid_arguments(named: str, options: dict[str, Any]) -> None:
     with pytest.raises((ConfigurationError, InvalidName), match=f"^{named}"):
@@ -208,6 +223,9 @@ def test_stage_accepts_valid_arguments_and_pickles() -> None:
     SparkStage(**STAGE, output="transaction", max_messages=10_000, model=Model, max_tries=None)
     again = pickle.loads(pickle.dumps(SparkStage(**STAGE, max_messages=100_000, model=Model)))
     assert repr(again) == "SparkStage('raw' -> 'clean', group='g')"
+    table = pickle.loads(pickle.dumps(SparkStage(**STAGE | TABLE)))
+    assert repr(table) == "SparkStage('raw', group='g')"
+    SparkStage(**STAGE | TABLE | {"transform": print, "members": 2})
     several = SparkStage(**STAGE | {"to": iter(["late", "on-time"])})
     assert repr(several) == "SparkStage('raw' -> 'late', 'on-time', group='g')"
 

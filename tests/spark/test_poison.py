@@ -17,7 +17,7 @@ import pytest
 
 from pyqueue import Backoff, ConfigurationError
 from pyqueue.spark import batches as module
-from pyqueue.spark.batches import Report
+from pyqueue.spark.outputs import Report
 from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
 from tests.support.samples import sampled
 
