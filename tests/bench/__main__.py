@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tests.bench import (
     batches,
+    bound,
     concurrency,
     cpu,
     depth,
@@ -30,12 +31,13 @@ from tests.bench import (
     wakeups,
 )
 from tests.bench.harness import Section, measure
-from tests.bench.report import markdown
+from tests.bench.report import markdown, refreshed
 
 SECTIONS: dict[str, Section] = {
     "single": single.run,
     "cpu": cpu.run,
     "batches": batches.run,
+    "bound": bound.run,
     "concurrency": concurrency.run,
     "depth": depth.run,
     "tombstones": tombstones.run,
@@ -78,10 +80,15 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FILE",
         help="measure nothing; print a JSON report as Markdown tables",
     )
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="with --report: write the tables into a page, and the plots beside it",
+    )
     given = parser.parse_args(arguments)
     if given.report is not None:
-        print(markdown(json.loads(given.report.read_text())))
-        return 0
+        return show(given.report, given.plots, given.page)
     if given.list:
         print("\n".join(SECTIONS))
         return 0
@@ -94,20 +101,31 @@ def main(arguments: list[str] | None = None) -> int:
         for name, section in SECTIONS.items()
         if given.only is None or name in given.only
     }
-    report, rows, curves = measure(chosen, quick=given.quick, console=console)
+    report, rows = measure(chosen, quick=given.quick, console=console)
     if given.json is not None:
         text = json.dumps(report, indent=1)
         print(text) if quiet else given.json.write_text(text + "\n")
     if given.plots is not None:
-        given.plots.mkdir(parents=True, exist_ok=True)
-        for curve in curves:
-            (given.plots / f"{curve.name}.svg").write_text(plots.svg(curve))
+        plots.write(report, given.plots)
     missed = [row for row in rows if row.met is False]
     met = sum(row.met is True for row in rows)
     console.print(f"{report['seconds']:.0f} s, {met} targets met, {len(missed)} missed")
     for row in missed:
         console.print(f"  missed: {row.name}: {row.median:.3g} {row.unit}, target {row.target}")
     return int(any(row.wrong for row in rows))
+
+
+def show(report: Path, folder: Path | None, page: Path | None) -> int:
+    """Print a report as Markdown, draw its plots, and put its tables into a page."""
+    found = json.loads(report.read_text())
+    if folder is not None:
+        plots.write(found, folder)
+    if page is None:
+        print(markdown(found))
+    else:
+        page.write_text(refreshed(page.read_text(), found))
+        plots.write(found, page.parent, only=page.read_text())
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ import pymongo
 
 from pyqueue import AsyncClient
 from pyqueue.connecting import Durability
-from tests.bench.figures import Curve, Target, at_least, histogram, quantile
+from tests.bench.figures import Cpu, Curve, Target, at_least, histogram, quantile
 from tests.bench.harness import (
     DURABILITIES,
     RAW_INDEX,
@@ -49,11 +49,12 @@ Call = Callable[[], Awaitable[int | None]]
 
 @dataclass(slots=True)
 class Load:
-    """The work of several callers: message numbers, seconds per call, and seconds in all."""
+    """The work of several callers: message numbers, seconds per call, seconds in all, and CPU."""
 
     numbers: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    cpu: Cpu = field(default_factory=Cpu)
 
     @property
     def rate(self) -> float:
@@ -77,6 +78,19 @@ async def drive(callers: int, seconds: float, call: Call) -> Load:
 
     await asyncio.gather(*(caller() for _ in range(callers)))
     return outcome
+
+
+def metered(bench: Bench, work: Callable[[], Load]) -> Load:
+    """Do the work, and note the processor time of this process and of the server."""
+    before = bench.cpu()
+    load = work()
+    load.cpu += bench.cpu() - before
+    return load
+
+
+def cpu_of(loads: Sequence[Load]) -> Cpu:
+    """Return the processor time for each message."""
+    return sum((each.cpu for each in loads), Cpu()).each(sum(len(each.numbers) for each in loads))
 
 
 def run(bench: Bench) -> None:
@@ -129,11 +143,14 @@ def pushers(
         await raw.insert_one(raw_document("pushed", number))
         return number
 
+    def side(name: str, callers: int, call: Call) -> float:
+        return kept(done[name], metered(bench, lambda: runner.run(drive(callers, seconds, call))))
+
     rates = interleave(
         rounds,
-        lambda: kept(done["raw"], runner.run(drive(64, seconds, theirs))),
-        lambda: kept(done["ours"], runner.run(drive(64, seconds, ours))),
-        lambda: kept(done["loop"], runner.run(drive(1, seconds, theirs))),
+        lambda: side("raw", 64, theirs),
+        lambda: side("ours", 64, ours),
+        lambda: side("loop", 1, theirs),
     )
     acknowledged = sorted(number for each in done["ours"] for number in each.numbers)
     stored = sorted(
@@ -182,7 +199,8 @@ def consumers(
         )
         if name == "ours":
             runner.run(warm_up(client.queue(stock.queue)))
-        result = runner.run(drive(1 if name in LOOPS else callers, seconds, call))
+        count = 1 if name in LOOPS else callers
+        result = metered(bench, lambda: runner.run(drive(count, seconds, call)))
         if name == "ours":
             stock.check(result.numbers, faults)
         return kept(done[name], result)
@@ -298,9 +316,10 @@ def outcome(
     """Add rows for the ratio of the rates and for the slowest calls."""
     theirs, ours = rates
     total = sum(len(each.numbers) for each in done["ours"])
-    note = f"{statistics.median(theirs):.0f}/s raw, {statistics.median(ours):.0f}/s ours"
+    note = f"{statistics.median(theirs):.0f}/s and {cpu_of(done['raw'])} us of CPU raw, "
+    note += f"{statistics.median(ours):.0f}/s ours"
     ratio = [b / a for a, b in zip(theirs, ours, strict=True)]
-    bench.row(label, "x raw speed", ratio, total, target, note)
+    bench.row(label, "x raw speed", ratio, total, target, note, cpu=cpu_of(done["ours"]))
     slow = {
         name: [quantile(each.times, 0.99) for each in done[name][1:]] for name in ("raw", "ours")
     }
@@ -327,7 +346,9 @@ def processes(bench: Bench, shown: str, durability: Durability, url: str, worker
         def side(name: str) -> float:
             collection = database["pyqueue" if name == "ours" else "raw"]
             stock = Stock(collection, f"p{next(numbers)}", supply(done[name], seconds))
+            before = bench.cpu()
             results: list[Load] = workers.call(consume, url, durability, name, stock.queue, seconds)
+            server = Cpu(0.0, (bench.cpu() - before).server)
             counts = [len(each.numbers) for each in results]
             if name == "ours":
                 stock.check([number for each in results for number in each.numbers], faults)
@@ -336,6 +357,7 @@ def processes(bench: Bench, shown: str, durability: Durability, url: str, worker
                 [number for each in results for number in each.numbers],
                 [value for each in results for value in each.times],
                 max(each.seconds for each in results),
+                sum((each.cpu for each in results), server),
             )
             return kept(done[name], everything)
 
@@ -356,9 +378,17 @@ async def consume(
         async with AsyncClient(url, durability=durability) as client:
             await warm_up(client.queue(queue))
             start.wait()
-            return await drive(16, seconds, ours_of(client.queue(queue)))
+            return await drive_alone(16, seconds, ours_of(client.queue(queue)))
     async with pymongo.AsyncMongoClient[Any](url, tz_aware=True) as mongo:
         raw = mongo.get_default_database().get_collection("raw", write_concern=WRITE[durability])
         await raw.find_one()
         start.wait()
-        return await drive(16, seconds, raw_of(raw, queue))
+        return await drive_alone(16, seconds, raw_of(raw, queue))
+
+
+async def drive_alone(callers: int, seconds: float, call: Call) -> Load:
+    """Drive callers, and note the processor time of this process."""
+    before = time.process_time()
+    load = await drive(callers, seconds, call)
+    load.cpu = Cpu(time.process_time() - before)
+    return load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,17 +11,24 @@ from typing import Any
 from rich.table import Table
 
 __all__ = [
+    "Cpu",
     "Curve",
+    "Dots",
     "Row",
     "Target",
     "at_least",
     "at_most",
     "histogram",
+    "noise",
     "number",
     "quantile",
     "ratios",
     "table",
 ]
+
+
+#: A target is not met by more noise than this.
+MOST_NOISE = 0.1
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -37,6 +45,37 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
+def noise(same: Sequence[float]) -> float:
+    """Return how far the median of the ratios of two equal sides may be from 1.
+
+    19 of 20 medians of as many rounds, drawn from these ratios with replacement, are nearer.
+    """
+    draws = random.Random(1)
+    medians = [statistics.median(draws.choices(same, k=len(same))) for _ in range(1000)]
+    return quantile([abs(each - 1) for each in medians], 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """Processor time in seconds: of the processes that call, and of the server."""
+
+    client: float = 0.0
+    server: float = 0.0
+
+    def __add__(self, other: Cpu) -> Cpu:
+        return Cpu(self.client + other.client, self.server + other.server)
+
+    def __sub__(self, other: Cpu) -> Cpu:
+        return Cpu(self.client - other.client, self.server - other.server)
+
+    def each(self, messages: int) -> Cpu:
+        """Return the time for one of several messages."""
+        return Cpu(self.client / max(messages, 1), self.server / max(messages, 1))
+
+    def __str__(self) -> str:
+        return f"{1e6 * self.client:.0f} + {1e6 * self.server:.0f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A limit for a figure; ``sign`` is ">=" or "<="."""
@@ -44,8 +83,11 @@ class Target:
     sign: str
     limit: float
 
-    def met(self, value: float) -> bool:
-        return value >= self.limit if self.sign == ">=" else value <= self.limit
+    def met(self, value: float, noise: float = 0.0) -> bool:
+        """Whether a value is on the right side of the limit, or nearer to it than the noise."""
+        if self.sign == ">=":
+            return value + noise >= self.limit
+        return value - noise <= self.limit
 
     def __str__(self) -> str:
         return f"{self.sign} {self.limit:g}"
@@ -61,7 +103,13 @@ def at_most(limit: float) -> Target:
 
 @dataclass(slots=True)
 class Row:
-    """A figure: one value for each round. ``n`` is the number of operations."""
+    """A figure: one value for each round.
+
+    Attributes:
+        n: The number of operations.
+        noise: How far the same figure of two equal sides may be from 1.
+        cpu: The processor time of our side for each message.
+    """
 
     name: str
     unit: str
@@ -69,6 +117,8 @@ class Row:
     n: int
     target: Target | None = None
     note: str = ""
+    noise: float | None = None
+    cpu: Cpu | None = None
 
     @property
     def median(self) -> float:
@@ -81,7 +131,9 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the median meets the target; None without a target."""
-        return None if self.target is None else self.target.met(self.median)
+        if self.target is None:
+            return None
+        return self.target.met(self.median, min(self.noise or 0.0, MOST_NOISE))
 
     @property
     def wrong(self) -> bool:
@@ -115,6 +167,20 @@ class Curve:
         self.lines.setdefault(line, []).append((x, y))
 
 
+@dataclass(slots=True)
+class Dots:
+    """A plot of one row for each name, with a dot for each group, on a logarithmic scale."""
+
+    name: str
+    title: str
+    x: str
+    #: For each group, the value of each name.
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, group: str, name: str, value: float) -> None:
+        self.groups.setdefault(group, {})[name] = value
+
+
 def histogram(curve: Curve, line: str, values: Sequence[float], per_decade: int = 8) -> None:
     """Add the percentage of values around each of several points on a logarithmic scale."""
     step = 10 ** (1 / per_decade)
@@ -131,8 +197,9 @@ def histogram(curve: Curve, line: str, values: Sequence[float], per_decade: int 
 def table(section: str, rows: Sequence[Row]) -> Table:
     """Return the rows of a section as a table for a terminal."""
     shown = Table(title=section, title_justify="left", title_style="bold")
-    for column in ("figure", "median", "quartiles", "unit", "n", "target", "", "note"):
-        shown.add_column(column, justify="right" if column in ("median", "n", "target") else "left")
+    for column in ("figure", "median", "quartiles", "unit", "n", "target", "", "CPU us", "note"):
+        right = column in ("median", "n", "target", "CPU us")
+        shown.add_column(column, justify="right" if right else "left")
     for row in rows:
         low, high = (number(each) for each in row.quartiles)
         met = {True: "[green]met[/]", False: "[bold red]missed[/]", None: ""}[row.met]
@@ -143,8 +210,9 @@ def table(section: str, rows: Sequence[Row]) -> Table:
             f"{low} - {high}",
             row.unit,
             str(row.n),
-            target,
+            target if row.noise is None else f"{target} ±{row.noise:.2f}",
             met,
+            "" if row.cpu is None else str(row.cpu),
             row.note,
         )
     return shown

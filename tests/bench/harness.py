@@ -20,6 +20,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psutil
 import pymongo
 from bson import ObjectId
 from pymongo import ReturnDocument, WriteConcern
@@ -28,7 +29,17 @@ from rich.console import Console
 from pyqueue import AsyncClient, Client
 from pyqueue.connecting import Durability
 from pyqueue.embedded import EmbeddedServer, find_mongod
-from tests.bench.figures import Curve, Row, Target, at_most, ratios, table
+from tests.bench.figures import (
+    Cpu,
+    Curve,
+    Dots,
+    Row,
+    Target,
+    at_most,
+    noise,
+    ratios,
+    table,
+)
 from tests.bench.workers import as_coroutine
 
 #: The name of each durability in the report, and the write concern of the raw side.
@@ -56,6 +67,18 @@ def interleave(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
             if index:
                 results[place].append(value)
     return results
+
+
+def compared(
+    rounds: int, raw: Callable[[], float], ours: Callable[[], float]
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the results of both sides, and the ratios of the raw side to itself.
+
+    The raw side is measured twice in each round. Its ratio to itself should be 1; how far it is
+    from 1 is the noise of this machine.
+    """
+    before, after, again = interleave(rounds, raw, ours, raw)
+    return before, after, ratios(before, again)
 
 
 def latencies(calls: int, call: Callable[[], object]) -> list[float]:
@@ -156,11 +179,18 @@ class Bench:
         self.quick = quick
         self.rows: list[Row] = []
         self.curves: list[Curve] = []
+        self.dots: list[Dots] = []
         self._databases = 0
+        self._mongod = psutil.Process(server.pid)
 
     def either(self, quick: int, full: int) -> int:
         """Return one of two amounts, for a quick run or a full one."""
         return quick if self.quick else full
+
+    def cpu(self) -> Cpu:
+        """Return the processor time of this process and of mongod since they began."""
+        server = self._mongod.cpu_times()
+        return Cpu(time.process_time(), server.user + server.system)
 
     def row(
         self,
@@ -170,9 +200,13 @@ class Bench:
         n: int,
         target: Target | None = None,
         note: str = "",
+        *,
+        same: Sequence[float] = (),
+        cpu: Cpu | None = None,
     ) -> Row:
-        """Add a row."""
-        row = Row(name, unit, list(values), n, target, note)
+        """Add a row. ``same`` are the ratios of two equal sides."""
+        found = noise(same) if same else None
+        row = Row(name, unit, list(values), n, target, note, found, cpu)
         self.rows.append(row)
         return row
 
@@ -183,9 +217,13 @@ class Bench:
         ours: Sequence[float],
         n: int,
         target: Target | None = None,
+        *,
+        same: Sequence[float] = (),
+        cpu: Cpu | None = None,
     ) -> Row:
         """Add a row: how many times as fast as the raw side, given seconds per message."""
-        return self.row(name, "x raw speed", ratios(raw, ours), n, target, _micros(raw, ours))
+        note = _micros(raw, ours)
+        return self.row(name, "x raw speed", ratios(raw, ours), n, target, note, same=same, cpu=cpu)
 
     def cost(
         self,
@@ -280,16 +318,16 @@ Section = Callable[[Bench], None]
 
 def measure(
     sections: dict[str, Section], *, quick: bool, console: Console
-) -> tuple[dict[str, Any], list[Row], list[Curve]]:
+) -> tuple[dict[str, Any], list[Row]]:
     """Run sections, each on a new server, and print their tables.
 
     Returns:
-        The JSON report, the rows and the curves.
+        The JSON report and the rows.
     """
     began = time.monotonic()
     report: dict[str, Any] = {"machine": machine(), "quick": quick, "sections": {}}
+    report |= {"curves": [], "dots": []}
     rows: list[Row] = []
-    curves: list[Curve] = []
     console.print(" ".join(f"{name}={value}" for name, value in report["machine"].items()))
     for name, section in sections.items():
         # What one section leaves in the cache would change the figures of the next one.
@@ -309,10 +347,10 @@ def measure(
                 "rows": [row.shown() for row in bench.rows],
             }
             rows += bench.rows
-            curves += bench.curves
+            report["curves"] += [asdict(curve) for curve in bench.curves]
+            report["dots"] += [asdict(dots) for dots in bench.dots]
     report["seconds"] = time.monotonic() - began
-    report["curves"] = [asdict(curve) for curve in curves]
-    return report, rows, curves
+    return report, rows
 
 
 def mongod_version() -> str:

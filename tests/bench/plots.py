@@ -1,16 +1,31 @@
-"""Curves of the benchmark as SVG: axes, a line with dots for each name, and a legend."""
+"""Plots of the benchmark as SVG, from a JSON report: curves, and dots for a comparison."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import cycle
+from pathlib import Path
+from typing import Any
 
-from tests.bench.figures import Curve
+from tests.bench.figures import Curve, Dots, number
 from tests.support.svg import COLOURS, Drawing, Scale
 
-__all__ = ["svg"]
+__all__ = ["comparison", "svg", "write"]
 
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, 200, 50, 60
+#: The height of the row of one name, and the room for the names.
+ROW, NAMES = 26, 210
+
+
+def write(report: Mapping[str, Any], folder: Path, *, only: str | None = None) -> None:
+    """Write the plots of a report into a folder; with ``only``, those that this page shows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {each["name"]: svg(Curve(**each)) for each in report["curves"]}
+    drawn |= {each["name"]: comparison(Dots(**each)) for each in report["dots"]}
+    for name, text in drawn.items():
+        if only is None or f"({name}.svg)" in only:
+            (folder / f"{name}.svg").write_text(text)
 
 
 def svg(curve: Curve) -> str:
@@ -30,4 +45,31 @@ def svg(curve: Curve) -> str:
         drawing.rectangle(WIDTH - RIGHT + 15, legend - 9, 10, 10, colour)
         drawing.text(WIDTH - RIGHT + 32, legend, name, anchor="start")
         legend += 20
+    return str(drawing)
+
+
+def comparison(dots: Dots) -> str:
+    """Return a comparison as an SVG document: a row for each name, a colour for each group."""
+    names = list(dict.fromkeys(name for values in dots.groups.values() for name in values))
+    everything = [value for values in dots.groups.values() for value in values.values()]
+    bottom = TOP + 24 + ROW * len(names)
+    drawing = Drawing(WIDTH, bottom + 50)
+    x = Scale(everything, NAMES, WIDTH - 40, log=True)
+    drawing.text(WIDTH / 2, 24, dots.title, size=15)
+    drawing.text((x.start + x.end) / 2, bottom + 40, dots.x)
+    drawing.columns(x, TOP + 18, bottom)
+    place = float(NAMES)
+    for group, colour in zip(dots.groups, cycle(COLOURS), strict=False):
+        drawing.circle(place, TOP - 4, 5, colour)
+        drawing.text(place + 10, TOP, group, anchor="start")
+        place += 30 + 7 * len(group)
+    for index, name in enumerate(names):
+        middle = TOP + 24 + ROW * (index + 0.5)
+        bold = name.startswith("pyqueue")
+        drawing.text(NAMES - 14, middle + 4, name, anchor="end", bold=bold)
+        drawing.line(x.start, middle, x.end, middle)
+        for (group, values), colour in zip(dots.groups.items(), cycle(COLOURS), strict=False):
+            if name in values:
+                title = f"{name}, {group}: {number(values[name])}"
+                drawing.circle(x(values[name]), middle, 6, colour, title=title)
     return str(drawing)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.bench.figures import number
+from tests.bench.figures import Cpu, number
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "refreshed"]
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -15,28 +16,45 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n".join(_lines(report))
 
 
+def refreshed(page: str, report: Mapping[str, Any]) -> str:
+    """Return a page with new tables between ``<!-- bench: SECTION -->`` and ``<!-- end -->``."""
+    for name, section in report["sections"].items():
+        lines = [f"<!-- bench: {name} -->", "", _measured(report), "", *_table(section), ""]
+        pattern = rf"<!-- bench: {re.escape(name)} -->.*?(?=<!-- end -->)"
+        text = "\n".join(lines).replace("\\", r"\\")
+        page = re.sub(pattern, text, page, flags=re.DOTALL)
+    return page
+
+
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _measured(report)
+    for name, section in report["sections"].items():
+        yield from ("", f"### {name}", "", *_table(section))
+
+
+def _measured(report: Mapping[str, Any]) -> str:
     machine = ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in report["machine"].items()
     )
     kind = "Quick run" if report["quick"] else "Full run"
-    yield f"Machine: {machine}. {kind}, {report['seconds']:.0f} s."
-    for name, section in report["sections"].items():
-        yield ""
-        yield f"### {name}"
-        yield ""
-        yield "| figure | median | quartiles | unit | target | | absolute |"
-        yield "|---|---|---|---|---|---|---|"
-        for row in section["rows"]:
-            low, high = map(number, row["quartiles"])
-            met = {True: "met", False: "**missed**", None: ""}[row["met"]]
-            cells = (
-                row["name"],
-                number(row["median"]),
-                f"{low} to {high}",
-                row["unit"],
-                row["target"] or "",
-                met,
-                row["note"],
-            )
-            yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return f"Machine: {machine}. {kind}, {report['seconds']:.0f} s."
+
+
+def _table(section: Mapping[str, Any]) -> Iterator[str]:
+    yield "| figure | median | quartiles | unit | target | | CPU us | absolute |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in section["rows"]:
+        low, high = map(number, row["quartiles"])
+        met = {True: "met", False: "**missed**", None: ""}[row["met"]]
+        noise = row.get("noise")
+        cells = (
+            row["name"],
+            number(row["median"]),
+            f"{low} to {high}",
+            row["unit"],
+            (row["target"] or "") + ("" if noise is None else f" ±{noise:.2f}"),
+            met,
+            Cpu(**row["cpu"]) if row.get("cpu") else "",
+            row["note"],
+        )
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,9 +13,23 @@ from rich.console import Console
 
 from tests.bench.__main__ import SECTIONS, main
 from tests.bench.concurrency import Stock
-from tests.bench.figures import Curve, Row, at_least, at_most, histogram, quantile, ratios, table
-from tests.bench.harness import interleave
-from tests.bench.plots import svg
+from tests.bench.figures import (
+    Cpu,
+    Curve,
+    Dots,
+    Row,
+    at_least,
+    at_most,
+    histogram,
+    noise,
+    quantile,
+    ratios,
+    table,
+)
+from tests.bench.harness import compared, interleave
+from tests.bench.plots import comparison, svg
+from tests.bench.report import markdown, refreshed
+from tests.bench.sketch import Joiner, held_filter
 from tests.bench.soak import Sample, slope, summary
 from tests.support.svg import Scale
 
@@ -40,6 +56,33 @@ def test_interleave_alternates_and_drops_the_first_round() -> None:
     raw, ours = interleave(2, lambda: side("raw"), lambda: side("ours"))
     assert calls == ["raw", "ours", "ours", "raw", "raw", "ours"]
     assert (raw, ours) == ([4.0, 5.0], [3.0, 6.0])
+
+
+def test_compared_measures_the_raw_side_twice() -> None:
+    values = iter([9.0, 9.0, 9.0, 4.0, 5.0, 8.0])  # the second round runs backwards
+    before, after, same = compared(1, lambda: next(values), lambda: next(values))
+    assert (before, after, same) == ([8.0], [5.0], [2.0])
+
+
+def test_noise_is_small_for_equal_sides() -> None:
+    assert noise([1.0] * 7) == 0
+    steady, wild = [0.99, 1.01, 1.0, 1.02, 0.98], [0.5, 1.5, 1.0, 2.0, 0.6]
+    assert noise(steady) == pytest.approx(0.02)
+    assert 0.4 < noise(wild) <= 1.0
+
+
+def test_target_is_met_within_the_noise() -> None:
+    def met(value: float, noise: float) -> bool | None:
+        return Row("a", "x", [value], 1, at_least(0.95), noise=noise).met
+
+    assert met(0.93, 0.03)
+    assert not met(0.93, 0.01)
+    assert not met(0.8, 0.5), "a run that is too noisy shows nothing"
+
+
+def test_cpu_is_for_each_message() -> None:
+    assert str((Cpu(3.0, 1.0) - Cpu(1.0, 0.5)).each(1000)) == "2000 + 500"
+    assert Cpu(1.0).each(0) == Cpu(1.0)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +195,76 @@ def test_plot_is_well_formed_and_inside_its_frame(logs: tuple[bool, bool]) -> No
         80 <= float(each.attrib["cx"]) <= 520 and 50 <= float(each.attrib["cy"]) <= 380
         for each in circles
     )
+
+
+def test_comparison_has_a_dot_for_each_value() -> None:
+    dots = Dots("d", "a <title>", "x raw")
+    dots.add("push", "pyqueue", 5.0)
+    dots.add("push", "a peer", 0.2)
+    dots.add("receive", "pyqueue", 12.0)
+    root = ElementTree.fromstring(comparison(dots))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = {each.text for each in root.iter(f"{space}text")}
+    assert {"a <title>", "pyqueue", "a peer", "push", "receive", "0.1", "100"} <= texts
+    titles = {each.text for each in root.iter(f"{space}title")}
+    assert titles == {"pyqueue, push: 5", "a peer, push: 0.2", "pyqueue, receive: 12"}
+
+
+REPORT: dict[str, Any] = {
+    "machine": {"cpus": 2},
+    "quick": False,
+    "seconds": 7,
+    "sections": {"peers": {"rows": [Row("a", "x", [2.0], 1, cpu=Cpu(1e-6)).shown()]}},
+    "curves": [],
+    "dots": [{"name": "peers", "title": "t", "x": "x", "groups": {"push": {"a": 2.0}}}],
+}
+
+
+def test_page_gets_new_tables_between_its_marks() -> None:
+    page = "a\n<!-- bench: peers -->\nold\n<!-- end -->\nb\n<!-- bench: c -->\nc\n<!-- end -->\n"
+    new = refreshed(page, REPORT)
+    assert "old" not in new
+    assert "| a | 2 | 2 to 2 | x |  |  | 1 + 0 |  |" in new
+    assert new.startswith("a\n<!-- bench: peers -->\n")
+    assert new.endswith("<!-- end -->\nb\n<!-- bench: c -->\nc\n<!-- end -->\n")
+    assert refreshed(new, REPORT) == new
+
+
+def test_command_refreshes_a_page_and_its_plots(tmp_path: Path) -> None:
+    report, page = tmp_path / "run.json", tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    report.write_text(json.dumps(REPORT))
+    page.write_text("![x](peers.svg)\n<!-- bench: peers --><!-- end -->")
+    assert main(["--report", str(report), "--page", str(page)]) == 0
+    assert "| a | 2 |" in page.read_text()
+    assert [each.name for each in sorted(page.parent.iterdir())] == ["page.md", "peers.svg"]
+    assert "| a | 2 |" in markdown(REPORT)
+
+
+async def _joined(calls: int) -> tuple[list[int], list[int]]:
+    sizes: list[int] = []
+
+    async def double(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        await asyncio.sleep(0)
+        return [2 * item for item in items]
+
+    joiner = Joiner[int, int](double, 1, 4)
+    return list(await asyncio.gather(*(joiner(number) for number in range(calls)))), sizes
+
+
+def test_sketch_joins_calls_and_returns_to_each_its_own() -> None:
+    results, sizes = asyncio.run(_joined(10))
+    assert results == [2 * number for number in range(10)]
+    assert sizes == [4, 4, 2]
+
+
+def test_sketch_commits_by_pairs_of_id_and_token() -> None:
+    claimed = [{"_id": 1, "token": "a"}, {"_id": 2, "token": "b"}, {"_id": 3, "token": "a"}]
+    assert held_filter(claimed[:1]) == {"_id": {"$in": [1]}, "token": "a"}
+    assert held_filter(claimed) == {
+        "$or": [{"_id": {"$in": [1, 3]}, "token": "a"}, {"_id": {"$in": [2]}, "token": "b"}]
+    }
 
 
 def test_plot_of_nothing_is_well_formed() -> None:

@@ -82,10 +82,12 @@ class Drawing:
         colour: str = "",
         size: int = 0,
         vertical: bool = False,
+        bold: bool = False,
     ) -> None:
         """Write a text, in the colour of the page or in another one."""
         look = f'fill="{colour}"' if colour else 'class="label"'
         look += f' font-size="{size}"' if size else ""
+        look += ' font-weight="bold"' if bold else ""
         look += f' transform="rotate(-90 {x:.1f} {y:.1f})"' if vertical else ""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(text)}</text>'
@@ -109,16 +111,31 @@ class Drawing:
             f'fill="{colour}" opacity="{opacity:g}">{tooltip}</rect>'
         )
 
+    def circle(self, x: float, y: float, radius: float, colour: str, *, title: str = "") -> None:
+        """Draw a dot. The pointer shows its title."""
+        tooltip = f"<title>{escape(title)}</title>" if title else ""
+        self._parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{colour}" '
+            f'opacity="0.85">{tooltip}</circle>'
+        )
+
+    def columns(self, x: Scale, top: float, bottom: float) -> None:
+        """Draw the ticks of a horizontal scale and their labels."""
+        for tick in x.ticks():
+            self.line(x(tick), top, x(tick), bottom)
+            self.text(x(tick), bottom + 18, f"{tick:g}")
+
     def axes(self, x: Scale, y: Scale) -> None:
         """Draw a grid with the ticks of both scales and their labels."""
         for tick in x.ticks():
-            self._grid(x(tick), y.end, x(tick), y.start)
+            self.line(x(tick), y.end, x(tick), y.start)
             self.text(x(tick), y.start + 18, f"{tick:g}")
         for tick in y.ticks():
-            self._grid(x.start, y(tick), x.end, y(tick))
+            self.line(x.start, y(tick), x.end, y(tick))
             self.text(x.start - 8, y(tick) + 4, f"{tick:g}", anchor="end")
 
-    def _grid(self, x1: float, y1: float, x2: float, y2: float) -> None:
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Draw a line of the grid."""
         self._parts.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="grid"/>'
         )
