@@ -21,7 +21,6 @@ from tests.bench import (
     cpu,
     depth,
     idle,
-    peers,
     pipeline,
     plots,
     replicas,
@@ -31,6 +30,7 @@ from tests.bench import (
     wakeups,
 )
 from tests.bench.harness import Section, measure
+from tests.bench.peers import section as peers
 from tests.bench.report import markdown, refreshed
 
 SECTIONS: dict[str, Section] = {
@@ -50,7 +50,7 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description="Measure speed as ratios to raw pymongo."
     )
@@ -86,7 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FILE",
         help="with --report: write the tables into a page, and the plots beside it",
     )
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
     if given.report is not None:
         return show(given.report, given.plots, given.page)
     if given.list:

@@ -43,6 +43,7 @@ from tests.bench.sketch import HOT, ByHand, Sketch
 from tests.bench.workers import as_coroutine
 
 THREADS = 16
+SIZE = 100
 TARGETS = {
     "push by 64 tasks": at_least(0.8),
     "reserve + commit by 64 tasks": at_least(0.65),
@@ -152,6 +153,66 @@ def bound_of(sketch: Sketch) -> Call:
 # ---- batches
 
 
+class Batches:
+    """Batches of 100 on both sides.
+
+    Args:
+        run: Returns the result of a call, which may be a coroutine.
+        by_hand: Returns the raw side of a queue.
+        client: A client of pyqueue.
+        store: Its collection, for blocking code.
+        repeats: How many batches are measured after the first one.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any], Any],
+        by_hand: Callable[[str], Any],
+        client: Any,
+        store: Any,
+        repeats: int,
+    ) -> None:
+        self._run, self._by_hand, self._client, self._store = run, by_hand, client, store
+        self._repeats = repeats
+        self._names = itertools.count()
+        self._values = [payload(number) for number in range(SIZE)]
+        self.faults = {"lost": 0, "twice": 0}
+
+    def push(self, ours: bool) -> float:
+        name = f"batch{next(self._names)}"
+        queue = self._client.queue(name) if ours else self._by_hand(name)
+
+        def pushes(count: int) -> None:
+            for _ in range(count):
+                self._run(queue.push_many(self._values))
+
+        pushes(1)
+        return spent(self._repeats * SIZE, lambda: pushes(self._repeats))
+
+    def receive(self, ours: bool) -> float:
+        name = f"batch{next(self._names)}"
+        queue = self._client.queue(name) if ours else self._by_hand(name)
+        collection = self._store if ours else self._store.database["bound"]
+        stock = Stock(collection, name, (self._repeats + 1) * SIZE)
+        received: list[int] = []
+
+        def receives(count: int) -> None:
+            for _ in range(count):
+                if ours:
+                    claimed = self._run(queue.reserve_many(SIZE, timeout=0))
+                    self._run(queue.commit(*claimed))
+                    received.extend(each.payload["n"] for each in claimed)
+                else:
+                    claimed = self._run(queue.reserve_many(SIZE))
+                    self._run(queue.commit_many(claimed))
+                    received.extend(each["payload"]["n"] for each in claimed)
+
+        receives(1)
+        seconds = spent(self._repeats * SIZE, lambda: receives(self._repeats))
+        stock.check(received, self.faults)
+        return seconds
+
+
 def batches(
     bench: Bench,
     how: str,
@@ -161,60 +222,17 @@ def batches(
     store: Any,
 ) -> None:
     """Compare batches of 100. ``run`` returns the result of a call, which may be a coroutine."""
-    rounds, repeats, size = bench.either(4, 15), bench.either(3, 10), 100
-    values = [payload(number) for number in range(size)]
-    names = itertools.count()
-    faults = {"lost": 0, "twice": 0}
-
-    def pushes(queue: Any) -> float:
-        run(queue.push_many(values[:1]))
-        return spent(repeats * size, lambda: [run(queue.push_many(values)) for _ in range(repeats)])
-
-    def receives(queue: Any, name: str, collection: Any, commit: Callable[[Any], Any]) -> float:
-        received: list[int] = []
-        stock = Stock(collection, name, (repeats + 1) * size)
-
-        def batches_of(count: int) -> None:
-            for _ in range(count):
-                claimed = run(reserve(queue, size))
-                run(commit(claimed))
-                received.extend(number_of(each) for each in claimed)
-
-        batches_of(1)
-        seconds = spent(repeats * size, lambda: batches_of(repeats))
-        stock.check(received, faults)
-        return seconds
-
-    def ours(push: bool) -> float:
-        name = f"batch{next(names)}"
-        queue = client.queue(name)
-        if push:
-            return pushes(queue)
-        return receives(queue, name, store, lambda claimed: queue.commit(*claimed))
-
-    def theirs(push: bool) -> float:
-        name = f"batch{next(names)}"
-        queue = by_hand(name)
-        if push:
-            return pushes(queue)
-        return receives(queue, name, store.database["bound"], queue.commit_many)
-
-    for push, what in ((True, "push of 100"), (False, "reserve + commit of 100")):
+    rounds, repeats = bench.either(4, 15), bench.either(3, 10)
+    both = Batches(run, by_hand, client, store, repeats)
+    for what, side in (("push of 100", both.push), ("reserve + commit of 100", both.receive)):
         cpu: list[Cpu] = []
-        before, after, same = compared(
-            rounds, partial(theirs, push), metered_into(bench, cpu, partial(ours, push))
-        )
-        each = sum(cpu, Cpu()).each(len(cpu) * (repeats + 1) * size)
-        bench.speed(
-            f"{what}, {how}, against the same commands",
-            before,
-            after,
-            rounds * repeats * size,
-            TARGETS[what],
-            same=same,
-            cpu=each,
-        )
-    count_faults(bench, f"batches of 100, {how}", faults, rounds * (repeats + 1) * size)
+        ours = metered_into(bench, cpu, partial(side, True))
+        before, after, same = compared(rounds, partial(side, False), ours)
+        n = rounds * repeats * SIZE
+        each = sum(cpu, Cpu()).each(len(cpu) * (repeats + 1) * SIZE)
+        name, target = f"{what}, {how}, against the same commands", TARGETS[what]
+        bench.speed(name, before, after, n, target, same=same, cpu=each)
+    count_faults(bench, f"batches of 100, {how}", both.faults, rounds * (repeats + 1) * SIZE)
 
 
 def metered_into(bench: Bench, into: list[Cpu], side: Callable[[], float]) -> Callable[[], float]:
@@ -225,17 +243,6 @@ def metered_into(bench: Bench, into: list[Cpu], side: Callable[[], float]) -> Ca
         return value
 
     return measured
-
-
-def reserve(queue: Any, size: int) -> Any:
-    if isinstance(queue, ByHand | Sketch):
-        return queue.reserve_many(size)
-    return queue.reserve_many(size, timeout=0)
-
-
-def number_of(received: Any) -> int:
-    found = received["payload"] if isinstance(received, dict) else received.payload
-    return int(found["n"])
 
 
 # ---- threads

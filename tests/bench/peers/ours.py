@@ -1,36 +1,58 @@
-"""pyqueue, used as in its quickstart."""
+"""pyqueue, used as in its quickstart, with the default bus or the one that MORE names."""
 
-import asyncio
-import json
-import sys
-import time
-import uuid
+from __future__ import annotations
 
-from pyqueue import AsyncClient
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-
-async def main(url: str, count: int, callers: int) -> None:
-    async with AsyncClient(url, namespace=f"ours{uuid.uuid4().hex[:8]}") as client:
-        queue = client.queue("jobs")
-        numbers = iter(range(count))
-        received: list[int] = []
-
-        async def push() -> None:
-            for number in numbers:
-                await queue.push({"n": number, "text": "x" * 167})
-
-        async def receive() -> None:
-            while (reservation := await queue.reserve(0)) is not None:
-                await queue.commit(reservation)
-                received.append(reservation.payload["n"])
-
-        start = time.perf_counter()
-        await asyncio.gather(*(push() for _ in range(callers)))
-        middle = time.perf_counter()
-        await asyncio.gather(*(receive() for _ in range(callers)))
-        end = time.perf_counter()
-    times = {"push": middle - start, "receive": end - middle}
-    print(json.dumps(times | {"received": len(received), "distinct": len(set(received))}))
+from pyqueue import AsyncClient, AsyncQueue
+from tests.bench.peers.program import Handle, Open, looping, serve
 
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+class Ours:
+    def __init__(self, queue: AsyncQueue[Any]) -> None:
+        self._queue = queue
+
+    async def push(self, body: dict[str, Any]) -> None:
+        await self._queue.push(body)
+
+    async def push_many(self, bodies: Sequence[dict[str, Any]]) -> None:
+        await self._queue.push_many(bodies)
+
+    def consume(
+        self, callers: int, batch: int, handle: Handle
+    ) -> AbstractAsyncContextManager[None]:
+        queue = self._queue
+
+        async def one(reservation: Any) -> None:
+            await handle(reservation.payload)
+            await queue.commit(reservation)
+
+        async def many(reservations: Any) -> None:
+            for reservation in reservations:
+                await handle(reservation.payload)
+            await queue.commit(*reservations)
+
+        if batch > 1:
+            return looping(callers, lambda: queue.reserve_many(batch), many)
+        return looping(callers, queue.reserve, one)
+
+    async def delete(self) -> None:
+        left = await self._queue.purge()
+        if left:
+            raise RuntimeError(f"{left} messages are left, which were committed")
+
+
+@asynccontextmanager
+async def peer(url: str, signals: str | None = None) -> AsyncIterator[Open]:
+    async with AsyncClient(url, signals=signals) as client:
+
+        async def opened(name: str) -> Ours:
+            return Ours(client.queue(name))
+
+        yield opened
+
+
+if __name__ == "__main__":
+    serve(peer)

@@ -1,44 +1,111 @@
-"""The loop that a user of raw pymongo would write."""
+"""The loop that a user of raw pymongo would write, and with MORE "sketch" the upper bound."""
 
-import json
-import sys
-import time
-import uuid
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-try:
-    import pymongo
-except ImportError:
-    print(json.dumps({"skipped": "pip install pymongo"}))
-    sys.exit()
+from bson import ObjectId
+from pymongo import AsyncMongoClient, ReturnDocument, WriteConcern
+
+from tests.bench.peers.program import Handle, Open, looping, serve
+from tests.bench.sketch import HOT, ORDER, Sketch, new_document
+
+#: Neither of them is woken, so they look again after this pause.
+POLL_S = 0.005
+LEASE = timedelta(seconds=60)
 
 
-def main(url: str, count: int) -> None:
-    with pymongo.MongoClient[dict[str, Any]](
-        url, tz_aware=True, w="majority", journal=True
-    ) as mongo:
-        collection = mongo.get_default_database()[f"raw{uuid.uuid4().hex[:8]}"]
-        collection.create_index([("when", 1), ("_id", 1)])
-        received = []
-        start = time.perf_counter()
-        for number in range(count):
-            collection.insert_one({"when": datetime.now(UTC), "n": number, "text": "x" * 167})
-        middle = time.perf_counter()
-        while True:
+async def nothing() -> list[Any]:
+    await asyncio.sleep(POLL_S)
+    return []
+
+
+class Raw:
+    def __init__(self, collection: Any, name: str) -> None:
+        self._collection = collection
+        self._name = name
+
+    async def push(self, body: dict[str, Any]) -> None:
+        await self._collection.insert_one(new_document(self._name, body))
+
+    async def push_many(self, bodies: Sequence[dict[str, Any]]) -> None:
+        documents = [new_document(self._name, body) for body in bodies]
+        await self._collection.insert_many(documents, ordered=False)
+
+    def consume(
+        self, callers: int, batch: int, handle: Handle
+    ) -> AbstractAsyncContextManager[None]:
+        if batch > 1:
+            return Bound(self._collection, self._name).consume(callers, batch, handle)
+
+        async def receive() -> Any:
             now = datetime.now(UTC)
-            lease = {"$set": {"when": now + timedelta(seconds=60), "token": uuid.uuid4().hex}}
-            found = collection.find_one_and_update(
-                {"when": {"$lte": now}}, lease, sort=[("when", 1), ("_id", 1)]
+            lease = {"$set": {"when": now + LEASE, "token": ObjectId()}, "$inc": {"tries": 1}}
+            eligible = {"q": self._name, "when": {"$lte": now}}
+            found = await self._collection.find_one_and_update(
+                eligible, lease, sort=ORDER, return_document=ReturnDocument.AFTER
             )
-            if found is None:
-                break
-            collection.delete_one({"_id": found["_id"], "token": lease["$set"]["token"]})
-            received.append(found["n"])
-        end = time.perf_counter()
-        collection.drop()
-    times = {"push": middle - start, "receive": end - middle}
-    print(json.dumps(times | {"received": len(received), "distinct": len(set(received))}))
+            return found or await nothing()
+
+        async def work(held: dict[str, Any]) -> None:
+            await handle(held["payload"])
+            await self._collection.delete_one({"_id": held["_id"], "token": held["token"]})
+
+        return looping(callers, receive, work)
+
+    async def delete(self) -> None:
+        await self._collection.delete_many({"q": self._name})
 
 
-main(sys.argv[1], int(sys.argv[2]))
+class Bound(Raw):
+    """The sketch: the same commands for many callers."""
+
+    def __init__(self, collection: Any, name: str) -> None:
+        super().__init__(collection, name)
+        self._sketch = Sketch(collection, name)
+
+    async def push(self, body: dict[str, Any]) -> None:
+        await self._sketch.push(body)
+
+    def consume(
+        self, callers: int, batch: int, handle: Handle
+    ) -> AbstractAsyncContextManager[None]:
+        sketch = self._sketch
+
+        async def one() -> Any:
+            return await sketch.reserve() or await nothing()
+
+        async def many() -> Any:
+            return await sketch.reserve_many(batch) or await nothing()
+
+        async def work(held: dict[str, Any]) -> None:
+            await handle(held["payload"])
+            await sketch.commit(held)
+
+        async def work_on_many(held: list[dict[str, Any]]) -> None:
+            for each in held:
+                await handle(each["payload"])
+            await sketch.commit_many(held)
+
+        return looping(callers, many, work_on_many) if batch > 1 else looping(callers, one, work)
+
+
+@asynccontextmanager
+async def peer(url: str, form: str = "raw") -> AsyncIterator[Open]:
+    async with AsyncMongoClient[dict[str, Any]](url, tz_aware=True) as mongo:
+        sure = WriteConcern("majority", j=True)
+        collection = mongo.get_default_database().get_collection(form, write_concern=sure)
+        await collection.create_index(HOT)
+
+        async def opened(name: str) -> Raw:
+            return (Bound if form == "sketch" else Raw)(collection, name)
+
+        yield opened
+
+
+if __name__ == "__main__":
+    serve(peer)

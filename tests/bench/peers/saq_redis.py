@@ -1,50 +1,65 @@
-"""SAQ on Redis: concurrent enqueues, then one worker."""
+"""SAQ on Redis: enqueue, and a worker with as many jobs at a time as there are callers."""
+
+from __future__ import annotations
 
 import asyncio
-import json
-import sys
-import time
-import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from tests.bench.peers.program import Handle, Open, serve, skip
+
 try:
-    from saq import Queue, Worker  # type: ignore[import-not-found, unused-ignore]
+    import saq  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
-    print(json.dumps({"skipped": "pip install saq[redis]"}))
-    sys.exit()
+    skip("pip install saq[redis]")
 
 
-async def main(url: str, count: int, callers: int) -> None:
-    queue = Queue.from_url(url, name=f"saq{uuid.uuid4().hex[:8]}")
-    await queue.connect()
-    numbers = iter(range(count))
-    received: list[int] = []
-    over = asyncio.Event()
+class Jobs:
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
 
-    async def work(_: Any, *, n: int, text: str) -> None:
-        received.append(n)
+    async def push(self, body: dict[str, Any]) -> None:
+        await self._queue.enqueue("work", body=body)
 
-    async def after(_: Any) -> None:
-        if len(received) >= count:
-            over.set()
+    async def push_many(self, bodies: Sequence[dict[str, Any]]) -> None:
+        raise NotImplementedError
 
-    async def push() -> None:
-        for number in numbers:
-            await queue.enqueue("work", n=number, text="x" * 167)
+    def consume(
+        self, callers: int, batch: int, handle: Handle
+    ) -> AbstractAsyncContextManager[None]:
+        return self._consuming(callers, handle)
 
-    start = time.perf_counter()
-    await asyncio.gather(*(push() for _ in range(callers)))
-    middle = time.perf_counter()
-    worker = Worker(queue, functions=[("work", work)], concurrency=callers, after_process=after)
-    task = asyncio.create_task(worker.start())
-    await asyncio.wait_for(over.wait(), 60)
-    end = time.perf_counter()
-    await worker.stop()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await queue.disconnect()
-    times = {"push": middle - start, "receive": end - middle}
-    print(json.dumps(times | {"received": len(received), "distinct": len(set(received))}))
+    @asynccontextmanager
+    async def _consuming(self, callers: int, handle: Handle) -> AsyncIterator[None]:
+        async def work(_: Any, *, body: dict[str, Any]) -> None:
+            await handle(body)
+
+        worker = saq.Worker(self._queue, functions=[("work", work)], concurrency=callers)
+        worker.SIGNALS = []
+        task = asyncio.create_task(worker.start())
+        yield
+        await asyncio.sleep(0.05)  # the last jobs finish
+        await worker.stop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def delete(self) -> None:
+        await self._queue.disconnect()
 
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+@asynccontextmanager
+async def peer(url: str) -> AsyncIterator[Open]:
+    queues: dict[str, Any] = {}
+
+    async def opened(name: str) -> Jobs:
+        if name not in queues:
+            queues[name] = saq.Queue.from_url(url, name=name)
+            await queues[name].connect()
+        return Jobs(queues[name])
+
+    yield opened
+
+
+if __name__ == "__main__":
+    serve(peer)
