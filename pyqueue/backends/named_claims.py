@@ -29,7 +29,7 @@ from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries"]
+__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries", "reservations_of"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 10_000
@@ -61,6 +61,7 @@ class ClaimRange:
     after: int
     upto: int
     #: Both ends are included. A range compares within one type of id, so mixed ids need two ranges.
+    #: Empty: all ids.
     ranges: tuple[tuple[Id, Id], ...]
 
 
@@ -76,6 +77,16 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
             types.setdefault(isinstance(id, ObjectId), []).append(id)
         divisions.append(tuple((same[0], same[-1]) for same in types.values()))
     return divisions
+
+
+def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[Any]]]:
+    """Return claimed documents as reservations without payloads, by id."""
+    now = yield from ServerTime()
+    held: dict[Id, Reservation[Any]] = {}
+    for each in documents:
+        lease_s = max(0.001, (each["when"] - now).total_seconds())
+        held[each["_id"]] = cast("Reservation[Any]", message_of(each, None, now, lease=lease_s))
+    return held
 
 
 class NamedClaims(ClaimGroup):
@@ -153,7 +164,8 @@ class NamedClaims(ClaimGroup):
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, or all were buried.
-            yield from self._advance(token, {"$max": {"n": n}})
+            if progress.claimed == progress.acknowledged:
+                yield from self._advance(token, {"$max": {"n": n}})
 
     def _valid_ids(self, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
         """Return the ids of messages. Bury a document with another id: readers cannot divide it."""
@@ -274,14 +286,9 @@ class NamedClaims(ClaimGroup):
         self, token: str, after: int, upto: int, match: Mapping[str, object] | None = None
     ) -> Plan[list[Reservation[Any]]]:
         """Return what these claims hold, as reservations without payloads."""
-        now = yield from ServerTime()
         mine = {**self._mine(token, after, upto), **(match or {})}
         found = yield from Find(mine, {"payload": 0}, hint=CLAIMS)
-        held = []
-        for each in found:
-            lease_s = max(0.001, (each["when"] - now).total_seconds())
-            held.append(cast("Reservation[Any]", message_of(each, None, now, lease=lease_s)))
-        return held
+        return list((yield from reservations_of(found)).values())
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
         """Note on held messages that work on them begins. The end of the claim removes the note."""
@@ -349,7 +356,8 @@ class NamedClaims(ClaimGroup):
             {"_id": {"$gte": least, "$lte": most}} for least, most in part.ranges
         ]
         match = self._mine(part.token, part.after, part.upto)
-        match |= ids[0] if len(ids) == 1 else {"$or": ids}
+        if ids:
+            match |= ids[0] if len(ids) == 1 else {"$or": ids}
         find = Find(match, hint=CLAIMS)
         found = (yield from FindEncoded(find)) if encoded else (yield from find)
         yield from self.progress(part.token)  # after a takeover, some documents may be missing

@@ -76,7 +76,7 @@ async def _run_batches(
     while True:
         try:
             with anyio.CancelScope(shield=True):
-                report = await threads.run(batches.run_once, _session)
+                report = await threads.run(_run_once, batches)
         except Occupied as other:
             if not standing_by:
                 log.info("queue %r: %s", stage.name, other)
@@ -116,6 +116,10 @@ def _batches(stage: Stage, targets: Sequence[QueuePlans], connection: Connection
     return Batches(
         connection, backend_of(stage.queue), targets, transform=stage.handler, **stage.batches
     )
+
+
+def _run_once(batches: Batches) -> Report:
+    return batches.run_once(_session, ahead=True)
 
 
 def _session() -> Any:

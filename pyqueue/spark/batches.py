@@ -30,9 +30,10 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
-from pyqueue.messages import MAX_BATCH_BYTES, Id
+from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
+from pyqueue.spark.ahead import Ahead, Claimed, claimed_now
 from pyqueue.spark.models import frame, payload_type
 from pyqueue.spark.outputs import Held, Output, Report, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
@@ -109,6 +110,7 @@ class Batches:
             connection, members_of(source, group, members), source.options.lease, source.owner
         )
         self._limit = max_messages
+        self._ahead = Ahead(connection, f"the next batch of group {group!r}", self.lease)
 
     @property
     def claims(self) -> NamedClaims:
@@ -129,56 +131,62 @@ class Batches:
         """Run a plan."""
         return self._connection.run(plan)
 
-    def run_once(self, session: Callable[[], SparkSession]) -> Report:
+    def run_once(self, session: Callable[[], SparkSession], *, ahead: bool = False) -> Report:
         """Work on one batch. From then on this process runs the group, until ``release``.
 
         See ``SparkStage.run_once``.
 
         Args:
             session: Returns the Spark session. It is called only if there is something to do.
+            ahead: Whether to claim the next batch meanwhile, if this one is full. The next call
+                works on it, and ``release`` gives it back.
 
         Raises:
             Occupied: Another process runs the group.
             Fenced: Another process took the group over.
         """
         try:
-            return self._run_once(session)
+            return self._run_once(session, ahead=ahead)
         except (Fenced, QueueClosed, Unavailable) as error:
             # Another runner has the batch, or it stays claimed for the next call.
+            self._ahead.forget()
             self._runner.drop(fenced=isinstance(error, Fenced) and not isinstance(error, Occupied))
+            raise
+        except BaseException:
+            self._ahead.give_back(self.source.release)
             raise
 
     def release(self) -> None:
-        """Let another process run the group at once."""
+        """Let another process run the group at once. Give back what was claimed ahead."""
+        self._ahead.give_back(self.source.release)
+        self._ahead.close()
         self._runner.release()
 
     def has_ready(self) -> bool:
         """Return whether a message is ready."""
         return self.run(_has_ready(self.source))
 
-    def _run_once(self, session: Callable[[], SparkSession]) -> Report:
+    def _run_once(self, session: Callable[[], SparkSession], *, ahead: bool) -> Report:
         began = time.monotonic()
-        # A process that runs the group looks before it claims. An idle look writes nothing.
-        if self._runner.token is not None and not self.run(self.claims.has_work()):
+        claimed = self._ahead.take()
+        if claimed is None or not claimed.held or claimed.token != self._runner.token:
+            # A process that runs the group looks before it claims. An idle look writes nothing.
+            if self._runner.token is not None and not self.run(self.claims.has_work()):
+                return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+            token = self._runner.take()
+            if self._sink is not None:
+                return self._sink.run_once(self.claims, token, session)
+            claimed = self.run(claimed_now(self.claims, token, self._limit, self.lease))
+        if not claimed.held:
             return Report(0, 0, 0, 0, 0, time.monotonic() - began)
-        token = self._runner.take()
-        if self._sink is not None:
-            return self._sink.run_once(self.claims, token, session)
-        plan = self.claims.proceed(token, self._limit, self.lease, max_bytes=MAX_BATCH_BYTES)
-        upto, ids = self.run(plan)
-        if not ids:
-            return Report(0, 0, 0, 0, 0, time.monotonic() - began)
-        batch, model = Batch(self, token, upto), self.source.codec.model
-        documents = {
-            each["_id"]: each
-            for part in self.run(self.claims.ranges(token, 0, upto, 1))
-            for each in self.run(self.claims.read(part))
-        }
-        batch.payloads = {id: each.get("payload") for id, each in documents.items()}
+        token, upto, documents = claimed.token, claimed.upto, claimed.documents
+        batch, model = Batch(self, token, claimed.after, upto), self.source.codec.model
+        batch.know(claimed)
         renewer = self._connection.renewer
         renewer.add(batch, lambda _: self.run(self.claims.renew(token, self.lease)))
+        if ahead and batch.is_new and len(documents) >= self._limit:
+            self._ahead.begin(self.claims, token, upto, self._limit)
         try:
-            # A message that is missing here was taken by another consumer since the claim.
             batch.work(
                 lambda part: frame(
                     session(), [documents[id] for id in part if id in documents], model
@@ -195,7 +203,7 @@ class Batches:
         finally:
             renewer.discard(batch)
         self.run(self.claims.acknowledge(token, upto))
-        return batch.report(len(ids), time.monotonic() - began)
+        return batch.report(len(documents), time.monotonic() - began)
 
     def foreach_batch(self, df: DataFrame) -> None:
         """Work on a batch of a stream that reads the source for the same group.
@@ -215,7 +223,8 @@ class Batches:
             )
         progress = self.run(self.claims.progress())
         self.run(self.claims.begin_work(progress.token, progress.claimed))
-        batch = Batch(self, progress.token, progress.claimed, streams=True)
+        batch = Batch(self, progress.token, 0, progress.claimed, streams=True)
+        batch.refresh()
         if not batch.held:
             if df.isEmpty():
                 return  # the batch was done before
@@ -260,10 +269,17 @@ def _has_ready(source: QueuePlans) -> Plan[bool]:
 class Batch:
     """The messages that a group has claimed, and the work on them."""
 
-    def __init__(self, batches: Batches, token: str, upto: int, *, streams: bool = False) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        token: str,
+        after: int,
+        upto: int,
+        *,
+        streams: bool = False,
+    ) -> None:
         self._batches = batches
-        self._token, self._upto, self._streams = token, upto, streams
-        self.held: Held = {}
+        self._token, self._after, self._upto, self._streams = token, after, upto, streams
         #: What is known of the stored payloads.
         self.payloads: dict[Id, Any] = {}
         self._written = self._dropped = self._lost = self._buried = 0
@@ -272,8 +288,8 @@ class Batch:
         self._untried: list[Id] = []
         self._failures_left = MAX_FAILURES
         self._first_error: Exception | None = None
+        self.held: Held = {}
         self._refreshed_at = 0.0
-        self._refresh()
 
     @property
     def id(self) -> str:
@@ -285,13 +301,25 @@ class Batch:
         """The length of the lease in seconds."""
         return self._batches.lease
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the batch contains messages that were not tried before."""
+        return min((each.tries for each in self.held.values()), default=1) == 1
+
     def _run(self, plan: Plan[R]) -> R:
         return self._batches.run(plan)
 
-    def _refresh(self) -> None:
+    def know(self, claimed: Claimed) -> None:
+        """Begin with what was read at the claim."""
+        self.held, self._refreshed_at = claimed.held, claimed.read_at
+        self.payloads = {id: each.get("payload") for id, each in claimed.documents.items()}
+
+    def refresh(self) -> None:
         """Read which messages are held, and until when."""
         fit = {NOTE: {"$exists": False}}  # a stream leaves bad records out, and buries them
-        found = self._run(self._batches.claims.reservations(self._token, 0, self._upto, fit))
+        found = self._run(
+            self._batches.claims.reservations(self._token, self._after, self._upto, fit)
+        )
         self.held = {each.id: each for each in found}
         self._refreshed_at = time.monotonic()
 
@@ -322,10 +350,10 @@ class Batch:
         suspects: they are tried last. A suspect that is alone and has no try left is buried.
         """
         ids = list(self.held)
-        tries = min((each.tries for each in self.held.values()), default=1)
-        if tries == 1:
+        if self.is_new:
             yield ids
             return
+        tries = min(each.tries for each in self.held.values())
         claims = self._batches.claims
         marks = self._run(claims.marks(self._token, self._upto))
         number = max(marks.values(), default=0)
@@ -386,7 +414,7 @@ class Batch:
             if self._batches.output.moves:
                 self._batches.output.check_ids(part, rows)
             if self._streams or time.monotonic() - self._refreshed_at > self.lease / 4:
-                self._refresh()
+                self.refresh()
             held = {id: self.held[id] for id in part if id in self.held}
             if self._batches.output.moves:
                 self._move(held, rows, size)
@@ -396,7 +424,7 @@ class Batch:
                 try:
                     self._batches.output.transact(held, rows)
                 except LeaseLost:
-                    self._refresh()
+                    self.refresh()
                 else:
                     self._written += len(rows)
                     self._lost += size - len(part)
@@ -416,7 +444,7 @@ class Batch:
         self._lost += result.lost + size - len(held)
 
     def _roll_back(self) -> None:
-        self._refresh()
+        self.refresh()
         source = self._batches.source
         for id, error in self._failed:
             if id in self.held:
@@ -432,7 +460,7 @@ class Batch:
         Misuse and interrupts are no failures of the messages: these release the messages, and no
         try is counted.
         """
-        self._refresh()
+        self.refresh()
         held, source = tuple(self.held.values()), self._batches.source
         if isinstance(error, Exception) and not isinstance(error, ConfigurationError):
             self._run(source.rollback(held, error=error))

@@ -183,7 +183,7 @@ class SparkStage:
         try:
             while True:
                 try:
-                    report = batches.run_once(lambda: spark)
+                    report = batches.run_once(lambda: spark, ahead=True)
                 except Occupied as other:
                     # At the second look, the other process has renewed its lease: it lives.
                     if standing_by and until_empty and not batches.has_ready():

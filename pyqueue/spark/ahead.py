@@ -1,0 +1,129 @@
+"""The batches of a stage as they are claimed and read, one of them ahead of the work.
+
+While Spark works on a batch and the driver settles it, a thread claims and reads the next one. The
+work stays in order: a batch is settled and acknowledged before the work on the next one begins. If
+the process is killed, both are outstanding, and the next process works on both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pyqueue.backends.named_claims import ClaimRange, NamedClaims, reservations_of
+from pyqueue.connecting import Connection
+from pyqueue.errors import QueueError
+from pyqueue.messages import MAX_BATCH_BYTES, Id, Reservation
+from pyqueue.requests import Document, Plan
+
+__all__ = ["Ahead", "Claimed", "claimed_now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What the claims above ``after`` and up to ``upto`` hold."""
+
+    token: str
+    after: int
+    upto: int
+    documents: dict[Id, Document]
+    held: dict[Id, Reservation[Any]]
+    #: When they were read, by the monotonic clock.
+    read_at: float
+
+
+def claimed_now(claims: NamedClaims, token: str, limit: int, lease_s: float) -> Plan[Claimed]:
+    """Return what is outstanding, or claim anew if nothing is.
+
+    Raises:
+        Fenced: Another process runs the group now.
+    """
+    upto, ids = yield from claims.proceed(token, limit, lease_s, max_bytes=MAX_BATCH_BYTES)
+    if not ids:
+        return Claimed(token, 0, upto, {}, {}, time.monotonic())
+    return (yield from _read(claims, token, 0, upto))
+
+
+def _claimed_next(
+    claims: NamedClaims, token: str, after: int, limit: int, lease_s: float
+) -> Plan[Claimed | None]:
+    """Claim what comes after the claim ``after``, or return None if no message is ready.
+
+    Raises:
+        Fenced: Another process runs the group now.
+    """
+    upto = yield from claims.claim(token, limit, lease_s, max_bytes=MAX_BATCH_BYTES)
+    return None if upto is None else (yield from _read(claims, token, after, upto))
+
+
+def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claimed]:
+    read_at = time.monotonic()
+    # A message that another consumer has taken since the claim is missing here.
+    found = yield from claims.read(ClaimRange(token, after, upto, ()))
+    held = yield from reservations_of(found)
+    documents = {each["_id"]: each for each in found}
+    return Claimed(token, after, upto, documents, held, read_at)
+
+
+class Ahead:
+    """Claims one batch ahead, in a thread, and renews its lease until the work on it begins.
+
+    Args:
+        connection: The connection of a blocking client.
+        id: The name in log messages.
+        lease: The length of the lease in seconds.
+    """
+
+    def __init__(self, connection: Connection, id: str, lease: float) -> None:
+        self.id = id
+        self.lease = lease
+        self._connection = connection
+        self._threads: ThreadPoolExecutor | None = None
+        self._future: Future[Claimed | None] | None = None
+
+    def begin(self, claims: NamedClaims, token: str, after: int, limit: int) -> None:
+        """Begin to claim what comes after the claim ``after``."""
+        run = self._connection.run
+        self._connection.renewer.add(self, lambda _: run(claims.renew(token, self.lease)))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "pyqueue_ahead")
+        plan = _claimed_next(claims, token, after, limit, self.lease)
+        self._future = self._threads.submit(run, plan)
+
+    def take(self) -> Claimed | None:
+        """Return what was claimed, once; None if nothing was.
+
+        Raises:
+            QueueError: The claim failed.
+        """
+        future, self._future = self._future, None
+        if future is None:
+            return None
+        try:
+            return future.result()
+        finally:
+            self._connection.renewer.discard(self)
+
+    def forget(self) -> None:
+        """Leave what was claimed outstanding. The next batch of the group contains it."""
+        if self._future is not None:
+            wait([self._future])
+            self._future = None
+            self._connection.renewer.discard(self)
+
+    def give_back(self, release: Callable[[tuple[Reservation[Any], ...]], Plan[None]]) -> None:
+        """Release what was claimed, as far as the server answers. No try is counted."""
+        with suppress(QueueError):  # then the leases run out, or the next process goes on
+            claimed = self.take()
+            if claimed is not None:
+                self._connection.run(release(tuple(claimed.held.values())))
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
