@@ -166,7 +166,7 @@ class SparkStage:
             batches.release()
 
     def run(self, spark: Any, *, until_empty: bool = False) -> Iterator[Report]:
-        """Work on one batch after the other.
+        """Work on one batch after the other. While a full batch is worked on, claim the next one.
 
         While another process runs the group, this one stands by. It takes over when that process
         ends, or within seconds after it was killed.
@@ -176,7 +176,8 @@ class SparkStage:
             until_empty: Whether to end when nothing is ready. Otherwise the stage waits for more.
 
         Returns:
-            An iterator of the reports of all batches that had messages.
+            An iterator of the reports of all batches that had messages. Close it, or let the loop
+            end, to give back what was claimed ahead.
         """
         batches = self._connected()
         standing_by = False
