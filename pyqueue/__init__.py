@@ -35,22 +35,24 @@ from pyqueue.messages import (
 if TYPE_CHECKING:
     from pyqueue.async_client import AsyncClient
     from pyqueue.async_queues import AsyncQueue
-    from pyqueue.async_streams import AsyncStream
+    from pyqueue.async_streams import AsyncConsumer, AsyncStream
     from pyqueue.client import Client
     from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
-    from pyqueue.streams import Stream
+    from pyqueue.streams import Consumer, Stream
     from pyqueue.worker import Worker
 
 __all__ = [
     "UNCHANGED",
     "AsyncClient",
+    "AsyncConsumer",
     "AsyncQueue",
     "AsyncStream",
     "Backoff",
     "Client",
     "ConfigurationError",
+    "Consumer",
     "ConsumerCounts",
     "ConsumerInfo",
     "Counts",
@@ -89,12 +91,12 @@ if not TYPE_CHECKING:
         {
             "async_client": ["AsyncClient"],
             "async_queues": ["AsyncQueue"],
-            "async_streams": ["AsyncStream"],
+            "async_streams": ["AsyncConsumer", "AsyncStream"],
             "client": ["Client"],
             "delivery": ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"],
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
-            "streams": ["Stream"],
+            "streams": ["Consumer", "Stream"],
             "worker": ["Worker"],
         },
     )

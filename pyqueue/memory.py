@@ -109,6 +109,16 @@ class MemoryCollection:
                 for document in self._collection.aggregate([_given(stage) for stage in part])
             ]
 
+    def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
+        """Update a document and return it. mongomock would update the wrong element of an array."""
+        call = self.__getattr__("find_one_and_update")
+        if not any(".$" in name for fields in update.values() for name in fields):
+            return call(filter, update, **options)
+        with self._lock:
+            if not self.update_one(filter, update).matched_count:
+                return None
+            return next(iter(self.find({"_id": filter["_id"]})))
+
     def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
         """Find documents. Compute their sizes here, which mongomock cannot."""
         find = self.__getattr__("find")

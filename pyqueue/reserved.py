@@ -11,41 +11,45 @@ from typing import Any, Protocol, TypeVar
 
 import anyio
 
-from pyqueue.backends import extending
+from pyqueue.backends import extending, stream_settling
+from pyqueue.backends.stream_settling import GroupState
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
-from pyqueue.messages import Reservation
+from pyqueue.messages import Reservation, StreamReservation
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner
+from pyqueue.requests import Plan
 
 __all__ = ["OnLost", "check_on_lost", "held", "held_async", "log_failed_rollback", "renewal"]
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Reservation[Any])
+L = TypeVar("L", bound=Reservation[Any], contravariant=True)
 #: Called with a reservation whose lease was lost.
 OnLost = Callable[[Reservation[T]], object] | None
 
 log = logging.getLogger("pyqueue")
 
 
-class Settles(Protocol):
-    """What a block needs of its queue."""
+class Settles(Protocol[L]):
+    """What a block needs of its queue, or of its group of a stream."""
 
     name: str
 
-    def commit(self, *reservations: Reservation[Any]) -> None:
+    def commit(self, *reservations: L) -> None:
         """Finish messages."""
 
-    def rollback(self, *reservations: Reservation[Any], error: BaseException) -> None:
+    def rollback(self, *reservations: L, error: BaseException) -> None:
         """Give messages back for another try."""
 
 
-class SettlesAsync(Protocol):
-    """What a block of async code needs of its queue."""
+class SettlesAsync(Protocol[L]):
+    """What a block of async code needs of its queue, or of its group of a stream."""
 
     name: str
 
-    def commit(self, *reservations: Reservation[Any]) -> Awaitable[None]:
+    def commit(self, *reservations: L) -> Awaitable[None]:
         """Finish messages."""
 
-    def rollback(self, *reservations: Reservation[Any], error: BaseException) -> Awaitable[None]:
+    def rollback(self, *reservations: L, error: BaseException) -> Awaitable[None]:
         """Give messages back for another try."""
 
 
@@ -65,12 +69,20 @@ def check_on_lost(on_lost: object) -> None:
 
 def renewal(runner: PlanRunner | AsyncPlanRunner) -> Callable[[Sequence[Reservation[Any]]], Any]:
     """Return what extends leases, for the renewer of a client."""
-    return lambda reservations: runner.run(extending.renew(reservations))
+    return lambda reservations: runner.run(_renew(reservations))
+
+
+def _renew(held: Sequence[Reservation[Any]]) -> Plan[list[QueueError | None]]:
+    first, *_ = held
+    if isinstance(first, StreamReservation):
+        group = [each for each in held if isinstance(each, StreamReservation)]
+        return stream_settling.renew(GroupState(first.queue, first.group), group)
+    return extending.renew(held)
 
 
 @contextmanager
 def held(
-    runner: PlanRunner, queue: Settles, reservation: Reservation[T], on_lost: OnLost[T]
+    runner: PlanRunner, queue: Settles[H], reservation: H, on_lost: OnLost[Any]
 ) -> Iterator[None]:
     """Hold a reservation while a block of ``Queue.reserved`` runs."""
     renewer = runner.renewer
@@ -98,7 +110,7 @@ def held(
 
 @asynccontextmanager
 async def held_async(
-    runner: AsyncPlanRunner, queue: SettlesAsync, reservation: Reservation[T], on_lost: OnLost[T]
+    runner: AsyncPlanRunner, queue: SettlesAsync[H], reservation: H, on_lost: OnLost[Any]
 ) -> AsyncIterator[None]:
     """Hold a reservation while a block of ``AsyncQueue.reserved`` runs."""
     renewer = runner.renewer

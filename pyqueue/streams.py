@@ -1,21 +1,42 @@
-"""``Stream``: a log that any number of consumer groups read, each at its pace."""
+"""``Stream``: a log that any number of consumer groups read, each at its pace. ``Consumer``: one of
+these groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
+from pyqueue import arguments
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_plans import StreamPlans
-from pyqueue.messages import Headers, StreamMessage
+from pyqueue.errors import ConfigurationError, InvalidName
+from pyqueue.messages import (
+    MAX_RECEIVED_BYTES,
+    Backoff,
+    ConsumerCounts,
+    ConsumerInfo,
+    Duration,
+    Headers,
+    StreamMessage,
+    StreamReservation,
+)
 from pyqueue.plan_runner import PlanRunner, RunnerBase
+from pyqueue.queues import QueueBase
 from pyqueue.requests import Plan
+from pyqueue.reserved import OnLost, check_on_lost, held
 
-__all__ = ["Stream", "StreamBase"]
+__all__ = ["Consumer", "ConsumerBase", "Start", "Stream", "StreamBase"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 Runs = TypeVar("Runs", bound=RunnerBase)
+
+#: Where a consumer group begins: "first", "last", an instant or a position.
+Start = str | datetime | int
 
 
 class StreamBase(Generic[T, Runs]):
@@ -29,6 +50,44 @@ class StreamBase(Generic[T, Runs]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
+
+    def _group(
+        self,
+        name: str,
+        start: Start,
+        lease: Duration,
+        max_tries: int | None,
+        dead_letter: str | None,
+        backoff: Backoff,
+        poll: Duration,
+    ) -> GroupPlans:
+        """Check the options of a consumer group and return its plans."""
+        arguments.group(name, "name")
+        arguments.backoff(backoff)
+        try:
+            buried = arguments.queue_name(dead_letter or f"{self.name}.{name}.dead")
+        except InvalidName as error:
+            if dead_letter is not None:
+                raise
+            text = "the name of the stream and that of the group are too long together: give one"
+            raise ConfigurationError(f"dead_letter: {text}") from error
+        options = Options(
+            lease=arguments.duration("lease", lease, positive=True),
+            max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
+            dead_letter=buried,
+            backoff=backoff,
+            poll=arguments.duration("poll", poll, positive=True),
+        )
+        return self._backend.group(name, options, start)
+
+
+class ConsumerBase(QueueBase[T, Runs]):
+    """The part of a consumer group that is the same for blocking and for async code."""
+
+    def __init__(self, runner: Runs, plans: GroupPlans) -> None:
+        # The plans have the names of those of a queue. What they lack is not offered here.
+        super().__init__(runner, cast("QueuePlans", plans))
+        self._plans = plans
 
 
 class Stream(StreamBase[T, PlanRunner]):
@@ -102,3 +161,249 @@ class Stream(StreamBase[T, PlanRunner]):
             The position of the first message that is left.
         """
         return self._run(self._backend.trim(before))
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start = "first",
+        lease: Duration = 60,
+        max_tries: int | None = 20,
+        dead_letter: str | None = None,
+        backoff: Backoff = Backoff(),  # noqa: B008  # frozen
+        poll: Duration = 15,
+    ) -> Consumer[T]:
+        """Return a consumer group of this stream. This does no I/O.
+
+        The group is made when it first receives, and then stored until ``delete_consumer``. Any
+        number of processes may receive for it; together they get each message.
+
+        Args:
+            name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
+            start: where a new group begins: "first", "last" (what is appended from now on), an
+                instant, or a position. Ignored if the group exists; ``Consumer.seek`` moves it.
+            lease: seconds for which a reserved message is held.
+            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            dead_letter: the name of the queue for buried messages; default
+                "<stream>.<group>.dead".
+            backoff: how long a message waits after a rollback.
+            poll: seconds after which a waiting consumer looks again even without a signal.
+
+        Returns:
+            The consumer group.
+
+        Raises:
+            ConfigurationError: An option is not allowed.
+        """
+        plans = self._group(name, start, lease, max_tries, dead_letter, backoff, poll)
+        return Consumer(self._runner, plans)
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Return the consumer groups of this stream, with their positions and counts.
+
+        Returns:
+            One ConsumerInfo for each group, sorted by name.
+        """
+        return self._run(self._backend.groups())
+
+    def delete_consumer(self, name: str) -> bool:
+        """Delete a consumer group. Its holders get ``LeaseLost``.
+
+        A process that still receives for it makes it again, from its ``start`` on.
+
+        Args:
+            name: the name of the group.
+
+        Returns:
+            False if there was none.
+        """
+        return self._run(self._backend.delete_group(name))
+
+
+class Consumer(ConsumerBase[T, PlanRunner]):
+    """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
+
+    Its ``name`` is that of the stream, "~" and that of the group. Messages that are reserved in one
+    call have a common lease for each thousand of them.
+    """
+
+    def _run(self, plan: Plan[R]) -> R:
+        return self._runner.run(plan)
+
+    def reserve(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> StreamReservation[T] | None:
+        """Receive a message under a lease.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds for which no other consumer of the group receives it; None: the lease of
+                the group.
+
+        Returns:
+            The reservation, or None after the timeout. Settle it by commit, rollback, bury or
+            release.
+        """
+        return next(iter(self._run(self._receive(1, timeout, lease=lease))), None)
+
+    def reserve_many(
+        self,
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+    ) -> list[StreamReservation[T]]:
+        """Receive up to ``limit`` messages under a lease.
+
+        Wait for the first message only, then take what is there.
+
+        Args:
+            limit: how many messages at most.
+            timeout: seconds to wait for the first message. None waits without limit, 0 does not
+                wait.
+            lease: seconds; None: the lease of the group.
+            max_bytes: how many bytes of stored messages at most. The first message is returned even
+                if it is larger.
+
+        Returns:
+            The reservations in the order of their positions, or an empty list after the timeout.
+        """
+        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+
+    @contextmanager
+    def reserved(
+        self,
+        timeout: Duration | None = None,
+        *,
+        lease: Duration | None = None,
+        on_lost: OnLost[T] = None,
+    ) -> Iterator[StreamReservation[T] | None]:
+        """Reserve a message for a ``with`` block, as ``Queue.reserved`` does.
+
+        The lease is renewed while the block runs. The message is committed when the block ends, and
+        rolled back if it raises.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds; None: the lease of the group.
+            on_lost: called with the reservation as soon as a renewal finds that the lease was lost.
+
+        Returns:
+            A context manager that gives the reservation, or None after the timeout.
+
+        Raises:
+            LeaseLost: The lease was lost before the block ended, so nothing was committed.
+        """
+        check_on_lost(on_lost)
+        reservation = self.reserve(timeout, lease=lease)
+        if reservation is None:
+            yield None
+            return
+        with held(self._runner, self, reservation, on_lost):
+            yield reservation
+
+    def commit(self, *reservations: StreamReservation[T]) -> None:
+        """Finish messages for this group. The stream and other groups keep them.
+
+        Args:
+            reservations: reservations of this group.
+
+        Raises:
+            LeaseLost: Some were no longer held (``lost``). The rest is finished.
+        """
+        return self._run(self._settles(reservations, None, self._plans.commit(reservations)))
+
+    def rollback(
+        self,
+        *reservations: StreamReservation[T],
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """Give messages back for another try. A message that had its last try is buried.
+
+        Args:
+            reservations: reservations of this group.
+            delay: seconds until the next try. None: the backoff of the group; 0: at once.
+            error: the reason, kept in ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is rolled back.
+        """
+        plan = self._plans.rollback(reservations, delay=delay, error=error)
+        return self._run(self._settles(reservations, None, plan))
+
+    def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
+        """Hold messages for another lease, counted from now. This updates ``until``.
+
+        Messages that were reserved together share their lease, and the longest counts.
+
+        Args:
+            reservations: reservations of this group.
+            lease: seconds; None: the lease with which each message was reserved.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is extended.
+        """
+        return self._run(self._plans.extend(reservations, lease=lease))
+
+    def release(self, *reservations: StreamReservation[T]) -> None:
+        """Give messages back unprocessed. The try is not counted.
+
+        Args:
+            reservations: reservations of this group.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is released.
+        """
+        return self._run(self._settles(reservations, None, self._plans.release(reservations)))
+
+    def bury(
+        self, *reservations: StreamReservation[T], error: BaseException | str | None = None
+    ) -> None:
+        """Send messages to the dead-letter queue of this group now. Other groups keep them.
+
+        Args:
+            reservations: reservations of this group.
+            error: the reason, kept in ``Message.dead`` and ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is buried.
+        """
+        plan = self._plans.bury(reservations, error=error)
+        return self._run(self._settles(reservations, None, plan))
+
+    def counts(self) -> ConsumerCounts:
+        """Count the messages that the group has before it, by state.
+
+        Returns:
+            ready, scheduled, reserved, their total, and skipped.
+        """
+        return self._run(self._plans.counts())
+
+    def pause(self) -> None:
+        """Stop the consumers of this group, in every process, from receiving."""
+        return self._run(self._plans.pause(True))
+
+    def resume(self) -> None:
+        """Let the consumers of this group receive again."""
+        return self._run(self._plans.pause(False))
+
+    def paused(self) -> bool:
+        """Return whether the group is paused.
+
+        Returns:
+            True if it is paused.
+        """
+        return self._run(self._plans.paused())
+
+    def seek(self, position: Start) -> int:
+        """Go on at another place of the stream. Every lease of the group ends.
+
+        Args:
+            position: "first", "last", an instant, or the position of the next message.
+
+        Returns:
+            The position.
+        """
+        return self._run(self._plans.seek(position))

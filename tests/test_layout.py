@@ -85,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "waiters",
     },
     "plan_runner": {"renewal", "requests", "waiters"},
-    "reserved": {"backends", "errors", "messages", "plan_runner"},
+    "reserved": {"backends", "errors", "messages", "plan_runner", "requests"},
     "claim": {
         "arguments",
         "backends",
@@ -98,8 +98,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "queues": {"backends", "claim", "errors", "messages", "plan_runner", "requests", "reserved"},
     "async_queues": {"claim", "messages", "plan_runner", "queues", "requests", "reserved"},
-    "streams": {"backends", "messages", "plan_runner", "requests"},
-    "async_streams": {"async_queues", "messages", "plan_runner", "requests", "streams"},
+    "streams": {
+        *("arguments", "backends", "errors", "messages", "plan_runner", "queues", "requests"),
+        "reserved",
+    },
+    "async_streams": {
+        *("async_queues", "messages", "plan_runner", "requests", "reserved", "streams"),
+    },
     "connecting": {
         "arguments",
         "backends",
@@ -387,10 +392,19 @@ BACKENDS: dict[str, set[str]] = {
     "stream_packs": {"invalid", "namespace"},
     "stream_retention": {"namespace", "stream_packs"},
     "stream_appending": {"namespace", "stream_packs", "stream_retention", "transitions"},
-    "stream_plans": {"stream_appending", "stream_packs", "stream_retention"},
+    "stream_ranges": {"transitions"},
+    "stream_settling": {"invalid", "namespace", "stream_packs", "stream_ranges", "transitions"},
+    "stream_groups": {"invalid", "stream_packs", "stream_ranges", "stream_settling"},
+    "stream_consumers": {
+        *("invalid", "options", "stream_groups", "stream_packs", "stream_ranges"),
+        "stream_settling",
+    },
+    "stream_plans": {
+        *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
+    },
     "listing": {
-        *("applying", "namespace", "reading", "scan", "stream_packs", "stream_retention"),
-        "transitions",
+        *("applying", "namespace", "reading", "scan", "stream_consumers", "stream_packs"),
+        *("stream_retention", "transitions"),
     },
     "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
@@ -668,6 +682,7 @@ TWINS = [
     (pyqueue.Queue, pyqueue.AsyncQueue),
     (pyqueue.Client, pyqueue.AsyncClient),
     (pyqueue.Stream, pyqueue.AsyncStream),
+    (pyqueue.Consumer, pyqueue.AsyncConsumer),
     (Renewer, AsyncRenewer),
     (Driver, AsyncDriver),
     (signals.Bus, signals.AsyncBus),
@@ -681,7 +696,8 @@ TWINS = [
 #: What is plain on both sides: it does no I/O, or only begins it.
 PLAIN = {
     pyqueue.Queue: {"name", "reserved", "claim"},
-    pyqueue.Stream: {"name"},
+    pyqueue.Stream: {"name", "consumer"},
+    pyqueue.Consumer: {"name", "reserved"},
     pyqueue.Client: {
         "queue",
         "stream",
@@ -730,7 +746,7 @@ def test_twins_have_the_same_names_and_signatures(blocking: type, twin: type) ->
             assert written(inspect.signature(one)) == written(inspect.signature(other)), name
 
 
-@pytest.mark.parametrize("kind", [pyqueue.Queue, pyqueue.Client, pyqueue.Stream])
+@pytest.mark.parametrize("kind", [pyqueue.Queue, pyqueue.Client, pyqueue.Stream, pyqueue.Consumer])
 def test_only_operations_are_awaited_on_the_async_side(kind: type) -> None:
     twin = getattr(pyqueue, f"Async{kind.__name__}")
     for name, member in members(twin).items():
@@ -768,7 +784,7 @@ PROMISED = {
     *("QueueError", "LeaseLost", "DuplicateKey", "InvalidMessage", "InvalidName", "QueueClosed"),
     *("Unavailable", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
-    *("ConsumerCounts", "ConsumerInfo"),
+    *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, reading, stream_packs, stream_retention, transitions
+from pyqueue.backends import (
+    namespace,
+    reading,
+    stream_consumers,
+    stream_packs,
+    stream_retention,
+    transitions,
+)
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.namespace import HOT, record_id
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
@@ -127,6 +134,8 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
         )
     yield from namespace.bury_record(stream)
     yield from ForgetQueue(stream)
+    for group in (yield from stream_consumers.groups(stream)):
+        yield from stream_consumers.delete_group(stream, group.name)
     deleted = yield from stream_retention.drop(stream)
     yield from Signal(stream, None)
     return deleted

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from pyqueue.backends import stream_appending, stream_packs, stream_retention
+from pyqueue.backends import stream_appending, stream_consumers, stream_packs, stream_retention
+from pyqueue.backends.options import Options
+from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_packs import LogState
-from pyqueue.messages import StreamMessage
+from pyqueue.messages import ConsumerInfo, StreamMessage
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 
@@ -61,6 +63,27 @@ class StreamPlans:
     def read(self, after: object = None, limit: int = 1000) -> Plan[list[StreamMessage[Any]]]:
         """Return messages by position."""
         return stream_packs.read(self.stream, self.codec, self.state, after, limit)
+
+    def group(self, name: str, options: Options, start: object) -> GroupPlans:
+        """Return the plans of a consumer group."""
+        return GroupPlans(
+            self.stream,
+            name,
+            options,
+            self.codec,
+            start=start,
+            shape=self.shape,
+            owner=self.owner,
+        )
+
+    def groups(self) -> Plan[list[ConsumerInfo]]:
+        """Return the consumer groups."""
+        yield from stream_packs.check(self.stream, self.state)
+        return (yield from stream_consumers.groups(self.stream))
+
+    def delete_group(self, name: str) -> Plan[bool]:
+        """Delete a consumer group. Return whether there was one."""
+        return stream_consumers.delete_group(self.stream, name)
 
     def trim(self, before: object) -> Plan[int]:
         """Delete the packs that lie wholly before a position or an instant."""

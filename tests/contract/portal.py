@@ -15,7 +15,7 @@ from typing import Any
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
-from pyqueue import AsyncClient, AsyncQueue, AsyncStream
+from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, AsyncStream
 from pyqueue.claim import AsyncClaim
 from pyqueue.client import runner_of
 
@@ -75,6 +75,20 @@ class PortalStream(_Wrapped):
     """An AsyncStream with the methods of a Stream."""
 
     _target: AsyncStream[Any]
+
+    def consumer(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Stream.consumer``."""
+        return PortalConsumer(self._portal, self._target.consumer(*args, **options))
+
+
+class PortalConsumer(_Wrapped):
+    """An AsyncConsumer with the methods of a Consumer."""
+
+    _target: AsyncConsumer[Any]
+
+    def reserved(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Consumer.reserved``."""
+        return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
 
 
 class PortalClient(_Wrapped):

@@ -84,7 +84,7 @@ def lost_reply(at: int) -> Fault:
 class Steps:
     """One store, one clock, and any number of processes, which are plans."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: list[Document] | None = None) -> None:
         self.database = memory_database("pyqueue")
         bus = signals.NullBus()
         self.driver = Driver(
@@ -95,8 +95,10 @@ class Steps:
         self.signals: list[tuple[str, datetime | None]] = []
         #: The commands of the last plan.
         self.commands: list[Command[Any]] = []
-        #: What a fail-over leaves.
-        self._safe = self._all()
+        if before:
+            self.collection.insert_many(deepcopy(before))
+        #: What a fail-over leaves; None: nobody asks.
+        self.safe: list[Document] | None = None
 
     @property
     def now(self) -> datetime:
@@ -108,15 +110,16 @@ class Steps:
         """Return the collection."""
         return self.database["pyqueue"]
 
-    def _all(self) -> list[Document]:
+    def all(self) -> list[Document]:
+        """Return every document."""
         found = self.collection.find()
         return [bson.decode(bson.encode(each, codec_options=OPTIONS), OPTIONS) for each in found]
 
     def fail_over(self) -> None:
         """Undo the writes at w:1 that no other write covers."""
+        assert self.safe is not None, "set it at the beginning"
         self.collection.delete_many({})
-        if self._safe:
-            self.collection.insert_many(deepcopy(self._safe))
+        self.collection.insert_many(deepcopy(self.safe))
 
     def run(self, plan: Plan[T], fault: Fault | None = None) -> T:
         """Run a plan to its end."""
@@ -184,8 +187,8 @@ class Steps:
             answer = self.driver.ask(request)
         except MissingIndex:  # pragma: no cover
             raise AssertionError("mongomock has no hints") from None
-        if isinstance(request, WRITES) and not request.w1:
-            self._safe = self._all()
+        if self.safe is not None and isinstance(request, WRITES) and not request.w1:
+            self.safe = self.all()
         if fault is not None:
             fault(number, True)
         return answer

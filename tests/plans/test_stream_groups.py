@@ -1,0 +1,434 @@
+"""Consumer groups under faults: at each command a process dies, sleeps, or meets a fail-over.
+
+Whatever happens, each position is finished once, or is delivered again, or is in the dead-letter
+queue; never in two of these places, and never in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, LeaseLost, QueueError
+from pyqueue.backends.options import Options
+from pyqueue.backends.stream_consumers import GroupPlans
+from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.messages import Backoff
+from pyqueue.payloads import Codec
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+
+MESSAGES = 24
+MOST_COMMANDS = 60
+
+#: ``make test`` stops at every fourth command, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+class Consumer:
+    """A process that consumes, and what it knows of the ends of its messages."""
+
+    def __init__(self, **options: Any) -> None:
+        given = {"max_tries": 5, "dead_letter": "log.g.dead", "backoff": Backoff(jitter=0)}
+        self.plans: GroupPlans = StreamPlans("log", Codec(), {}, owner="me").group(
+            "g", Options(lease=60, **{**given, **options}), "first"
+        )
+        self.waiting = Waiters("log~g")
+        self.committed: set[int] = set()
+        self.buried: set[int] = set()
+        #: What it began to commit or to bury. The outcome is unknown if it did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, limit: int) -> Plan[list[Any]]:
+        return self.plans.receive(self.waiting, limit, timeout=0)
+
+    def settle(self, plan: Plan[None], held: list[Any], into: set[int] | None = None) -> Plan[None]:
+        positions = {each.position for each in held}
+        if into is not None:
+            self.begun |= positions
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {each.position for each in error.lost}
+        if into is not None:
+            into |= positions - lost
+
+    def work(self) -> Plan[None]:
+        """Receive twice, and end each message in another way."""
+        for limit in (6, 7):
+            held = yield from self.receive(limit)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], self.committed)
+            yield from self.settle(self.plans.rollback(held[2:4], delay=0), held[2:4])
+            yield from self.settle(self.plans.bury(held[4:5]), held[4:5], self.buried)
+            yield from self.settle(self.plans.release(held[5:6]), held[5:6])
+            yield from self.settle(self.plans.commit(held[6:]), held[6:], self.committed)
+
+
+@cache
+def stored() -> list[Any]:
+    """Return the documents of a stream of packs of 5 messages, and of a group."""
+    steps = Steps()
+    stream = StreamPlans("log", Codec(), {})
+    for first in range(0, MESSAGES, 5):
+        steps.run(stream.append(list(range(first, min(first + 5, MESSAGES)))))
+    steps.run(Consumer().plans.pause(False))
+    return steps.all()
+
+
+def made() -> Steps:
+    """Return a store with a stream of packs of 5 messages, and a group."""
+    return Steps(stored())
+
+
+def drain(steps: Steps) -> list[int]:
+    """Consume what is left, as a process that begins after all leases have ended."""
+    steps.seconds += 1000
+    last = Consumer(max_tries=None)
+    delivered: list[int] = []
+    while held := steps.run(last.receive(100)):
+        delivered += [each.position for each in held]
+        assert [each.payload for each in held] == [each.position for each in held]
+        steps.run(last.plans.commit(held))
+    group = steps.collection.find_one({"_id": "~group:log~g"})
+    assert (group["out"], group["back"], group["left"]) == ([], [], [])
+    assert group["next"] == MESSAGES
+    return delivered
+
+
+def dead_letters(steps: Steps) -> list[Any]:
+    """Return what is in the dead-letter queue."""
+    return list(steps.collection.find({"q": "log.g.dead", "dead": {"$exists": True}}))
+
+
+def audit(steps: Steps, *consumers: Consumer, gone: int = 0) -> None:
+    """Check where each message is. ``gone``: how many the retention may have taken."""
+    committed = set().union(*(each.committed for each in consumers))
+    assert len(committed) == sum(len(each.committed) for each in consumers), "committed twice"
+    buried = set().union(*(each.buried for each in consumers))
+    begun = set().union(*(each.begun for each in consumers))
+    delivered = drain(steps)
+    assert len(set(delivered)) == len(delivered), "delivered after its commit"
+    dead = [each["dead"]["position"] for each in dead_letters(steps)]
+    assert len(set(dead)) == len(dead), "buried twice"
+    assert not committed & set(delivered), "committed and delivered again"
+    assert not set(dead) & (set(delivered) | committed), "in two places"
+    assert buried <= set(dead)
+    finished = set(range(MESSAGES)) - set(delivered) - set(dead)
+    assert committed <= finished | set(range(gone))
+    assert finished <= committed | begun | set(range(gone)), "lost"
+    group = steps.collection.find_one({"_id": "~group:log~g"})
+    missing = finished - committed - begun
+    assert group["skipped"] >= len(missing)
+
+
+def number_of_commands() -> int:
+    steps = made()
+    steps.run(Consumer().work())
+    return len(steps.commands)
+
+
+def test_work_without_faults() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.work())
+    assert (len(consumer.committed), len(consumer.buried)) == (5, 2)
+    audit(steps, consumer)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@some_or_every
+def test_consumer_dies_anywhere(after: bool, every: int) -> None:
+    for at in range(0, number_of_commands(), every):
+        steps, consumer = made(), Consumer()
+        with pytest.raises(Cut):
+            steps.run(consumer.work(), cut(at, after=after))
+        audit(steps, consumer)
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+@some_or_every
+def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
+    for at in range(0, number_of_commands(), every):
+        steps, consumer = made(), Consumer()
+        try:
+            steps.run(consumer.work(), lost(at))
+        except QueueError:
+            steps.run(consumer.work())
+        audit(steps, consumer)
+
+
+def stalled(consumer: Consumer, steps: Steps, at: int) -> Generator[Any, None, Any] | None:
+    """Run a consumer up to its command number ``at``."""
+    running = steps.steps(consumer.work())
+    try:
+        for _ in range(at + 1):
+            next(running)
+    except StopIteration:
+        return None
+    return running
+
+
+def at_each_stall(
+    every: int,
+    meanwhile: Callable[[Steps, Consumer], None],
+    gone: int = 0,
+    undone: bool = False,
+) -> None:
+    for at in range(0, MOST_COMMANDS, every):
+        steps, slow, quick = made(), Consumer(), Consumer()
+        steps.safe = stored() if undone else None
+        running = stalled(slow, steps, at)
+        if running is None:
+            assert at > 10
+            return
+        meanwhile(steps, quick)
+        for _ in running:
+            pass
+        audit(steps, slow, quick, gone=gone)
+    raise AssertionError("more commands than expected")
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile)
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.seconds += 61
+        steps.run(quick.work())
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile)
+
+
+@some_or_every
+def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.fail_over()
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile, undone=True)
+
+
+@some_or_every
+def test_log_is_trimmed_anywhere_while_a_consumer_works(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.seconds += 700
+        steps.run(StreamPlans("log", Codec(), {}).trim(12))
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile, gone=10)
+
+
+@some_or_every
+def test_fault_after_a_fault_is_survived(every: int) -> None:
+    """The recovery of a burial dies, too."""
+    for first in range(0, number_of_commands(), 2 * every):
+        for second in (1, 4, 7):
+            steps, consumer, heir = made(), Consumer(), Consumer()
+            with pytest.raises(Cut):
+                steps.run(consumer.work(), cut(first, after=True))
+            steps.seconds += 61
+            with pytest.raises(Cut):
+                steps.run(heir.work(), cut(second, after=True))
+            audit(steps, consumer, heir)
+
+
+# ---- leases, tries, order
+
+
+def test_one_worker_gets_positions_in_order() -> None:
+    steps, consumer = made(), Consumer()
+    seen: list[int] = []
+    for limit in (1, 4, 3, 100):
+        held = steps.run(consumer.receive(limit))
+        seen += [each.position for each in held]
+        steps.run(consumer.plans.commit(held))
+    assert seen == list(range(MESSAGES))
+
+
+def test_packs_are_read_at_majority_and_claims_wait_for_one() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(3))
+    finds: list[Any] = [each for each in steps.commands if type(each).__name__ == "Find"]
+    packs = [each for each in finds if "~log" in str(each.filter)]
+    assert packs
+    assert all(each.majority for each in packs)
+    claims = [each for each in steps.commands if type(each).__name__ == "FindAndModify"]
+    assert [(each.w1, each.majority) for each in claims] == [(True, False)]
+    steps.run(consumer.plans.commit(held))
+    (commit,) = steps.commands
+    assert not commit.w1
+
+
+def test_claim_of_a_busy_group_is_two_commands() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.receive(5))
+    held = steps.run(consumer.receive(5))
+    names = [type(each).__name__ for each in steps.commands]
+    assert names == ["Find", "FindAndModify", "Find"], "the record, the claim, the packs"
+    assert [each.position for each in held] == [5, 6, 7, 8, 9]
+
+
+def test_single_receives_read_a_pack_once() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.receive(1))
+    for position in range(1, 5):
+        (held,) = steps.run(consumer.receive(1))
+        assert held.position == position
+        finds = [each for each in steps.commands if "~log" in str(getattr(each, "filter", ""))]
+        assert finds == []
+
+
+def test_message_that_ends_its_consumers_is_buried_alone() -> None:
+    """Each consumer that gets position 7 dies. Every other message is finished."""
+    steps = Steps()
+    stream = StreamPlans("log", Codec(), {})
+    steps.run(stream.append(range(40)))
+    finished: set[int] = set()
+    for _ in range(60):
+        consumer = Consumer(max_tries=2)
+        while held := steps.run(consumer.receive(30)):
+            positions = {each.position for each in held}
+            if 7 in positions:
+                break
+            steps.run(consumer.plans.commit(held))
+            finished |= positions
+        steps.seconds += 61
+        if not held:
+            break
+    assert finished == set(range(40)) - {7}
+    (dead,) = dead_letters(steps)
+    assert (dead["dead"]["position"], dead["dead"]["reason"], dead["payload"]) == (7, "tries", 7)
+
+
+def test_last_try_that_is_rolled_back_is_buried() -> None:
+    steps, consumer = made(), Consumer(max_tries=2)
+    for tries in (1, 2):
+        (held,) = steps.run(consumer.receive(1))
+        assert (held.position, held.tries) == (0, tries)
+        assert (held.error is not None) == (tries == 2)
+        steps.run(consumer.plans.rollback([held], error=ValueError("no")))
+        steps.seconds += 10
+    (dead,) = dead_letters(steps)
+    assert dead["dead"]["reason"] == "tries"
+    assert dead["error"]["message"] == "no"
+    (following,) = steps.run(consumer.receive(1))
+    assert following.position == 1
+
+
+def test_backoff_delays_only_what_failed() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(3))
+    steps.run(consumer.plans.rollback(held[:2], delay=30))
+    rest = steps.run(consumer.receive(100))
+    assert [each.position for each in rest] == list(range(3, MESSAGES))
+    steps.seconds += 30
+    again = steps.run(consumer.receive(100))
+    assert [(each.position, each.tries) for each in again] == [(0, 2), (1, 2)]
+
+
+def test_group_behind_the_retention_jumps(caplog: pytest.LogCaptureFixture) -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(3))
+    steps.seconds += 700
+    assert steps.run(StreamPlans("log", Codec(), {}).trim(21)) == 20
+    found = steps.run(Consumer().receive(2))
+    assert [each.position for each in found] == [20, 21]
+    counts = steps.run(consumer.plans.counts())
+    assert (counts.skipped, counts.ready, counts.reserved) == (20, 2, 2)
+    assert caplog.text.count("messages were deleted") == 1
+    assert "20 messages were deleted" in caplog.text
+    with pytest.raises(LeaseLost):
+        steps.run(consumer.plans.commit(held))
+
+
+def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
+    steps = Steps()
+    steps.run(StreamPlans("log", Codec(), {}).append([1, "two", 3]))
+    consumer = Consumer()
+    consumer.plans.codec = Codec(int)
+    held = steps.run(consumer.receive(10))
+    assert [each.payload for each in held] == [1, 3]
+    (dead,) = dead_letters(steps)
+    assert (dead["payload"], dead["dead"]["reason"]) == ("two", "invalid")
+
+
+def test_held_ranges_have_a_bound() -> None:
+    steps = Steps()
+    steps.run(StreamPlans("log", Codec(), {}).append(range(150)))
+    consumer = Consumer()
+    held = [steps.run(consumer.receive(1)) for _ in range(101)]
+    assert [len(each) for each in held] == [1] * 100 + [0]
+    steps.run(consumer.plans.commit(held[7]))
+    assert steps.signals[-1][0] == "log", "who waits for room is woken"
+    assert [each.position for each in steps.run(consumer.receive(1))] == [100]
+
+
+def test_max_bytes_returns_the_rest() -> None:
+    steps = Steps()
+    steps.run(StreamPlans("log", Codec(), {}).append([b"x" * 1000] * 10))
+    consumer = Consumer()
+    plan = consumer.plans.receive(consumer.waiting, 10, timeout=0, max_bytes=3500)
+    assert [each.position for each in steps.run(plan)] == [0, 1, 2]
+    plan = consumer.plans.receive(consumer.waiting, 10, timeout=0, max_bytes=10)
+    assert [(each.position, each.tries) for each in steps.run(plan)] == [(3, 1)]
+    assert [each.position for each in steps.run(consumer.receive(10))] == list(range(4, 10))
+
+
+def test_seek_ends_every_lease() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(6))
+    assert steps.run(consumer.plans.seek(3)) == 3
+    with pytest.raises(LeaseLost):
+        steps.run(consumer.plans.commit(held))
+    assert [each.position for each in steps.run(consumer.receive(2))] == [3, 4]
+
+
+def test_start_counts_for_a_new_group_only() -> None:
+    steps = made()
+    stream = StreamPlans("log", Codec(), {})
+    options = Options(dead_letter="x")
+    for start, position in (("last", MESSAGES), (4, 4), ("first", 0)):
+        group = stream.group(f"g{position}", options, start)
+        steps.run(group.pause(False))
+        again = stream.group(f"g{position}", options, 1)
+        steps.run(again.pause(False))
+        found = {each.name: each.position for each in steps.run(stream.groups())}
+        assert found[f"g{position}"] == position
+    wrong = stream.group("wrong", options, "middle")
+    with pytest.raises(ConfigurationError, match="start"):
+        steps.run(wrong.receive(Waiters("t"), 1, timeout=0))
+
+
+def test_paused_group_receives_nothing() -> None:
+    steps, consumer, other = made(), Consumer(), Consumer()
+    steps.run(other.receive(1))
+    steps.run(consumer.plans.pause(True))
+    assert steps.run(other.receive(5)) == []
+    assert steps.run(consumer.plans.paused())
+    steps.run(consumer.plans.pause(False))
+    assert len(steps.run(other.receive(5))) == 5
+
+
+def test_extend_keeps_the_longest_lease() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(2))
+    steps.run(consumer.plans.extend(held[:1], lease=100))
+    steps.run(consumer.plans.extend(held[1:], lease=1))
+    steps.seconds += 99
+    assert 0 not in [each.position for each in steps.run(Consumer().receive(100))]
+    steps.run(consumer.plans.commit(held))
+    with pytest.raises(LeaseLost):
+        steps.run(consumer.plans.extend(held))
