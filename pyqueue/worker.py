@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from pyqueue.async_streams import AsyncConsumer
 from pyqueue.pipeline import AnyClient, Runner, StageOptions
+from pyqueue.streams import Consumer
 
 __all__ = ["Worker"]
 
@@ -28,12 +30,16 @@ class Worker(Runner):
 
     @overload
     def on(
-        self, queue: str, *, to: Iterable[str] = (), **options: Unpack[StageOptions]
+        self,
+        queue: str | Consumer[Any] | AsyncConsumer[Any],
+        *,
+        to: Iterable[str] = (),
+        **options: Unpack[StageOptions],
     ) -> Callable[[H], H]: ...
     @overload
     def on(
         self,
-        queue: str,
+        queue: str | Consumer[Any] | AsyncConsumer[Any],
         handler: Callable[..., Any],
         *,
         to: Iterable[str] = (),
@@ -41,7 +47,7 @@ class Worker(Runner):
     ) -> Self: ...
     def on(
         self,
-        queue: str,
+        queue: str | Consumer[Any] | AsyncConsumer[Any],
         handler: Callable[..., Any] | None = None,
         *,
         to: Iterable[str] = (),
@@ -50,7 +56,7 @@ class Worker(Runner):
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: the queue.
+            queue: the queue, or a consumer group of a stream, which has its options already.
             handler: takes (payload) or (payload, delivery).
             to: queues to which the handler may send messages, by To or Many.
             options: model, concurrency (of this queue), time_limit (of the handler, in seconds),

@@ -182,6 +182,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.show": {"arguments", "messages", "pipeline.graph"},
     "pipeline": {
         "arguments",
+        "async_queues",
         "connecting",
         "errors",
         "messages",
@@ -190,8 +191,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline.graph",
         "pipeline.recipes",
         "pipeline.show",
+        "queues",
+        "streams",
     },
-    "worker": {"pipeline"},
+    "worker": {"async_streams", "pipeline", "streams"},
     "client": {
         "arguments",
         "backends",

@@ -52,10 +52,10 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the queues and their numbers of messages."""
-    columns = ("queue", "ready", "scheduled", "reserved", "history", "paused")
+    columns = ("queue", "ready", "scheduled", "reserved", "history", "paused", "kind")
     with connect(url, namespace) as client:
         rows = [
-            {"queue": info.name, "paused": info.paused}
+            {"queue": info.name, "paused": info.paused, "kind": info.kind}
             | {
                 name: getattr(info.counts, name)
                 for name in ("ready", "scheduled", "reserved", "history")

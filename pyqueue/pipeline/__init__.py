@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 
 from pyqueue import arguments
+from pyqueue.async_queues import AsyncQueue
 from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
@@ -24,6 +25,8 @@ from pyqueue.pipeline.engine import COUNTERS, Report, Run
 from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.show import draw
+from pyqueue.queues import Queue
+from pyqueue.streams import ConsumerBase, is_consumer_of
 
 __all__ = [
     "AnyClient",
@@ -76,7 +79,7 @@ class Runner:
     def _add(
         self,
         stage_kind: Kind,
-        queue: str,
+        queue: str | ConsumerBase[Any, Any],
         handler: Callable[..., Any] | None,
         to: Iterable[str],
         *,
@@ -87,7 +90,11 @@ class Runner:
         **options: Unpack[QueueOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
-        source = self._client.queue(queue, model, **options)
+        source: Queue[Any] | AsyncQueue[Any]
+        if isinstance(queue, ConsumerBase):
+            source = self._group(queue, to, model is not None or bool(options))
+        else:
+            source = self._client.queue(queue, model, **options)
 
         def add(function: Callable[..., Any]) -> None:
             stage = make_stage(
@@ -96,6 +103,24 @@ class Runner:
             self.graph.add(stage)
 
         return self._add_or_decorate(handler, add)
+
+    def _group(
+        self, group: ConsumerBase[Any, Any], to: Iterable[str], configured: bool
+    ) -> Queue[Any]:
+        """Return a consumer group of a stream as a queue, which it is for the engine."""
+        if not is_consumer_of(group, connection_of(self._client)):
+            raise ConfigurationError(f"queue: {group.name!r} is a consumer group of another client")
+        if configured:
+            raise ConfigurationError(
+                f"queue: {group.name!r} is a consumer group: give model and options to "
+                "Client.stream and Stream.consumer"
+            )
+        if list(to):
+            raise ConfigurationError(
+                f"to: a message of {group.name!r} stays in its stream: push to the queue in the "
+                "handler"
+            )
+        return cast("Queue[Any]", group)
 
     def _add_or_decorate(
         self, handler: Callable[..., Any] | None, add: Callable[[Callable[..., Any]], None]

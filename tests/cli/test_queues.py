@@ -257,12 +257,15 @@ def test_peek_and_ls_show_and_take_nothing(shell: Shell, client: Client) -> None
     head, first, second = (line.split("\t") for line in out.splitlines())
     assert (status, head) == (0, ["id", "when", "tries", "key", "payload", "why"])
     assert (first[4], second[4]) == ('"tab\\there"', '{"n": 2}')
-    counts = {"scheduled": 1, "reserved": 0, "history": 0}
+    counts = {"scheduled": 1, "reserved": 0, "history": 0, "kind": "standard"}
     assert shell.json("ls") == [
         {"queue": "a", "paused": False, "ready": 2, **counts},
         {"queue": "b", "paused": True, "ready": 0, **counts, "scheduled": 0},
     ]
-    assert shell.run("ls")[1].splitlines()[1:] == ["a\t2\t1\t0\t0\t", "b\t0\t0\t0\t0\tyes"]
+    assert shell.run("ls")[1].splitlines()[1:] == [
+        "a\t2\t1\t0\t0\t\tstandard",
+        "b\t0\t0\t0\t0\tyes\tstandard",
+    ]
     assert shell.json("ls", "--namespace", "other") == []
 
 
@@ -325,8 +328,8 @@ def test_rm_deletes_an_empty_queue_or_any_with_force(shell: Shell, client: Clien
 
 def test_ls_stops_counting_at_a_cap(shell: Shell, client: Client) -> None:
     client.queue("a").push_many(range(3))
-    assert shell.run("ls", "--cap", "2")[1].splitlines()[1] == "a\t2+\t0\t0\t0\t"
-    assert shell.run("ls", "--cap", "4")[1].splitlines()[1] == "a\t3\t0\t0\t0\t"
+    assert shell.run("ls", "--cap", "2")[1].splitlines()[1] == "a\t2+\t0\t0\t0\t\tstandard"
+    assert shell.run("ls", "--cap", "4")[1].splitlines()[1] == "a\t3\t0\t0\t0\t\tstandard"
     assert shell.json("ls", "--cap", "2")[0]["ready"] == 2
 
 

@@ -1,0 +1,69 @@
+"""The commands on streams: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pyqueue import Client
+from tests.cli.shell import Shell
+
+
+def test_read_prints_positions(shell: Shell, client: Client) -> None:
+    client.stream("clicks").append_many(["a", {"b": 1}, "c"], headers={"by": "me"})
+    lines = shell.run("stream", "read", "clicks", "--after", "0", "--limit", "1")[1].splitlines()
+    assert lines[0] == "position\tpushed\tpayload"
+    assert lines[1].startswith("1\t")
+    assert lines[1].endswith('{"b": 1}')
+    found = shell.json("stream", "read", "clicks")
+    assert [(each["position"], each["payload"]) for each in found] == [
+        (0, "a"),
+        (1, {"b": 1}),
+        (2, "c"),
+    ]
+    assert found[0]["headers"] == {"by": "me"}
+
+
+def test_consumers_and_seek(shell: Shell, client: Client) -> None:
+    log = client.stream("clicks")
+    log.append_many(range(5))
+    group = log.consumer("audit")
+    group.reserve_many(2, timeout=0)
+    (row,) = shell.json("stream", "consumers", "clicks")
+    assert (row["group"], row["position"], row["ready"], row["reserved"]) == ("audit", 2, 3, 2)
+    assert shell.run("stream", "seek", "clicks", "audit", "4")[1] == "4\n"
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    for place, position in (("first", 0), ("last", 5), (tomorrow, 5)):
+        assert shell.json("stream", "seek", "clicks", "audit", place) == [{"position": position}]
+    assert group.reserve(0) is None
+
+
+def test_ls_shows_the_kind(shell: Shell, client: Client) -> None:
+    client.stream("clicks").append(1)
+    client.queue("jobs").push(1)
+    assert {row["queue"]: row["kind"] for row in shell.json("ls")} == {
+        "clicks": "stream",
+        "jobs": "standard",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("read", "clocks"), "did you mean 'clicks'?"),
+        (("seek", "clicks", "other", "first"), "has no consumer group 'other'"),
+        (("seek", "clicks", "audit", "middle"), "TO: 'middle' is not allowed"),
+        (("seek", "clicks", "audit", "2026-01-31"), "has no time zone"),
+        (("consumers", "jobs"), "open it with client.queue()"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: tuple[str, ...], text: str, shell: Shell, client: Client
+) -> None:
+    client.stream("clicks").append(1)
+    client.stream("clicks").consumer("audit").pause()
+    client.queue("jobs").push(1)
+    status, _, errors = shell.run("stream", *arguments)
+    assert status != 0
+    assert text in " ".join(errors.split())
