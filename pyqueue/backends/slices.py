@@ -17,7 +17,7 @@ from bson import ObjectId
 
 from pyqueue.backends.encoded import FindEncoded
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.namespace import HOT
+from pyqueue.backends.namespace import HOT, record_id
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
@@ -64,7 +64,9 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     if parts == 1:
         return [Slice(now, None, None)]
     ready = kind.claimable(queue, now, None)
-    total = yield from Count(ready, HOT)
+    # The server counts keys of the index twice as fast if the filter excludes none of them.
+    total = yield from Count({name: ready[name] for name in ready if name != "_id"}, HOT)
+    total -= yield from Count({**ready, "_id": record_id(queue)}, "_id_")
     pieces = min(parts, total)
     bounds: list[Position | None] = [None]
     counted = 0  # how many messages are up to the last bound
@@ -119,15 +121,17 @@ def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
     """Return the position of the message ``steps`` after a position; None: there are fewer."""
-    for span in _spans(ready, above, None):
-        found = yield from Find(
-            span, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
-        )
-        if found:
-            return found[0]["when"], found[0]["_id"]
-        if steps > 1:
-            steps -= yield from Count(span, HOT, cap=steps - 1)
-    return None
+    *beside, beyond = _spans(ready, above, None)
+    for span in beside:
+        count = yield from Count(span, HOT, cap=steps)
+        if count == steps:
+            beyond = span
+            break
+        steps -= count
+    found = yield from Find(
+        beyond, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
+    )
+    return (found[0]["when"], found[0]["_id"]) if found else None
 
 
 def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list[Filter]:

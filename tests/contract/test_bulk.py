@@ -148,7 +148,7 @@ def test_slices_show_messages_ready_then_and_now(client: Client, queue: Queue[An
 def test_slices_of_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
     """Messages are claimed between the count and the reads of the bounds."""
     plan, now = slices(*place(queue), 4), datetime.now(UTC)
-    answers: list[Any] = [None, now, 4]
+    answers: list[Any] = [None, now, 4, 0]
     for answer in answers:
         plan.send(answer)
     with pytest.raises(StopIteration) as stop:
