@@ -138,8 +138,8 @@ _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
 _MOST_EPOCHS: Final = 10**12 - 1
 _MOST_BYTES: Final = 2**40
-#: Spark adds these to the options of a stream.
-_SPARK_OPTIONS: Final = {"checkpointlocation", "path", "querytimeout"}
+#: Spark adds these to the options of a stream; the name comes from Declarative Pipelines.
+_SPARK_OPTIONS: Final = {"checkpointlocation", "path", "queryname", "querytimeout"}
 _KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
 #: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.
 _PAYLOAD_TYPE: Final = re.compile(

@@ -161,6 +161,12 @@ def test_source_refuses_invalid_options(named: str, call: Callable[[], Any]) -> 
         call()
 
 
+def test_sink_accepts_what_spark_adds_to_its_options() -> None:
+    """Declarative Pipelines name the query of each flow."""
+    added = {"checkpointLocation": "/x", "queryName": "flow", "queryTimeout": "0"}
+    stream_to(READ | {"stage": "s"} | added)
+
+
 class Model(BaseModel):
     a: int
 
