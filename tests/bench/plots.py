@@ -14,8 +14,8 @@ __all__ = ["comparison", "svg", "write"]
 
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, 200, 50, 60
-#: The height of the row of one name, and the room for the names.
-ROW, NAMES = 26, 210
+#: The height of the row of one name, of one group in it, and the room for the names.
+ROW, GAP, NAMES = 36, 7, 210
 
 
 def write(report: Mapping[str, Any], folder: Path, *, only: str | None = None) -> None:
@@ -58,18 +58,21 @@ def comparison(dots: Dots) -> str:
     drawing.text(WIDTH / 2, 24, dots.title, size=15)
     drawing.text((x.start + x.end) / 2, bottom + 40, dots.x)
     drawing.columns(x, TOP + 18, bottom)
-    place = float(NAMES)
+    place = 60.0
     for group, colour in zip(dots.groups, cycle(COLOURS), strict=False):
         drawing.circle(place, TOP - 4, 5, colour)
         drawing.text(place + 10, TOP, group, anchor="start")
-        place += 30 + 7 * len(group)
+        place += 45 + 6.5 * len(group)
     for index, name in enumerate(names):
         middle = TOP + 24 + ROW * (index + 0.5)
         bold = name.startswith("pyqueue")
         drawing.text(NAMES - 14, middle + 4, name, anchor="end", bold=bold)
         drawing.line(x.start, middle, x.end, middle)
+        # One below the other, so that equal values stay visible.
+        height = middle - GAP * (len(dots.groups) - 1) / 2
         for (group, values), colour in zip(dots.groups.items(), cycle(COLOURS), strict=False):
             if name in values:
                 title = f"{name}, {group}: {number(values[name])}"
-                drawing.circle(x(values[name]), middle, 6, colour, title=title)
+                drawing.circle(x(values[name]), height, 4.5, colour, title=title)
+            height += GAP
     return str(drawing)

@@ -17,9 +17,17 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def refreshed(page: str, report: Mapping[str, Any]) -> str:
-    """Return a page with new tables between ``<!-- bench: SECTION -->`` and ``<!-- end -->``."""
+    """Return a page with new tables between ``<!-- bench: SECTION -->`` and ``<!-- end -->``.
+
+    The pictures of a comparison stand before its table.
+    """
     for name, section in report["sections"].items():
-        lines = [f"<!-- bench: {name} -->", "", _measured(report), "", *_table(section), ""]
+        lines = [f"<!-- bench: {name} -->", ""]
+        if name == "peers":
+            for dots in report["dots"]:
+                lines += [f"![{dots['title']}]({dots['name']}.svg)", ""]
+        table = _matrix(section) if name == "peers" else _table(section)
+        lines += [_measured(report), "", *table, ""]
         pattern = rf"<!-- bench: {re.escape(name)} -->.*?(?=<!-- end -->)"
         text = "\n".join(lines).replace("\\", r"\\")
         page = re.sub(pattern, text, page, flags=re.DOTALL)
@@ -38,6 +46,28 @@ def _measured(report: Mapping[str, Any]) -> str:
     )
     kind = "Quick run" if report["quick"] else "Full run"
     return f"Machine: {machine}. {kind}, {report['seconds']:.0f} s."
+
+
+def _matrix(section: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table with a row for each peer and a column for each cell."""
+    peers: dict[str, dict[str, str]] = {}
+    about: dict[str, str] = {}
+    for row in section["rows"]:
+        peer, _, cell = row["name"].partition(": ")
+        if not cell:
+            about[peer] = row["note"]
+            peers[peer] = {}
+        elif row["unit"].startswith("x raw"):
+            cpu = f" ({Cpu(**row['cpu'])})" if row.get("cpu") and "64" in cell else ""
+            peers.setdefault(peer, {})[cell] = number(row["median"]) + cpu
+            if "waking" not in cell:  # the rate, the durability and the note
+                about.setdefault(peer, row["note"].partition("; ")[2])
+    cells = list(dict.fromkeys(cell for found in peers.values() for cell in found))
+    yield "| | " + " | ".join(cells) + " | |"
+    yield "|---" * (len(cells) + 2) + "|"
+    for peer, found in peers.items():
+        shown = [peer, *(found.get(cell, "") for cell in cells), about.get(peer, "")]
+        yield "| " + " | ".join(shown) + " |"
 
 
 def _table(section: Mapping[str, Any]) -> Iterator[str]:

@@ -214,27 +214,47 @@ REPORT: dict[str, Any] = {
     "machine": {"cpus": 2},
     "quick": False,
     "seconds": 7,
-    "sections": {"peers": {"rows": [Row("a", "x", [2.0], 1, cpu=Cpu(1e-6)).shown()]}},
+    "sections": {"cpu": {"rows": [Row("a", "x", [2.0], 1, cpu=Cpu(1e-6)).shown()]}},
     "curves": [],
     "dots": [{"name": "peers", "title": "t", "x": "x", "groups": {"push": {"a": 2.0}}}],
 }
 
 
 def test_page_gets_new_tables_between_its_marks() -> None:
-    page = "a\n<!-- bench: peers -->\nold\n<!-- end -->\nb\n<!-- bench: c -->\nc\n<!-- end -->\n"
+    page = "a\n<!-- bench: cpu -->\nold\n<!-- end -->\nb\n<!-- bench: c -->\nc\n<!-- end -->\n"
     new = refreshed(page, REPORT)
     assert "old" not in new
     assert "| a | 2 | 2 to 2 | x |  |  | 1 + 0 |  |" in new
-    assert new.startswith("a\n<!-- bench: peers -->\n")
+    assert new.startswith("a\n<!-- bench: cpu -->\n")
     assert new.endswith("<!-- end -->\nb\n<!-- bench: c -->\nc\n<!-- end -->\n")
     assert refreshed(new, REPORT) == new
+
+
+def test_page_gets_one_row_for_each_peer() -> None:
+    rows = [
+        Row("raw: push 64", "x raw", [1.0], 1, None, "9/s; on disk; a note", cpu=Cpu(1e-6, 2e-6)),
+        Row("raw: lost", "count", [0], 1, at_most(0)),
+        Row("b: push 64", "x raw", [3.5], 1, None, "31/s; in memory"),
+        Row("b: waking p50, spaced", "x raw p50", [0.5], 1, None, "2 ms"),
+        Row("c", "not run", [0], 0, None, "skipped: c is not installed"),
+    ]
+    report = REPORT | {"sections": {"peers": {"rows": [row.shown() for row in rows]}}}
+    new = refreshed("<!-- bench: peers --><!-- end -->", report).splitlines()
+    assert new[2] == "![t](peers.svg)"
+    assert new[6:11] == [
+        "| | push 64 | waking p50, spaced | |",
+        "|---|---|---|---|",
+        "| raw | 1 (1 + 2) |  | on disk; a note |",
+        "| b | 3.5 | 0.5 | in memory |",
+        "| c |  |  | skipped: c is not installed |",
+    ]
 
 
 def test_command_refreshes_a_page_and_its_plots(tmp_path: Path) -> None:
     report, page = tmp_path / "run.json", tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     report.write_text(json.dumps(REPORT))
-    page.write_text("![x](peers.svg)\n<!-- bench: peers --><!-- end -->")
+    page.write_text("![x](peers.svg)\n<!-- bench: cpu --><!-- end -->")
     assert main(["--report", str(report), "--page", str(page)]) == 0
     assert "| a | 2 |" in page.read_text()
     assert [each.name for each in sorted(page.parent.iterdir())] == ["page.md", "peers.svg"]

@@ -369,9 +369,13 @@ def direct(url: str, count: int) -> list[float]:
 def report(
     bench: Bench, done: dict[str, Side], skipped: dict[str, str], baseline: list[float]
 ) -> None:
-    speed = Dots("peers", "Speed, durable to disk", "times raw pymongo (larger is better)")
+    speed = Dots(
+        "peers", "Speed, on disk before the acknowledgement", "times raw pymongo (right is better)"
+    )
     waking = Dots(
-        "peers-waking", "From push to receipt, idle consumer", "ms, p50 (smaller is better)"
+        "peers-waking",
+        "From a push to its receipt by an idle consumer",
+        "ms, median (left is better)",
     )
     bench.dots += [speed, waking]
     for peer in PEERS:
@@ -414,10 +418,9 @@ def speeds(bench: Bench, side: Side, raw: Side | None, dots: Dots) -> None:
             f"{side.peer.name}: {name}", f"x {RAW}", ratio, cell.messages, None, note, cpu=each
         )
         if "batch" not in name and side.peer.name != RAW:
+            action, callers = name.split()
             dots.add(
-                f"{name} caller" if name.endswith(" 1") else f"{name} callers",
-                side.peer.name,
-                row.median,
+                f"{action}, {callers} task{'s' * (callers != '1')}", side.peer.name, row.median
             )
 
 
