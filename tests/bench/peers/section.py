@@ -37,6 +37,8 @@ __all__ = ["run"]
 ROOT = Path(__file__).parents[3]
 ANSWER_S = 90
 PAUSE_S = (0.02, 0.08)
+#: No round begins after this time, in a quick or a full run.
+LIMIT_S = (80, 330)
 #: Until a consumer waits.
 SETTLE_S = 0.25
 #: A cell should take about this long in a quick or a full run.
@@ -336,7 +338,10 @@ def run(bench: Bench) -> None:
                 skipped[peer.name] = str(reason)
             else:
                 sides.append(Side(peer, server, programs, CELL_S[not bench.quick], wakes))
+        end = time.monotonic() + bench.either(*LIMIT_S)
         for number in range(rounds + 1):
+            if number > 1 and time.monotonic() > end:
+                break  # a busy machine gets fewer rounds
             for side in sides if number % 2 else reversed(sides):
                 if side.peer.name not in skipped:
                     try:
