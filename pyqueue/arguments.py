@@ -18,7 +18,7 @@ from bson import ObjectId
 from pyqueue.clock import BAND, seconds
 from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import Backoff, Id, Reservation
+from pyqueue.messages import HIGHEST_PRIORITY, Backoff, Id, Reservation
 
 __all__ = [
     "backoff",
@@ -34,6 +34,7 @@ __all__ = [
     "key",
     "namespace_name",
     "one_of",
+    "priority",
     "queue_name",
     "redacted",
     "reservations",
@@ -363,6 +364,16 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
         raise ConfigurationError(
             f"{name}: {_shown(value)} is not allowed: "
             f"give a whole number from {least} to {_MAX_COUNT}"
+        )
+    return value
+
+
+def priority(value: Any) -> int:
+    """Return a priority: a whole number from 0 to 9."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
+        raise ConfigurationError(
+            f"priority: {_shown(value)} is not allowed: give a whole number from 0 to "
+            f"{HIGHEST_PRIORITY}; higher ones go first"
         )
     return value
 

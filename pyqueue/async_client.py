@@ -7,10 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
 from pyqueue.backends import listing
-from pyqueue.client import make_backend, make_stream_backend
+from pyqueue.backends import namespace as namespaces
+from pyqueue.client import make_backend, make_stream_backend, shape_of
 from pyqueue.connecting import AsyncConnection, Connected, Durability
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
@@ -70,6 +72,7 @@ class AsyncClient(Connected[AsyncConnection]):
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
         kind: str = "standard",
+        strict: bool | None = None,
     ) -> AsyncQueue[Any]:
         """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
         backend = make_backend(
@@ -83,6 +86,7 @@ class AsyncClient(Connected[AsyncConnection]):
             backoff=backoff,
             poll=poll,
             kind=kind,
+            strict=strict,
         )
         return AsyncQueue(self._connection, backend)
 
@@ -112,6 +116,11 @@ class AsyncClient(Connected[AsyncConnection]):
     async def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue. See ``Client.delete_queue``."""
         return await self._connection.run(listing.delete_queue(name, force))
+
+    async def reshape(self, name: str, *, strict: bool) -> None:
+        """Change the options on which all users of a queue agree. See ``Client.reshape``."""
+        arguments.queue_name(name)
+        await self._connection.run(namespaces.reshape(name, shape_of(strict=strict)))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

@@ -21,7 +21,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.plan_runner import AsyncPlanRunner
-from pyqueue.queues import OnDuplicate, Queue, QueueBase
+from pyqueue.queues import MoveOptions, OnDuplicate, Queue, QueueBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held_async
 
@@ -64,6 +64,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         on_duplicate: OnDuplicate = "ignore",
         headers: Headers | None = None,
         id: Id | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> Id | None:
         return (
@@ -76,6 +77,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                     keys=None if key is None else [key],
                     on_duplicate=on_duplicate,
                     ids=None if id is None else [id],
+                    priorities=None if priority is None else [priority],
                     session=session,
                 )
             )
@@ -91,6 +93,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         keys: Sequence[str | None] | None = None,
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
         return await self._run(
@@ -102,6 +105,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 keys=keys,
                 on_duplicate=on_duplicate,
                 ids=ids,
+                priorities=priorities,
                 session=session,
             )
         )
@@ -192,19 +196,12 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> None:
-        return await self._run(
-            self._move(
-                [(each, payload) for each in reservations],
-                to,
-                session,
-                update=update,
-                headers=headers,
-                delay=delay,
-                key=key,
-            )
-        )
+        pairs = [(each, payload) for each in reservations]
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
+        return await self._run(self._move(pairs, to, session, edits))
 
     async def move_many(
         self,
@@ -215,11 +212,11 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> None:
-        return await self._run(
-            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
-        )
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
+        return await self._run(self._move(pairs, to, session, edits))
 
     async def bury(
         self, *reservations: Reservation[T], error: BaseException | str | None = None
@@ -251,6 +248,9 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
 
     async def remove(self, id: Id) -> bool:
         return await self._run(self._backend.remove(id))
+
+    async def reprioritize(self, id: Id, priority: int) -> bool:
+        return await self._run(self._reprioritize(id, priority))
 
     async def get(self, id: Id) -> Message[T] | Finished[T] | None:
         return await self._run(self._backend.get(id))

@@ -20,9 +20,9 @@ import pymongo
 from pymongo import ReadPreference, WriteConcern, errors
 from pymongo.read_concern import ReadConcern
 
-from pyqueue.backends import namespace
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
+from pyqueue.known_queues import KnownQueues
 from pyqueue.memory import MemoryCollection
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -75,10 +75,6 @@ _CLOCK_SAMPLES: Final = 5
 #: How long a client keeps what it knows of a queue that it does not use, and how often it looks.
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
-
-#: How long the record of a queue is taken as known. Then it is read again: the queue may have been
-#: deleted.
-_RECORD_LIFETIME_S: Final = 30.0
 
 #: How long a waiting consumer tries to refresh the clock, and how long it rests if that failed. It
 #: hears no signal in the meantime.
@@ -168,11 +164,8 @@ class BaseDriver(Generic[L]):
         #: The waiting consumers of this driver, and of those that run on it.
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
-        #: What the records of queues say, and when they were read, by the monotonic clock.
-        self._records: dict[str, tuple[str, Mapping[str, object], float]] = {}
-        #: The options that this client stored in a record, for each of its Queue objects. A record
-        #: that differs later was changed by another program, and is left alone.
-        self._options: dict[str, list[Mapping[str, Any]]] = {}
+        #: What it knows of the records of queues, and of the indexes.
+        self.known = KnownQueues(name)
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
             self._plain = self._durable = MemoryCollection(database, name)
@@ -229,10 +222,7 @@ class BaseDriver(Generic[L]):
             idle = now - waiters.used > _IDLE_S and not waiters.count
             if idle and waiters not in self._listeners:
                 self._waiters.pop(queue, None)
-        for queue, (_, _, read) in list(self._records.items()):
-            if now - read > _IDLE_S:
-                self._records.pop(queue, None)
-                self._options.pop(queue, None)
+        self.known.forget_idle(_IDLE_S)
 
     def check_usable(self) -> None:
         """Refuse a call to a closed client, or from the wrong process or event loop."""
@@ -266,8 +256,8 @@ class BaseDriver(Generic[L]):
             if not self._prepared or primary != self._primary:
                 self._expect_changes()
                 self.clock.changes += 1
-                self._records.clear()  # the records may be missing too
-                yield from namespace.make_indexes(self._name)
+                self.known.forget_records()  # the records may be missing too
+                yield from self.known.make_indexes()
                 self._primary, self._prepared = primary, True
                 self.clock.touch()
         except BaseException:
@@ -365,32 +355,12 @@ class BaseDriver(Generic[L]):
         if type(request) is MonotonicTime:
             return time.monotonic()
         if type(request) is EnsureQueue:
-            return self._known_kind(request)
+            return self.known.kind_of(request) or PENDING
         if type(request) is ForgetQueue:
-            self._records.pop(request.queue, None)
-            return self._options.pop(request.queue, None) and None
+            return self.known.forget(request.queue)
         if type(request) is Signal:
             return self.signal(request)
         return PENDING
-
-    def _known_kind(self, request: EnsureQueue) -> Any:
-        kind, shape, read = self._records.get(request.queue, (PENDING, {}, 0.0))
-        if time.monotonic() - read >= _RECORD_LIFETIME_S:
-            return PENDING
-        differs = any(shape.get(name) != value for name, value in request.shape.items())
-        return PENDING if differs else kind  # reading the record raises the error
-
-    def _ensured(self, request: EnsureQueue) -> Plan[str]:
-        """Read or create the record of a queue, and remember what it says."""
-        queue, shown = request.queue, request.options and request.options()
-        stored = self._options.setdefault(queue, [])
-        kind, shape = yield from namespace.read_or_create_record(
-            queue, request.kind, shown, request.shape, compare=shown not in stored
-        )
-        if shown and shown not in stored:
-            stored.append(shown)
-        self._records[queue] = kind, shape, time.monotonic()
-        return kind
 
     def signal(self, request: Signal) -> None:
         """Publish a signal now, or once the transaction of its session is committed."""

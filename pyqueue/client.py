@@ -9,10 +9,12 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
 from pyqueue.backends import listing
+from pyqueue.backends import namespace as namespaces
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
@@ -20,10 +22,22 @@ from pyqueue.queues import Queue
 from pyqueue.streams import Stream
 from signals import Bus
 
-__all__ = ["Client", "make_backend", "make_stream_backend", "runner_of"]
+__all__ = ["Client", "make_backend", "make_stream_backend", "runner_of", "shape_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+def shape_of(**given: bool | None) -> dict[str, object]:
+    """Return the options, of those on which all users of a queue agree, that were given.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
+    """
+    for name, value in given.items():
+        if value is not None and not isinstance(value, bool):
+            raise ConfigurationError(f"{name}: give True or False, not {type(value).__name__}")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_backend(
@@ -38,6 +52,7 @@ def make_backend(
     backoff: Backoff,
     poll: Duration,
     kind: str,
+    strict: bool | None,
 ) -> QueuePlans:
     """Check the options of a queue and return its plans."""
     arguments.queue_name(name)
@@ -49,6 +64,7 @@ def make_backend(
         history=None if history is None else arguments.duration("history", history, positive=True),
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),
+        shape=shape_of(strict=strict),
     )
     return QueuePlans(
         name,
@@ -135,21 +151,23 @@ class Client(Connected[Connection]):
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
         kind: str = "standard",
+        strict: bool | None = None,
     ) -> Queue[Any]:
         """Return a queue of this namespace. This does no I/O.
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
             model: anything that pydantic's TypeAdapter accepts. Payloads are values of it, both
-            when
-                pushed and when received.
+                when pushed and when received.
             lease: seconds for which a reserved message is held.
             max_tries: how often a message is tried before it is buried. None: it is never buried.
             dead_letter: the name of the queue for buried messages; default "<name>.dead".
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
-            kind: the kind of queue; this release offers "standard".
+            kind: the kind of queue: "standard", or "priority" (see ``Queue.push``).
+            strict: of a queue with priorities: whether a busy high level may starve the lower
+                ones. All users of a queue must agree; None means what is stored, at first False.
 
         Returns:
             The queue.
@@ -169,6 +187,7 @@ class Client(Connected[Connection]):
             backoff=backoff,
             poll=poll,
             kind=kind,
+            strict=strict,
         )
         return Queue(self._connection, backend)
 
@@ -246,6 +265,21 @@ class Client(Connected[Connection]):
             Unavailable: The server did not answer; call it again.
         """
         return self._connection.run(listing.delete_queue(name, force))
+
+    def reshape(self, name: str, *, strict: bool) -> None:
+        """Change the options of a queue on which all of its users agree.
+
+        Running processes follow within 5 s, at once with a bus.
+
+        Args:
+            name: the name of the queue.
+            strict: as in ``queue``.
+
+        Raises:
+            ConfigurationError: There is no such queue, or its kind has no such option.
+        """
+        arguments.queue_name(name)
+        self._connection.run(namespaces.reshape(name, shape_of(strict=strict)))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

@@ -27,13 +27,19 @@ class To(Generic[Q]):
     Args:
         queue: the name of the queue.
         payload: the new payload. Without it the message keeps its payload.
+        priority: its priority there, if that queue has priorities. Without it the message keeps
+            its priority.
+
+    Raises:
+        ConfigurationError: The priority is not allowed.
     """
 
-    __slots__ = ("payload", "queue")
+    __slots__ = ("payload", "priority", "queue")
 
-    def __init__(self, queue: Q, payload: Any = UNCHANGED) -> None:
+    def __init__(self, queue: Q, payload: Any = UNCHANGED, *, priority: int | None = None) -> None:
         self.queue = queue
         self.payload = payload
+        self.priority = None if priority is None else arguments.priority(priority)
 
     def __repr__(self) -> str:
         if self.payload is UNCHANGED:

@@ -12,9 +12,16 @@ from typing import Any, Final
 
 from bson import ObjectId
 
-from pyqueue.messages import NEVER, Finished, Message, Reservation, State
+from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
-__all__ = ["hashable_id", "invalid_fields", "message_of", "state_of", "without_fields"]
+__all__ = [
+    "hashable_id",
+    "invalid_fields",
+    "message_of",
+    "priority_of",
+    "state_of",
+    "without_fields",
+]
 
 #: From this year on, instants are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
@@ -101,6 +108,14 @@ def without_fields(document: Mapping[str, Any], invalid: Sequence[str]) -> dict[
     return {name: value for name, value in document.items() if name == "_id" or name not in invalid}
 
 
+def priority_of(document: Mapping[str, Any]) -> int | None:
+    """Return the priority of a stored message, or None if it has no valid one."""
+    value = document.get("priority")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if value in range(HIGHEST_PRIORITY + 1) else None
+
+
 def state_of(document: Mapping[str, Any], now: datetime) -> State:
     """Return the state of a stored message at an instant."""
     if "processed" in document:
@@ -146,8 +161,10 @@ def message_of(
         state_of(document, now),
         get("dead"),
     )
+    priority = priority_of(document) if "priority" in document else None
     if lease is not None:
-        return Reservation(*common, document["token"], when, get("owner", ""), lease)
+        held = (document["token"], when, get("owner", ""), lease)
+        return Reservation(*common, *held, priority=priority)
     if "processed" in document:
-        return Finished(*common, get("outcome", ""), document["processed"])
-    return Message(*common)
+        return Finished(*common, get("outcome", ""), document["processed"], priority=priority)
+    return Message(*common, priority=priority)

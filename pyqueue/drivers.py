@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import pymongo
 
-from pyqueue.backends import namespace
 from pyqueue.base_driver import (
     PENDING,
     READ_ONLY,
@@ -99,7 +98,7 @@ class Driver(BaseDriver[Listener]):
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            return self._drive(self._ensured(request))
+            return self._drive(self.known.ensure(request))
         if isinstance(request, Coalesce):
             return self._drive(request.batch([request.item]))[0]
         if isinstance(request, AtOneInstant):
@@ -123,8 +122,8 @@ class Driver(BaseDriver[Listener]):
                 except MissingIndex:
                     if not again:
                         raise
-                    self._records.clear()  # the collection may have been dropped
-                    self._drive(namespace.make_indexes(self._name))
+                    self.known.forget_records()
+                    self._drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
 
     def _at_one_instant(self, request: AtOneInstant[R]) -> R:
@@ -237,7 +236,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, Command):
             return await self.ask(request)
         if isinstance(request, EnsureQueue):
-            return await self._drive(self._ensured(request))
+            return await self._drive(self.known.ensure(request))
         if isinstance(request, Coalesce):
             return await self._coalescer.join(request)
         if isinstance(request, AtOneInstant):
@@ -265,8 +264,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 except MissingIndex:
                     if not again:
                         raise
-                    self._records.clear()  # the collection may have been dropped
-                    await self._drive(namespace.make_indexes(self._name))
+                    self.known.forget_records()
+                    await self._drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
 
     async def _at_one_instant(self, request: AtOneInstant[R]) -> R:

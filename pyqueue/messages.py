@@ -15,6 +15,8 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from bson import ObjectId
 
 __all__ = [
+    "DEFAULT_PRIORITY",
+    "HIGHEST_PRIORITY",
     "KEPT",
     "MAX_BATCH_BYTES",
     "MAX_RECEIVED_BYTES",
@@ -59,6 +61,10 @@ State = Literal["scheduled", "ready", "reserved", "finished"]
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
 #: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
+
+#: The range of priorities, and the one of a message that was pushed without. Higher ones go first.
+HIGHEST_PRIORITY: Final = 9
+DEFAULT_PRIORITY: Final = 4
 
 #: The ``when`` of a message whose stored value is missing.
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -108,6 +114,8 @@ class Message(Generic[T]):
     #: Where and why the message was buried: ``{from, at, reason, tries, error}``. Only in a
     #: dead-letter queue.
     dead: dict[str, Any] | None
+    #: From 0 to 9, or None if the message was never in a queue with priorities.
+    priority: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -235,3 +243,4 @@ class QueueOptions(TypedDict, total=False):
     backoff: Backoff
     poll: Duration
     kind: str
+    strict: bool | None

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
+from pyqueue.backends import managing
+from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost
@@ -24,14 +26,13 @@ from pyqueue.messages import (
     Headers,
     Id,
     Message,
-    QueueOptions,
     Reservation,
 )
 from pyqueue.plan_runner import PlanRunner, RunnerBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held
 
-__all__ = ["Duration", "OnDuplicate", "Queue", "QueueBase", "QueueOptions", "backend_of"]
+__all__ = ["Duration", "MoveOptions", "OnDuplicate", "Queue", "QueueBase", "backend_of"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,7 +72,7 @@ class QueueBase(Generic[T, Runs]):
         )
 
     def _move(
-        self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, **options: Any
+        self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, edits: MoveOptions
     ) -> Plan[None]:
         if isinstance(to, QueueBase):
             other, own = to._runner, self._runner
@@ -88,8 +89,12 @@ class QueueBase(Generic[T, Runs]):
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("pairs: give pairs of a reservation and its payload")
-        plan = self._backend.move(pairs, to=to, session=session, **options)
+        edits["session"] = session
+        plan = self._backend.move(pairs, to=to, **edits)
         return self._settles([each for each, _ in pairs], session, plan)
+
+    def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
+        return managing.reprioritize(self.name, self._backend.kind, id, priority)
 
     def _settles(self, reservations: Iterable[Any], session: Any, plan: Plan[None]) -> Plan[None]:
         """Run a plan that settles reservations, and stop renewing them.
@@ -146,6 +151,7 @@ class Queue(QueueBase[T, PlanRunner]):
         on_duplicate: OnDuplicate = "ignore",
         headers: Headers | None = None,
         id: Id | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -155,12 +161,13 @@ class Queue(QueueBase[T, PlanRunner]):
             delay: seconds until the message can be received; not with ``at``.
             at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" the
-                payload, headers and time of the live message, so that its tries start again and its
-                holder loses the lease; or raise an "error".
+            on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" payload,
+                headers, time and priority of the live message, so that its tries start again and
+                its holder loses the lease; or raise an "error".
             headers: small labels, {str: str | int | float | bool}.
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id makes no second message.
+            priority: from 0 to 9, higher ones first; None is 4. Only of ``kind="priority"``.
             session: the session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -180,6 +187,7 @@ class Queue(QueueBase[T, PlanRunner]):
                 keys=None if key is None else [key],
                 on_duplicate=on_duplicate,
                 ids=None if id is None else [id],
+                priorities=None if priority is None else [priority],
                 session=session,
             )
         )[0]
@@ -194,6 +202,7 @@ class Queue(QueueBase[T, PlanRunner]):
         keys: Sequence[str | None] | None = None,
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
         """Push many messages at once. If one is invalid, none is written.
@@ -204,9 +213,9 @@ class Queue(QueueBase[T, PlanRunner]):
             at: the instant from which the messages can be received.
             headers: the headers of every message.
             keys: one key for each payload, None for a message without a key.
-            on_duplicate: as in ``push``. With "error" the rest is written, then DuplicateKey names
-                the taken ``keys``.
+            on_duplicate: as in ``push``. "error" names the taken ``keys``, and writes the rest.
             ids: one id for each payload, None for a new id.
+            priorities: one priority for each payload, None for 4; see ``push``.
             session: the session of a transaction.
 
         Returns:
@@ -225,6 +234,7 @@ class Queue(QueueBase[T, PlanRunner]):
                 keys=keys,
                 on_duplicate=on_duplicate,
                 ids=ids,
+                priorities=priorities,
                 session=session,
             )
         )
@@ -255,8 +265,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             limit: how many messages at most.
-            timeout: seconds to wait for the first message. None waits without limit, 0 does not
-            wait.
+            timeout: seconds to wait for the first message. None waits without limit, 0 waits not.
             max_bytes: how many bytes of stored messages at most. The first message is returned even
                 if it is larger. A call may claim more than it returns if messages become larger
                 from one call to the next; it gives the rest back before it returns.
@@ -300,10 +309,7 @@ class Queue(QueueBase[T, PlanRunner]):
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
             lease: seconds; None: the lease of the queue.
-            max_bytes: how many bytes of stored messages at most. The first message is returned even
-                if it is larger. A call may claim more than it returns if messages become larger
-                from one call to the next; it gives the rest back before it returns, and the try is
-                not counted.
+            max_bytes: as in ``pop_many``. For what is given back, the try is not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -427,6 +433,7 @@ class Queue(QueueBase[T, PlanRunner]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> None:
         """Move messages to another queue, each in one atomic update: never lost, never in both.
@@ -436,11 +443,11 @@ class Queue(QueueBase[T, PlanRunner]):
             to: a Queue of the same namespace, or a queue's name.
             payload: the new payload of each message, a value of the model of the target.
             update: instead of a payload, an update of the payload with the operators $set $unset
-            $inc
-                $mul $min $max $rename $push $pull $addToSet of MongoDB.
+                $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
             headers: merged into the headers.
             delay: seconds until the message can be received there.
             key: the message key there; for one reservation only.
+            priority: the priority there, if it has priorities; None keeps the one it has.
             session: the session of a transaction.
 
         Raises:
@@ -448,17 +455,9 @@ class Queue(QueueBase[T, PlanRunner]):
             DuplicateKey: The key is taken there. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
-        return self._run(
-            self._move(
-                [(each, payload) for each in reservations],
-                to,
-                session,
-                update=update,
-                headers=headers,
-                delay=delay,
-                key=key,
-            )
-        )
+        pairs = [(each, payload) for each in reservations]
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
+        return self._run(self._move(pairs, to, session, edits))
 
     def move_many(
         self,
@@ -469,6 +468,7 @@ class Queue(QueueBase[T, PlanRunner]):
         headers: Headers | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         session: Any = None,
     ) -> None:
         """Move messages to another queue, each with its own payload.
@@ -480,15 +480,15 @@ class Queue(QueueBase[T, PlanRunner]):
             headers: as in ``move``.
             delay: as in ``move``.
             key: as in ``move``.
+            priority: as in ``move``.
             session: as in ``move``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest is moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
-        return self._run(
-            self._move(pairs, to, session, update=update, headers=headers, delay=delay, key=key)
-        )
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
+        return self._run(self._move(pairs, to, session, edits))
 
     def bury(self, *reservations: Reservation[T], error: BaseException | str | None = None) -> None:
         """Send messages to the dead-letter queue now.
@@ -576,8 +576,7 @@ class Queue(QueueBase[T, PlanRunner]):
             How many messages went back; 0 for a queue without buried messages.
 
         Raises:
-            Unavailable: The server did not answer. The text says how many went back; call it again
-                for the rest.
+            Unavailable: The server did not answer. The text says how many went back.
         """
         return self._run(self._backend.redrive(limit))
 
@@ -592,6 +591,18 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         return self._run(self._backend.remove(id))
 
+    def reprioritize(self, id: Id, priority: int) -> bool:
+        """Give a message another priority, from 0 to 9. A held one has it if it comes back.
+
+        Args:
+            id: as in ``remove``.
+            priority: as in ``push``.
+
+        Returns:
+            False if the id is unknown, or the message is finished.
+        """
+        return self._run(self._reprioritize(id, priority))
+
     def get(self, id: Id) -> Message[T] | Finished[T] | None:
         """Return a message in any state.
 
@@ -605,14 +616,10 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._run(self._backend.get(id))
 
     def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them.
+        """Return the next messages without taking them. ``error`` says why one is invalid.
 
         Args:
             limit: how many at most.
-
-        Returns:
-            Ready messages in order. A message that does not fit the model has its raw payload, and
-            ``error`` says why.
         """
         return self._run(self._backend.peek(limit))
 
@@ -624,17 +631,13 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             cap: stop counting a state at this number. Then ``cap`` means "so many or more".
-
-        Returns:
-            ready, scheduled, reserved, their total, and history.
         """
         return self._run(self._backend.counts(cap))
 
     def next_when(self) -> datetime | None:
-        """Return when the next message becomes (or became) eligible. The ends of leases count too.
+        """Return when the next message becomes (or became) eligible; None if there is none.
 
-        Returns:
-            The instant, or None for an empty queue.
+        The ends of leases count too.
         """
         return self._run(self._backend.next_when())
 
@@ -660,27 +663,23 @@ class Queue(QueueBase[T, PlanRunner]):
     def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        Held messages and the history stay, and nothing is added to the history. It works in pages
-        of 1000 and passes over messages that an open transaction holds.
+        The history and held messages stay, also those that an open transaction holds.
 
         Returns:
             How many were deleted.
 
         Raises:
             Unavailable: The server did not answer, or a transaction still holds messages. The text
-                says how many were deleted; call it again for the rest.
+                says how many were deleted; call it again.
         """
         return self._run(self._backend.purge())
 
     def history(self, limit: int = 100, *, since: datetime | None = None) -> list[Finished[T]]:
-        """Return finished messages, newest first.
+        """Return finished messages, newest first, with ``outcome`` and ``processed``.
 
         Args:
             limit: how many at most.
             since: only messages that were finished at or after this instant.
-
-        Returns:
-            Finished messages, with ``outcome`` and ``processed``.
         """
         return self._run(self._backend.history(limit, since=since))
 

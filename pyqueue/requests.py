@@ -64,7 +64,6 @@ Result = TypeVar("Result")
 #: A document as the database returns it.
 Document = dict[str, Any]
 Filter = Mapping[str, Any]
-#: Update operators and their fields.
 UpdateDocument = Mapping[str, Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
 
@@ -418,8 +417,7 @@ class MonotonicTime(Request[float]):
 class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the queue's kind.
 
-    It fails if the record has another shape than the given one. A driver remembers the answer for
-    half a minute, unless the primary changes or an index is missing.
+    It fails if the record has another shape than the given one. See ``known_queues``.
     """
 
     queue: str
@@ -428,6 +426,8 @@ class EnsureQueue(Request[str]):
     options: Callable[[], Mapping[str, Any]] | None = None
     #: The options that the caller gave, on which all users of the queue must agree.
     shape: Mapping[str, object] = field(default_factory=dict)
+    #: The levels of priority that the caller uses, which the record then lists.
+    levels: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "payloads",
         "requests",
     },
+    "known_queues": {"backends", "requests"},
     "waiters": {"backends"},
     "coalescing": {"requests"},
     "renewal": {"backends", "errors"},
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends",
         "clock",
         "errors",
+        "known_queues",
         "memory",
         "payloads",
         "requests",
@@ -128,6 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.blocking": {
         "blocking_adapter",
         "async_queues",
+        "backends",
         "connecting",
         "drivers",
         "errors",
@@ -199,6 +202,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "arguments",
         "backends",
         "connecting",
+        "errors",
         "messages",
         "payloads",
         "pipeline",
@@ -206,6 +210,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "streams",
     },
     "async_client": {
+        "arguments",
         "async_queues",
         "async_streams",
         "backends",
@@ -371,23 +376,27 @@ BACKENDS: dict[str, set[str]] = {
     "kind": set(),
     "transitions": {"kind"},
     "locked": {"kind", "transitions"},
-    "scan": {"kind", "locked"},
+    "levels": {"kind", "transitions"},
+    "scan": {"kind", "levels", "locked"},
     "options": {"kind"},
-    "namespace": {"kind", "options", "transitions"},
+    "namespace": {"kind", "levels", "options", "transitions"},
     "standard": {"kind", "namespace", "transitions"},
+    "priority": {"kind", "levels", "standard", "transitions"},
     "invalid": {"kind", "namespace", "transitions"},
-    "reading": {"invalid", "kind", "namespace", "scan"},
+    "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "inserting": set(),
     "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
     "byte_limit": {"scan"},
     "claiming": {
-        *("byte_limit", "invalid", "kind", "locked", "namespace", "options", "scan", "transitions"),
+        *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
+        "transitions",
     },
+    "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
     "applying": {"transitions"},
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "receiving": {
-        *("byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace", "options"),
-        *("reading", "scan"),
+        *("by_level", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
+        *("options", "reading", "scan"),
     },
     "moving": {"applying", "kind", "namespace", "options", "transitions"},
     "extending": {"transitions"},
@@ -426,7 +435,7 @@ BACKENDS: dict[str, set[str]] = {
         *("namespace", "queue_plans"),
         *("reading", "receiving", "transitions"),
     },
-    "__init__": {"standard"},
+    "__init__": {"priority", "standard"},
 }
 
 #: Other packages than the standard library's, and who may import them.
@@ -791,9 +800,9 @@ PROMISED = {
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
-    "id=None, session=None",
+    "id=None, priority=None, session=None",
     "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
-    "on_duplicate='ignore', ids=None, session=None",
+    "on_duplicate='ignore', ids=None, priorities=None, session=None",
     "pop": "timeout=None",
     "pop_many": "limit, *, timeout=None, max_bytes=50331648",
     "reserve": "timeout=None, *, lease=None",
@@ -804,14 +813,16 @@ SIGNATURES = {
     "extend": "*reservations, lease=None",
     "release": "*reservations",
     "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "
-    "key=None, session=None",
-    "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, session=None",
+    "key=None, priority=None, session=None",
+    "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, priority=None, "
+    "session=None",
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",
     "checkpoint": "reservation, state",
     "claim": "group, *, limit, lease=None, max_bytes=67108864",
     "redrive": "limit=None",
     "remove": "id",
+    "reprioritize": "id, priority",
     "get": "id",
     "peek": "limit=10",
     "counts": "cap=None",
@@ -828,10 +839,11 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind='standard'",
+    "kind='standard', strict=None",
     "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
+    "reshape": "name, *, strict",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",
@@ -912,7 +924,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "state",
         "dead",
     ]
-    assert list(inspect.signature(pyqueue.Message).parameters) == message
+    assert list(inspect.signature(pyqueue.Message).parameters) == [*message, "priority"]
     assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
         *message,
         "token",
@@ -923,6 +935,7 @@ def test_the_fields_of_what_users_hold() -> None:
         *message,
         "outcome",
         "processed",
+        "priority",
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

@@ -3,6 +3,6 @@
 Read ``transitions`` first. Importing this package registers every kind of this release.
 """
 
-from pyqueue.backends import standard
+from pyqueue.backends import priority, standard
 
-__all__ = ["standard"]
+__all__ = ["priority", "standard"]

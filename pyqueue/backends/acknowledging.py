@@ -16,6 +16,7 @@ from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.invalid import bury_unclaimable, error_record
 from pyqueue.backends.kind import Kind
+from pyqueue.documents import priority_of
 from pyqueue.errors import InvalidMessage, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import Delete, Document, Filter, Find, Plan, Signal, Update, UpdateEach
@@ -57,13 +58,14 @@ def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: dat
     found = yield from Find(noted, {"payload": 0}, hint=namespace.CLAIMS)
     if not found:
         return 0
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
+    levels = {priority_of(each) for each in found}
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
     buried = 0
     for start in range(0, len(found), MAX_BATCH):
         some = found[start : start + MAX_BATCH]
         pairs = []
         for each in some:
-            put = target.kind.entering(target.queue, now)
+            put = target.kind.entering(target.queue, now, priority_of(each))
             death = _death(each, now)
             update = transitions.burying(kind, queue, put, now, death, keyed="key" in each)
             pairs.append((_holds(each), update))

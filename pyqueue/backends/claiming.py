@@ -30,7 +30,8 @@ from pyqueue.backends.byte_limit import (
     read_claimed,
 )
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.locked import claim_unlocked, retry_excluded
+from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
+from pyqueue.backends.locked import Scan, claim_unlocked, retry_excluded
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
 from pyqueue.errors import InvalidMessage, TimeLimitReached, Unavailable
@@ -47,9 +48,9 @@ MAX_REPEATS = 2
 #: A claimed document and its message.
 Claimed = tuple[Document, Message[Any]]
 ClaimUpdate = Mapping[str, Mapping[str, Any]]
-#: The documents that were claimed; the position of the last candidate, if all before it are claimed
-#: by now; and whether the scan saw the end of the queue.
-Taken = tuple[list[Document], ScanStart | None, bool]
+#: The documents that were claimed; the last candidate, if all before it are claimed by now; and
+#: whether the scan saw the end of the queue.
+Taken = tuple[list[Document], Document | None, bool]
 
 
 class ClaimTerms(NamedTuple):
@@ -66,6 +67,8 @@ class ClaimTerms(NamedTuple):
     command_timeout_s: float
     #: The longest time between rescans of an idle queue, in seconds.
     poll_s: float
+    #: Whether it claims by level. Only a queue with priorities has levels.
+    by_level: bool = False
 
     @classmethod
     def of(
@@ -90,6 +93,13 @@ class ClaimTerms(NamedTuple):
             command_timeout_s,
             options.poll,
         )
+
+    @property
+    def scan(self) -> Scan:
+        """The order in which it claims, and the index of that order."""
+        if self.by_level:
+            return Scan(LEVEL_ORDER, PRIOR)
+        return Scan(self.kind.order, self.kind.index)
 
     @property
     def claim_timeout_s(self) -> float:
@@ -133,9 +143,9 @@ def claim(
     Returns:
         The claimed documents, and whether the queue had no more.
     """
-    kind, locked = terms.kind, scan.locked
-    start = scan.start(now)  # None for a kind that does not scan forward
-    match = locked.passing_over(kind.claimable(terms.queue, now, start))
+    kind, locked, by_level = terms.kind, scan.locked, terms.by_level
+    start = scan.start(now, by_level=by_level)  # None for a kind that does not scan forward
+    match = locked.passing_over(_claimable(terms, scan, now, start))
     taken = yield from (
         _pop_first(terms, scan, match, now)
         if delete
@@ -144,20 +154,26 @@ def claim(
     if taken is None:  # the server is slow, and the next claim has a longer limit
         after = yield from ServerTime()
         return (yield from claim(terms, scan, after, wanted, room, delete=delete))
-    documents, last, ended = taken
+    documents, candidate, ended = taken
     if room.full and not documents:
         return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
     after = yield from ServerTime()
     if kind.scans_forward:
+        last = None if candidate is None else scan_position(candidate, now)
+        level = None if candidate is None else candidate.get("priority")
         behind = locked.first_when
         if behind is not None and last is not None:
             last = min(last, (behind, None), key=lambda each: each[0])
         # What is passed over is still there: the next scans begin before it.
         at_end = ended and behind is None
-        scan.scanned(start, now, after, last, terms.poll_s, ended=at_end)
-        if not documents and scan.wants_sentinel(after):
-            yield from _move_sentinel(terms.queue, scan, after)
-    if not documents and start is not None and scan.start(after) is None:
+        scan.scanned(
+            start, now, after, last, terms.poll_s, ended=at_end, by_level=by_level, level=level
+        )
+        if by_level and behind is not None:
+            scan.levels.move_back(behind)
+        if (by_level or not documents) and scan.wants_sentinel(after):
+            yield from _move_sentinels(terms.queue, scan, after)
+    if not documents and start is not None and scan.start(after, by_level=by_level) is None:
         # A rescan is due.
         return (yield from claim(terms, scan, after, wanted, room, delete=delete))
     if locked.retry_at is not None:
@@ -165,32 +181,45 @@ def claim(
     return documents, ended
 
 
-def _move_sentinel(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
-    """Put the record of the queue ahead of now, where empty scans then end."""
+def _claimable(
+    terms: ClaimTerms, scan: ScanState, now: datetime, start: ScanStart | None
+) -> Filter:
+    """Return the filter of the messages that may be claimed."""
+    if terms.by_level:
+        return scan.levels.claimable(terms.queue, now)
+    return terms.kind.claimable(terms.queue, now, start)
+
+
+def _move_sentinels(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
+    """Put the record of the queue, and those of its levels, ahead of now, where scans then end."""
     scan.sentinel = now + timedelta(seconds=2)
-    behind = {"_id": namespace.record_id(queue), "when": {"$lt": now + timedelta(seconds=1)}}
-    yield from Update(behind, {"$set": {"when": scan.sentinel}}, w1=True)
+    records: list[object] = [namespace.record_id(queue)]
+    records += [transitions.level_record_id(queue, level) for level in scan.levels.in_use]
+    behind = {
+        "_id": {"$in": records} if scan.levels.in_use else records[0],
+        "when": {"$lt": now + timedelta(seconds=1)},
+    }
+    ahead = {"$set": {"when": scan.sentinel}}
+    yield from Update(behind, ahead, many=bool(scan.levels.in_use), w1=True)
 
 
-def _taken(document: Document | None, now: datetime) -> Taken:
-    if document is None:
-        return [], None, True
-    return [document], scan_position(document, now), False
+def _taken(document: Document | None) -> Taken:
+    return ([], None, True) if document is None else ([document], document, False)
 
 
 def _pop_first(
     terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime
 ) -> Plan[Taken | None]:
-    kind = terms.kind
+    order, index = terms.scan
     try:
-        document = yield from FindAndModify(match, None, sort=kind.order, hint=kind.index)
+        document = yield from FindAndModify(match, None, sort=order, hint=index)
     except Unavailable:
         scan.locked.on_time_limit(now)  # it may have met a locked message
         raise
     except (InvalidMessage, BSONError) as error:
         text = f"payload: what was popped cannot be read, and is gone: {error}"
         raise InvalidMessage(text) from error
-    return _taken(document, now)
+    return _taken(document)
 
 
 def _take(
@@ -210,7 +239,7 @@ def _take(
         if limit_s and (yield from retry_excluded(terms.queue, locked, update, now, few)):
             return room.cut((yield from _held(terms, update))), None, False
         if wanted == 1 and room.takes_any:
-            return _taken((yield from _claim_first(terms, match, now, update, limit_s)), now)
+            return _taken((yield from _claim_first(terms, match, now, update, limit_s)))
         return (yield from _claim_many(terms, scan, match, now, wanted, room, update, limit_s))
     except TimeLimitReached:
         if limit_s is None:
@@ -225,7 +254,7 @@ def _take(
 def _claim_first(
     terms: ClaimTerms, match: Filter, now: datetime, update: ClaimUpdate, limit_s: float | None
 ) -> Plan[Document | None]:
-    kind = terms.kind
+    order, index = terms.scan
     after, repeats = now, MAX_REPEATS
     while True:
         try:
@@ -233,8 +262,8 @@ def _claim_first(
                 yield from FindAndModify(
                     match,
                     update,
-                    sort=kind.order,
-                    hint=kind.index,
+                    sort=order,
+                    hint=index,
                     w1=True,
                     max_time_s=terms.left_s(now, after, terms.recovery_timeout_s),
                     server_limit_s=limit_s,
@@ -258,7 +287,7 @@ def _held(
 ) -> Plan[list[Document]]:
     """Return what a claim holds."""
     held = transitions.token_filter(terms.queue, update)
-    return (yield from Find(held, hint=terms.kind.index, max_time_s=timeout_s))
+    return (yield from Find(held, hint=namespace.HOT, max_time_s=timeout_s))
 
 
 def _claim_unlocked(
@@ -274,7 +303,7 @@ def _claim_unlocked(
     quick = True
     try:
         quick = yield from claim_unlocked(
-            terms.queue, terms.kind, scan.locked, match, update, now, wanted
+            terms.queue, terms.scan, scan.locked, match, update, now, wanted
         )
     except Unavailable as error:
         lost = error
@@ -285,13 +314,24 @@ def _claim_unlocked(
 
 
 def _candidates(
-    kind: Kind, match: Filter, wanted: int, skip: int, room: ByteLimit
+    terms: ClaimTerms, match: Filter, wanted: int, skip: int, room: ByteLimit
 ) -> Plan[list[Document]]:
     """Read what could be claimed, as far as it fits."""
+    order, index = terms.scan
     sized = room.wants_sizes(wanted)
     fields = SIZED_CANDIDATES if sized else CANDIDATES
-    seen = yield from Find(match, fields, sort=kind.order, limit=wanted, skip=skip, hint=kind.index)
+    if terms.by_level:
+        fields = {**fields, "priority": 1}  # the index contains it
+    seen = yield from Find(match, fields, sort=order, limit=wanted, skip=skip, hint=index)
     return seen[: room.fitting([each.get("bytes", 0) for each in seen])] if sized else seen
+
+
+def _random_skip(terms: ClaimTerms, wanted: int) -> int:
+    """Return how many candidates to leave to competing processes.
+
+    A scan by level leaves none, or it would claim lower levels before higher ones.
+    """
+    return 0 if terms.by_level else random.randrange(2 * wanted)
 
 
 def _claim_many(
@@ -305,11 +345,11 @@ def _claim_many(
     limit_s: float | None,
 ) -> Plan[Taken]:
     """Claim up to ``wanted`` messages with one update."""
-    skip = random.randrange(2 * wanted) if scan.contested else 0
+    skip = _random_skip(terms, wanted) if scan.contested else 0
     repeated, after = False, now
     while True:
         room.begin()
-        seen = yield from _candidates(terms.kind, match, wanted, skip, room)
+        seen = yield from _candidates(terms, match, wanted, skip, room)
         if room.full and not seen:
             return [], None, False
         ids = [each["_id"] for each in seen]
@@ -348,12 +388,12 @@ def _claim_many(
                 continue
             # After a skip, nothing is known about what lies before. A lost update may have stopped
             # half way.
-            last = None if skip or lost else scan_position(seen[-1], now)
+            last = None if skip or lost else seen[-1]
             if room.excess and last and found:
-                last = scan_position(found[-1], now)
+                last = found[-1]
             return found, last, not skip and not lost and not room.full and len(ids) < wanted
         # Other processes claimed all candidates, or there are none that far on.
-        skip = random.randrange(2 * wanted) if ids else 0
+        skip = _random_skip(terms, wanted) if ids else 0
 
 
 def _claim_each(
@@ -370,13 +410,11 @@ def _claim_each(
     The server cannot increment ``tries`` that are not a number, and it refuses a document that
     would become too large. Such documents are buried on the way.
     """
-    kind, queue = terms.kind, terms.queue
+    kind, queue, (order, index) = terms.kind, terms.queue, terms.scan
     held_filter = transitions.token_filter(queue, update)
-    held = yield from Find(held_filter, HELD_CLAIMS, hint=kind.index)
+    held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
     if len(held) < wanted:
-        free = yield from Find(
-            match, {"_id": 1}, sort=kind.order, limit=wanted - len(held), hint=kind.index
-        )
+        free = yield from Find(match, {"_id": 1}, sort=order, limit=wanted - len(held), hint=index)
         for each in free:
             one = {"_id": each["_id"], "q": queue, "when": {"$lte": now}}
             try:
@@ -393,7 +431,7 @@ def _claim_each(
                 elif (yield from Find(one, {"_id": 1}, limit=1)):
                     raise refusal
                 # Otherwise another process has claimed it.
-        held = yield from Find(held_filter, HELD_CLAIMS, hint=kind.index)
+        held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
     room.excess += held[wanted:]
     taken: list[Document] = []
     for each in held[:wanted]:

@@ -17,7 +17,7 @@ from bson.errors import BSONError
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.kind import Kind
-from pyqueue.documents import invalid_fields, message_of, without_fields
+from pyqueue.documents import invalid_fields, message_of, priority_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
@@ -171,10 +171,11 @@ def bury_claimed(
     invalid: Sequence[str],
 ) -> Plan[None]:
     """Bury a message that a claim holds, without its invalid fields."""
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
+    priority = priority_of(document)
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [priority])
     death = {"reason": reason, "tries": tries, "error": error}
     keyed = "key" in document and "key" not in invalid
-    put = target.kind.entering(target.queue, now)
+    put = target.kind.entering(target.queue, now, priority)
     update = transitions.burying(kind, queue, put, now, death, keyed=keyed)
     holds = {"_id": document["_id"], "token": document["token"]}
     yield from Update(holds, _without_invalid(update, invalid))
@@ -185,7 +186,7 @@ def bury_unclaimable(
     queue: str, kind: Kind, dead_letter: str, match: Filter, fault: Exception, now: datetime
 ) -> Plan[None]:
     """Bury a document that cannot be claimed, or hide it from scans if the server refuses."""
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)

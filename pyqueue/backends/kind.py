@@ -17,10 +17,12 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Id
 from pyqueue.requests import Filter, Sort
 
-__all__ = ["Kind", "ScanStart", "known", "lookup", "register", "require"]
+__all__ = ["IndexTerms", "Kind", "ScanStart", "known", "lookup", "register", "require"]
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
 ScanStart = tuple[datetime, Id | None]
+#: The keys of an index, and its options.
+IndexTerms = tuple[list[tuple[str, int]], dict[str, Any]]
 
 
 class Kind(Protocol):
@@ -32,7 +34,10 @@ class Kind(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Which of "history", "dead_letter", "keys" and "move" it offers. Plans refuse the rest."""
+        """Which of "history", "dead_letter", "keys", "move" and "priority" it offers.
+
+        Plans refuse the rest.
+        """
 
     @property
     def shape(self) -> Mapping[str, object]:
@@ -65,8 +70,19 @@ class Kind(Protocol):
     def bare_pop(self) -> bool:
         """Whether a pop may delete a message without claiming it first."""
 
-    def entering(self, queue: str, when: datetime) -> dict[str, Any]:
-        """Return the fields of a message that enters a queue, by a push or from another queue."""
+    @property
+    def indexes(self) -> Mapping[str, IndexTerms]:
+        """The indexes that it needs besides those of every namespace, by name."""
+
+    def entering(self, queue: str, when: datetime, priority: int | None = None) -> dict[str, Any]:
+        """Return the fields of a message that enters a queue, by a push or from another queue.
+
+        Args:
+            queue: the name of the queue.
+            when: from when on it may be claimed.
+            priority: the priority that it has or gets; None: it has none. A kind without
+                priorities leaves it unchanged.
+        """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter of the messages that may be claimed, from ``start`` on.

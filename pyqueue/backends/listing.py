@@ -14,7 +14,7 @@ from pyqueue.backends import (
     transitions,
 )
 from pyqueue.backends.applying import MAX_BATCH
-from pyqueue.backends.namespace import HOT, record_id
+from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, Unavailable
@@ -51,7 +51,7 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     if cap is not None:
         arguments.count("cap", cap)
     found = yield from names()
-    special = {"$or": [{"paused": True}, {"kind": {"$ne": "standard"}}]}
+    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}]}
     fields = {"q": 1, "paused": 1, "kind": 1}
     stored = yield from Find({"_id": namespace.RECORD_IDS, **special}, fields)
     records = {record["q"]: record for record in stored}
@@ -100,10 +100,11 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
             try:
                 yield from _refuse_live(queue)  # messages that came before the record went
             except ConfigurationError:
-                yield from namespace.revive_record(queue)
+                yield from namespace.revive_record(queue, {})
                 raise
         while True:
-            match = transitions.scan_range(queue, upto, start)
+            messages = transitions.messages_only(queue)
+            match = transitions.scan_range(queue, upto, start, messages)
             fields = {"_id": 1, "when": 1}
             page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
             if not page:
@@ -114,8 +115,10 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
             if len(page) < MAX_BATCH or start is None:
                 break
         if force:  # foreign documents, whose ``when`` is no date
-            rest = {"q": queue, "_id": {"$ne": record_id(queue)}}
+            rest = {"q": queue, **messages}
             deleted += yield from Delete(rest, many=True)
+        levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
+        yield from Delete(levels, many=True)
     except Unavailable as error:
         raise Unavailable(
             f"{error}; {deleted} messages were deleted before that: call delete_queue() again"

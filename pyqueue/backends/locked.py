@@ -24,13 +24,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pyqueue.backends.kind import Kind
 from pyqueue.backends.transitions import record_id, still_claimable
 from pyqueue.documents import hashable_id
 from pyqueue.errors import TimeLimitReached, Unavailable
-from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, Update, UpdateDocument
+from pyqueue.requests import (
+    Document,
+    Filter,
+    Find,
+    FindAndModify,
+    Plan,
+    Sort,
+    Update,
+    UpdateDocument,
+)
 
-__all__ = ["CLAIM_LIMIT_S", "LockedMessages", "claim_unlocked", "retry_excluded"]
+__all__ = ["CLAIM_LIMIT_S", "LockedMessages", "Scan", "claim_unlocked", "retry_excluded"]
 
 log = logging.getLogger("pyqueue")
 
@@ -52,6 +60,13 @@ SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
 #: How far ahead of now the record of a queue is put. See ``ScanState.sentinel``.
 RECORD_AHEAD: Final = timedelta(seconds=2)
+
+
+class Scan(NamedTuple):
+    """How claims scan a queue."""
+
+    order: Sort
+    hint: str
 
 
 class Exclusion(NamedTuple):
@@ -175,7 +190,7 @@ def retry_excluded(
 
 def claim_unlocked(
     queue: str,
-    kind: Kind,
+    scan: Scan,
     locked: LockedMessages,
     match: Filter,
     update: UpdateDocument,
@@ -186,7 +201,7 @@ def claim_unlocked(
 
     Args:
         queue: the name of the queue.
-        kind: its kind.
+        scan: the order and the index of the claim.
         locked: what is known of its locked messages.
         match: the filter of the claim that timed out.
         update: the update of that claim. It claimed nothing.
@@ -199,7 +214,7 @@ def claim_unlocked(
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(
-        match, {"_id": 1, "when": 1}, sort=kind.order, limit=size, hint=kind.index
+        match, {"_id": 1, "when": 1}, sort=scan.order, limit=size, hint=scan.hint
     )
     claimed = in_a_row = tried = 0
     timed_out = []
@@ -220,7 +235,7 @@ def claim_unlocked(
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     if not claimed and not (
-        yield from _writes_are_quick(queue, kind, locked.passing_over(match, page), update, now)
+        yield from _writes_are_quick(queue, scan, locked.passing_over(match, page), update, now)
     ):
         locked.on_slow_server(now)
         return False
@@ -234,13 +249,13 @@ def claim_unlocked(
 
 
 def _writes_are_quick(
-    queue: str, kind: Kind, beyond: Filter, update: UpdateDocument, now: datetime
+    queue: str, scan: Scan, beyond: Filter, update: UpdateDocument, now: datetime
 ) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is quick.
 
     The record decides if there is no other message that is free.
     """
-    order, hint = kind.order, kind.index
+    order, hint = scan.order, scan.hint
     try:
         document = yield from FindAndModify(
             beyond, update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S

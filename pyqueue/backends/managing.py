@@ -14,14 +14,27 @@ from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
-from pyqueue.documents import hashable_id, invalid_fields
+from pyqueue.clock import BAND
+from pyqueue.documents import hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable
 from pyqueue.messages import Id
-from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Signal, Update
+from pyqueue.requests import (
+    Delete,
+    Document,
+    Filter,
+    Find,
+    FindAndModify,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+)
 
-__all__ = ["notify", "pause", "purge", "redrive", "remove", "replay"]
+__all__ = ["notify", "pause", "purge", "redrive", "remove", "replay", "reprioritize"]
 
-_REDRIVE_FIELDS: Final = {"when": 1, "dead": 1, "key": 1, "last_key": 1, "token": 1, "trail": 1}
+_REDRIVE_FIELDS: Final = {
+    **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1)
+}
 #: The time limit of one delete of a purge. A transaction that holds a message delays a purge for
 #: so long.
 _PURGE_TIMEOUT_S: Final = 1.0
@@ -71,8 +84,10 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
         name = arguments.queue_name(document["dead"]["from"])
     except InvalidName:
         return False
-    home = yield from namespace.target(name)
-    update = transitions.redriving(kind, queue, home.kind.entering(home.queue, now), now)
+    priority = priority_of(document)
+    home = yield from namespace.target(name, [priority])
+    put = home.kind.entering(home.queue, now, priority)
+    update = transitions.redriving(kind, queue, put, now)
     match = {
         "_id": document["_id"],
         "q": queue,
@@ -102,6 +117,27 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     if update is None:
         return bool((yield from Delete(match)))
     return bool((yield from Update(match, update)).matched)
+
+
+def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
+    """Give a live message another priority. Return whether there was one.
+
+    What is held keeps its lease, and has the new priority if it comes back.
+    """
+    level = arguments.priority(priority)
+    require(kind, queue, "priority")
+    spellings = arguments.spellings(id)
+    yield from namespace.check_kind(queue, kind)
+    for each in spellings:
+        live = {"_id": each, "q": queue, "when": {"$lt": BAND}}
+        if not (yield from Find(live, {"_id": 1}, limit=1)):
+            continue
+        yield from namespace.ensure(queue, kind, None, [level])
+        changed = yield from FindAndModify(live, {"$set": {"priority": level}})
+        if changed is not None:
+            yield from Signal(queue, changed["when"])
+            return True
+    return False
 
 
 def purge(queue: str, kind: Kind) -> Plan[int]:
@@ -193,15 +229,17 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     spellings = [arguments.spellings(id) for id in ids]
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
-    update = transitions.replaying(kind, queue, now)
     finished = {"q": queue, "processed": {"$exists": True}}
     wanted = [each for some in spellings for each in some]
-    found = yield from Find({"_id": {"$in": wanted}, **finished}, {"last_key": 1})
+    found = yield from Find({"_id": {"$in": wanted}, **finished}, {"last_key": 1, "priority": 1})
+    if found:
+        yield from namespace.ensure(queue, kind, None, {priority_of(each) for each in found})
     by_id = {document["_id"]: document for document in found}
     named = (next((each for each in some if each in by_id), None) for some in spellings)
     done = 0
     for document in [by_id[each] for each in dict.fromkeys(named) if each is not None]:
         match = {"_id": document["_id"], **finished}
+        update = transitions.replaying(kind, queue, priority_of(document), now)
         done += yield from update_with_key(match, update, document.get("last_key"))
     if done:
         yield from Signal(queue, now)

@@ -15,7 +15,7 @@ from pyqueue.backends.applying import (
     apply,
     settle,
 )
-from pyqueue.backends.kind import Kind, require
+from pyqueue.backends.kind import Kind, lookup, require
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey
@@ -39,6 +39,7 @@ class MoveOptions(TypedDict, total=False):
     headers: Mapping[str, Any] | None
     delay: float | timedelta | None
     key: str | None
+    priority: int | None
     session: object
 
 
@@ -63,6 +64,7 @@ def move(
     headers: Mapping[str, Any] | None = None,
     delay: float | timedelta | None = None,
     key: str | None = None,
+    priority: int | None = None,
     session: object = None,
 ) -> Plan[None]:
     """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
@@ -80,30 +82,55 @@ def move(
     labels = arguments.headers(headers) or {}
     arguments.starting(BAND, delay, None)
     codec = Codec[Any]() if isinstance(to, str) else to.codec
-    name = arguments.queue_name(to) if isinstance(to, str) else None
+    if isinstance(to, str):
+        arguments.queue_name(to)
     values = {
         id(each): payload if payload is UNCHANGED else dump(codec, payload)
         for each, payload in pairs
     }
-    if isinstance(to, Target):
-        target = to
-        yield from namespace.ensure(target.queue, target.kind, target.options)
-    else:
-        target = yield from namespace.target(str(name))
+    target = yield from _entered(to, held, priority)
     same: Hashable = ("move", id(target), id(values))
     settlements = []
     for each in held:
         value = values[id(each)]
         settlement = move_settlement(
-            queue, kind, each, target, value, labels, key=key, delay=delay, edits=edits
+            queue,
+            kind,
+            each,
+            target,
+            value,
+            labels,
+            key=key,
+            delay=delay,
+            priority=priority,
+            edits=edits,
         )
         shared = value is UNCHANGED and key is None
-        settlements.append(settlement._replace(group=same if shared else None))
+        group = (same, each.priority)
+        settlements.append(settlement._replace(group=group if shared else None))
     try:
         yield from settle(queue, settlements, session)
     except DuplicateKey as clash:
         text = f"key: queue {target.queue!r} has a message with the key {key!r}"
         raise DuplicateKey(text, keys=[str(key)]) from clash
+
+
+def _entered(
+    to: Target | str, held: Sequence[Reservation[Any]], priority: int | None
+) -> Plan[Target]:
+    """Return the target of a move, with its record made and the new priorities listed there."""
+    if priority is not None:
+        arguments.priority(priority)
+        if isinstance(to, str):
+            kind = lookup((yield from namespace.kind_of(to)) or "standard")
+            require(kind, to, "priority")
+        else:
+            require(to.kind, to.queue, "priority")
+    levels = {each.priority if priority is None else priority for each in held}
+    if isinstance(to, str):
+        return (yield from namespace.target(to, levels))
+    yield from namespace.ensure(to.queue, to.kind, to.options, levels)
+    return to
 
 
 def move_settlement(
@@ -117,6 +144,7 @@ def move_settlement(
     key: str | None = None,
     delay: float | timedelta | None = None,
     at: datetime | None = None,
+    priority: int | None = None,
     edits: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settlement:
     """Return the settlement that moves one message.
@@ -131,11 +159,14 @@ def move_settlement(
         key: its key in the target.
         delay: seconds until it can be received there.
         at: in place of ``delay``, the instant from which on it can be.
+        priority: its priority in the target, if that has priorities; None: the one that it has.
         edits: further update operators, on parts of the payload.
     """
+    level = held.priority if priority is None else priority
 
     def build(now: datetime) -> SettlementUpdate:
-        put = target.kind.entering(target.queue, arguments.starting(now, delay, at))
+        when = arguments.starting(now, delay, at)
+        put = target.kind.entering(target.queue, when, level)
         put.update({f"headers.{name}": label for name, label in labels.items()})
         if target.codec.name is not None:
             put["type"] = target.codec.name
@@ -168,7 +199,8 @@ def move_each(
     Returns:
         Each reservation, and how its move went.
     """
-    yield from namespace.ensure(target.queue, target.kind, target.options)
+    levels = {held.priority if new.priority is None else new.priority for held, new in pairs}
+    yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
     same: Hashable = ("move", id(target))
     settlements = []
@@ -178,11 +210,21 @@ def move_each(
         value = UNCHANGED if new.payload is UNCHANGED else dump(target.codec, new.payload)
         at = new.at if new.at is not None and new.at > now else None
         settlement = move_settlement(
-            queue, kind, held, target, value, labels, key=key, delay=new.delay, at=at
+            queue,
+            kind,
+            held,
+            target,
+            value,
+            labels,
+            key=key,
+            delay=new.delay,
+            at=at,
+            priority=new.priority,
         )
         changed = value is not UNCHANGED or key is not None or labels
         shared = not changed and at is None and new.delay is None
-        settlements.append(settlement._replace(group=same if shared else None))
+        group = (same, held.priority, new.priority)
+        settlements.append(settlement._replace(group=group if shared else None))
     results = yield from apply(queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
 

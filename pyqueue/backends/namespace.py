@@ -8,17 +8,18 @@ misreading.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import kind as kinds
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import IndexTerms, Kind
+from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.options import Options, Target
-from pyqueue.backends.transitions import record_id
+from pyqueue.backends.transitions import level_record_id, record_id
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
-from pyqueue.messages import Id
+from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     CreateIndex,
@@ -29,6 +30,7 @@ from pyqueue.requests import (
     Indexes,
     Plan,
     ServerTime,
+    Signal,
     Update,
     UpdateDocument,
 )
@@ -41,11 +43,14 @@ __all__ = [
     "RECORD_IDS",
     "STREAM",
     "STREAM_SHAPE",
+    "QueueRecord",
+    "all_indexes",
     "bury_record",
     "check_kind",
     "dead_letter_target",
     "ensure",
     "find_anywhere",
+    "flags",
     "kind_of",
     "make_indexes",
     "options_of",
@@ -53,6 +58,7 @@ __all__ = [
     "ping",
     "read_or_create_record",
     "record_id",
+    "reshape",
     "revive_record",
     "set_paused",
     "shell_command",
@@ -66,7 +72,7 @@ HOT: Final = "hot"
 #: The index of named claims.
 CLAIMS: Final = "claims"
 
-INDEXES: Final[Mapping[str, tuple[list[tuple[str, int]], dict[str, Any]]]] = {
+INDEXES: Final[Mapping[str, IndexTerms]] = {
     HOT: ([("q", 1), ("when", 1), ("_id", 1)], {}),
     "key": (
         [("q", 1), ("key", 1)],
@@ -100,21 +106,42 @@ RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
 #: the queue meets it, and makes it live again with its kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
+#: What a consumer reads of a record from time to time.
+_FLAGS: Final[Mapping[str, object]] = {"paused": 1, "deleted": 1, "levels": 1, "shape": 1}
 _MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
+
+
+class QueueRecord(NamedTuple):
+    """What a client remembers of the record of a queue."""
+
+    kind: str
+    shape: Mapping[str, object]
+    #: The levels of a queue with priorities that are in use.
+    levels: frozenset[int] = frozenset()
 
 
 # ---- indexes
 
 
-def make_indexes(namespace: str) -> Plan[None]:
+def all_indexes() -> Mapping[str, IndexTerms]:
+    """Return the indexes of every namespace, and those that only some kinds need."""
+    kinds_of = kinds.known().values()
+    return {**INDEXES, **{name: kind.indexes[name] for kind in kinds_of for name in kind.indexes}}
+
+
+def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) -> Plan[None]:
     """Create the indexes that are missing.
+
+    Args:
+        namespace: the name of the collection.
+        indexes: the indexes.
 
     Raises:
         ConfigurationError: an index is missing and the database user may not create it. The text
             has the commands for an administrator.
     """
     try:
-        for name, (keys, options) in INDEXES.items():
+        for name, (keys, options) in indexes.items():
             yield from CreateIndex(name, keys, options)
     except DuplicateKey as error:
         raise ConfigurationError(
@@ -127,7 +154,7 @@ def make_indexes(namespace: str) -> Plan[None]:
             present = yield from Indexes()
         except NotPermitted:
             present = {}
-        missing = [name for name in INDEXES if name not in present]
+        missing = [name for name in indexes if name not in present]
         if missing:
             commands = "\n".join(shell_command(namespace, name) for name in missing)
             raise ConfigurationError(
@@ -139,7 +166,7 @@ def make_indexes(namespace: str) -> Plan[None]:
 
 def shell_command(namespace: str, name: str) -> str:
     """Return the command that creates an index, for an administrator."""
-    keys, options = INDEXES[name]
+    keys, options = all_indexes()[name]
     described = {"name": name, **options}
     return (
         f"  db.getCollection({namespace!r})"
@@ -167,8 +194,9 @@ def read_or_create_record(
     shape: Mapping[str, object],
     *,
     compare: bool = True,
-) -> Plan[tuple[str, Mapping[str, object]]]:
-    """Return the kind and the shape in the record of a queue; create the record if it is missing.
+    levels: Sequence[int] = (),
+) -> Plan[QueueRecord]:
+    """Return what the record of a queue says; create the record if it is missing.
 
     Args:
         queue: the name of the queue.
@@ -176,6 +204,8 @@ def read_or_create_record(
         options: the options that the record shows to people; None: leave them alone.
         shape: the options that the caller gave, on which all users must agree.
         compare: whether to warn of other options in the record, and to store these.
+        levels: the levels of a queue with priorities that the caller uses. The record lists them
+            before any message has them.
 
     Raises:
         ConfigurationError: this release does not know the kind, or the shape differs.
@@ -186,7 +216,7 @@ def read_or_create_record(
         record = found[0]
         stored_kind = _readable_kind(queue, record)
         if "deleted" in record:
-            yield from revive_record(queue)
+            yield from revive_record(queue, record)
         if options and compare and stored_kind == kind:
             yield from _show_options(queue, record.get("options"), options)
     else:
@@ -197,7 +227,22 @@ def read_or_create_record(
         stored = yield from FindAndModify(match, {"$setOnInsert": record}, upsert=True)
         record = stored or record
         stored_kind = _readable_kind(queue, record)
-    return stored_kind, _agreed_shape(queue, record, shape)
+    agreed = _agreed_shape(queue, record, shape)
+    known = listed_levels(record.get("levels"))
+    if new := [each for each in levels if each not in known]:
+        yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
+        yield from _put_level_records(queue, new)
+        yield from Signal(queue, None)  # consumers read the record again
+    return QueueRecord(stored_kind, agreed, frozenset((*known, *new)))
+
+
+def _put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
+    """Put a record at the end of each level; see ``levels``."""
+    now = yield from ServerTime()
+    for each in levels:
+        record = {"q": queue, "priority": each, "when": now, "record": True}
+        match = {"_id": level_record_id(queue, each)}
+        yield from Update(match, {"$setOnInsert": record}, upsert=True)
 
 
 def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:
@@ -262,23 +307,35 @@ def bury_record(queue: str) -> Plan[None]:
     yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
 
 
-def revive_record(queue: str) -> Plan[None]:
-    """Make the record of a deleted queue live again."""
+def revive_record(queue: str, record: Mapping[str, Any]) -> Plan[None]:
+    """Make the record of a deleted queue live again. ``record`` has its levels."""
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
     yield from Update(match, {"$set": {"q": queue}, "$unset": _MARKS})
+    yield from _put_level_records(queue, listed_levels(record.get("levels")))
 
 
-def ensure(queue: str, kind: Kind, options: Options | None) -> Plan[None]:
+def ensure(
+    queue: str, kind: Kind, options: Options | None, priorities: Collection[int | None] = ()
+) -> Plan[None]:
     """Create the record of a queue if it is missing.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind.
+        options: the options of the Queue object; None: there is none.
+        priorities: those of the messages that enter, if the kind has priorities; None: the default.
 
     Raises:
         ConfigurationError: the queue is of another kind.
     """
+    levels: Sequence[int] = ()
+    if "priority" in kind.capabilities:
+        levels = sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
     if options is None:
-        stored = yield from EnsureQueue(queue, kind.name)
+        stored = yield from EnsureQueue(queue, kind.name, levels=levels)
     else:
         shown = partial(options.shown, queue)
-        stored = yield from EnsureQueue(queue, kind.name, shown, options.shape)
+        stored = yield from EnsureQueue(queue, kind.name, shown, options.shape, levels)
     _refuse_other_kind(queue, kind, stored)
 
 
@@ -314,8 +371,10 @@ def kind_of(queue: str) -> Plan[str | None]:
     return _readable_kind(queue, found[0]) if found else None
 
 
-def target(queue: str) -> Plan[Target]:
+def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
     """Return a queue that is known by its name only; if it is new, it becomes a standard queue.
+
+    ``priorities`` are those of the messages that enter it.
 
     Raises:
         ConfigurationError: this release does not know its kind.
@@ -331,28 +390,60 @@ def target(queue: str) -> Plan[Target]:
             f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "
             "pyqueue-mongo here"
         )
-    return Target(queue, kinds.lookup(name), Codec[Any](), None)
+    kind = kinds.lookup(name)
+    if "priority" in kind.capabilities and priorities:
+        yield from ensure(queue, kind, None, priorities)
+    return Target(queue, kind, Codec[Any](), None)
 
 
-def dead_letter_target(queue: str, kind: Kind, dead_letter: str) -> Plan[Target]:
-    """Return the dead-letter queue of a queue.
+def dead_letter_target(
+    queue: str, kind: Kind, dead_letter: str, priorities: Collection[int | None] = ()
+) -> Plan[Target]:
+    """Return the dead-letter queue of a queue. ``priorities`` are those of what is buried.
 
     Raises:
         ConfigurationError: the kind of the queue offers no dead-letter queue.
     """
     kinds.require(kind, queue, "dead_letter")
-    return (yield from target(dead_letter))
+    return (yield from target(dead_letter, priorities))
 
 
-def paused(queue: str, *, revive: bool = False) -> Plan[bool]:
-    """Return whether a queue is paused. A queue without a record is not.
+def paused(queue: str) -> Plan[bool]:
+    """Return whether a queue is paused. A queue without a record is not."""
+    return bool((yield from flags(queue)).get("paused"))
+
+
+def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
+    """Return what consumers follow in the record of a queue; empty if there is no record.
 
     With ``revive``, the caller uses the queue: if it was deleted, its record becomes live again.
     """
-    found = yield from Find({"_id": record_id(queue)}, {"paused": 1, "deleted": 1}, limit=1)
+    found = yield from Find({"_id": record_id(queue)}, _FLAGS, limit=1)
     if revive and found and "deleted" in found[0]:
-        yield from revive_record(queue)
-    return bool(found and found[0].get("paused"))
+        yield from revive_record(queue, found[0])
+    return found[0] if found else {}
+
+
+def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
+    """Change options on which all users of a queue agree. They follow within 5 s.
+
+    Raises:
+        ConfigurationError: the queue has no record, or its kind has no such option.
+    """
+    found = yield from Find({"_id": record_id(queue), "deleted": {"$exists": False}}, limit=1)
+    if not found:
+        raise ConfigurationError(
+            f"name: there is no queue {queue!r} so far: give these options to client.queue()"
+        )
+    kind = kinds.lookup(_readable_kind(queue, found[0]))
+    for name in shape:
+        if name not in kind.shape:
+            raise ConfigurationError(
+                f"{name}: queue {queue!r} is of kind {kind.name!r}, which has no such option"
+            )
+    put = {f"shape.{name}": value for name, value in shape.items()}
+    yield from Update({"_id": record_id(queue)}, {"$set": put})
+    yield from Signal(queue, None)
 
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:

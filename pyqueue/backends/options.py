@@ -60,3 +60,4 @@ class NewMessage(NamedTuple):
     at: datetime | None = None
     #: The queue it is for, if a write has several.
     queue: str | None = None
+    priority: int | None = None

@@ -40,6 +40,7 @@ class PushOptions(TypedDict, total=False):
     keys: Sequence[str | None] | None
     on_duplicate: str
     ids: Sequence[Id | None] | None
+    priorities: Sequence[int | None] | None
     session: object
 
 
@@ -56,6 +57,7 @@ def push(
     keys: Sequence[str | None] | None = None,
     on_duplicate: str = "ignore",
     ids: Sequence[Id | None] | None = None,
+    priorities: Sequence[int | None] | None = None,
     session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
@@ -71,6 +73,9 @@ def push(
     chosen: list[Id | None] = _one_each("ids", ids, len(payloads), arguments.identity)
     if any(names):
         require(kind, queue, "keys", "key")
+    wanted = _one_each("priorities", priorities, len(payloads), arguments.priority)
+    if any(each is not None for each in wanted):
+        require(kind, queue, "priority")
     values = [codec.dump(payload) for payload in payloads]
     arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
     if not payloads:
@@ -78,11 +83,11 @@ def push(
     now = yield from ServerTime()
     when = arguments.starting(now, delay, at)
     documents = [
-        new_document(queue, kind, codec.name, now, when, value, labels, key, id)
-        for value, key, id in zip(values, names, chosen, strict=True)
+        new_document(queue, kind, codec.name, now, when, value, labels, key, id, priority)
+        for value, key, id, priority in zip(values, names, chosen, wanted, strict=True)
     ]
     encoded = [encode(document) for document in documents]
-    yield from namespace.ensure(queue, kind, options)
+    yield from namespace.ensure(queue, kind, options, wanted)
     given = frozenset(id for id in chosen if id is not None)
     return (yield from enter(queue, kind, documents, encoded, given, on_duplicate, session))
 
@@ -156,10 +161,11 @@ def new_document(
     headers: Mapping[str, Any] | None,
     key: str | None,
     id: Id | None,
+    priority: int | None = None,
 ) -> Document:
     """Return the document of a new message."""
     document: Document = {"_id": ObjectId() if id is None else id}
-    document |= kind.entering(queue, when)
+    document |= kind.entering(queue, when, priority)
     document["pushed"] = now
     if type_name is not None:
         document["type"] = type_name

@@ -10,8 +10,10 @@ from typing import Any, cast
 from pyqueue import arguments
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind, ScanStart, require
-from pyqueue.backends.namespace import HOT, record_id
+from pyqueue.backends.levels import LEVEL_ORDER, PRIOR, listed_levels, ready_by_level
+from pyqueue.backends.namespace import HOT, flags
 from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.backends.transitions import messages_only
 from pyqueue.clock import BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
@@ -36,7 +38,16 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
     arguments.count("limit", limit)
     now = yield from ServerTime()
     match = kind.claimable(queue, now, None)
-    found = yield from Find(match, sort=kind.order, limit=limit, hint=kind.index)
+    found: list[Document] = []
+    if "priority" in kind.capabilities:
+        levels = listed_levels((yield from flags(queue)).get("levels"))
+        if levels:
+            first = ready_by_level(queue, levels, now)
+            found = yield from Find(first, sort=LEVEL_ORDER, limit=limit, hint=PRIOR)
+            match = {**match, "priority": {"$nin": levels}}  # the rest, by age
+    if len(found) < limit:
+        rest = limit - len(found)
+        found += yield from Find(match, sort=kind.order, limit=rest, hint=kind.index)
     return [decode(codec, document, now) for document in found]
 
 
@@ -51,7 +62,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]:
     """Return the filters of the states in ``Counts``. Without ``held``, what is held counts as
     scheduled."""
-    messages = {"q": queue, "_id": {"$ne": record_id(queue)}}
+    messages = {"q": queue, **messages_only(queue)}
     later = {"$gt": now, "$lt": BAND}
     found: dict[str, Filter] = {
         "ready": {**messages, "when": {"$lte": now}},
@@ -108,7 +119,7 @@ def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
 
 def _head(queue: str, start: ScanStart | None) -> Plan[list[Document]]:
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
-    match = {"q": queue, "when": live, "_id": {"$ne": record_id(queue)}}
+    match = {"q": queue, "when": live, **messages_only(queue)}
     return (yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT))
 
 

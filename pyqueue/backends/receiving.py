@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
 from pyqueue.backends import invalid, namespace, reading
+from pyqueue.backends.by_level import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, size_of
-from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms, claim
+from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
 from pyqueue.backends.giving_back import give_back, insert_again, undo_pop, undo_reserve
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
@@ -164,7 +165,9 @@ def _is_paused(queue: str, scan: ScanState, now: datetime) -> Plan[bool]:
     read = scan.flag_read
     if read is None or (now - read).total_seconds() >= PAUSE_READ_INTERVAL_S:
         scan.flag_read = now
-        scan.paused = yield from namespace.paused(queue, revive=True)
+        record = yield from namespace.flags(queue, revive=True)
+        scan.paused = bool(record.get("paused"))
+        scan.levels.follow(record)
     return scan.paused
 
 
@@ -259,7 +262,7 @@ def _claim_messages(
         now = yield from ServerTime()
         bare = how.bare and limit == 1 and not scan.locked.pops_claim(now)
         wanted = min(limit - len(claimed), MAX_CLAIM)
-        documents, ended = yield from claim(terms, scan, now, wanted, room, delete=bare)
+        documents, ended = yield from claim_next(terms, scan, now, wanted, room, delete=bare)
         if room.excess:
             yield from _give_back(terms, room.take_excess())
         before = len(claimed)

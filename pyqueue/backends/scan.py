@@ -20,6 +20,7 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.levels import LevelStarts
 from pyqueue.backends.locked import LockedMessages
 from pyqueue.requests import Document
 
@@ -110,6 +111,8 @@ class ScanState:
     locked: LockedMessages = field(default_factory=LockedMessages)
     #: No message is known below it.
     lower_bound: ScanStart | None = None
+    #: The same for each level of a queue with priorities. Then ``lower_bound`` is that by age.
+    levels: LevelStarts = field(default_factory=LevelStarts)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
     _idle_rescan_s: float = IDLE_RESCAN_S
@@ -129,16 +132,22 @@ class ScanState:
             self.forget()
         self._observed = now
 
-    def start(self, now: datetime) -> ScanStart | None:
+    def start(self, now: datetime, *, by_level: bool = False) -> ScanStart | None:
         """Begin a scan: forget a due time that has passed, and return where to begin.
 
-        None means at the very start, which is a rescan.
+        None means at the very start, which is a rescan. A scan ``by_level`` begins at the starts of
+        the levels else, and no scan by age is behind a rescan.
         """
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
             self.due, self.due_known = None, False
         self._announced = None
-        return None if self.rescan_at is None or self.rescan_at <= now else self.lower_bound
+        if self.rescan_at is None or self.rescan_at <= now:
+            if self.levels.in_use:
+                self.levels.begin_rescan()
+                self.lower_bound = None  # so does the next scan by age
+            return None
+        return (FIRST, None) if by_level else self.lower_bound
 
     def scanned(
         self,
@@ -149,6 +158,8 @@ class ScanState:
         poll_s: float,
         *,
         ended: bool,
+        by_level: bool = False,
+        level: object = None,
     ) -> None:
         """Learn from a scan.
 
@@ -159,6 +170,8 @@ class ScanState:
             last: the last message that it found; None: it found nothing.
             poll_s: the longest time between rescans of an idle queue, in seconds.
             ended: whether it saw the end of what is ready.
+            by_level: whether it scanned by level.
+            level: the level of the last message that it found.
         """
         if after < now - CLOCK_STEP:
             self.forget()  # the clock was set back meanwhile: new messages lie below this scan
@@ -166,7 +179,10 @@ class ScanState:
         # Racing producers may still insert above this margin.
         margin: ScanStart = (now - SLACK, None)
         if last is not None or ended:
-            self.lower_bound = last if last is not None and last[0] < margin[0] else margin
+            if by_level:
+                self.levels.learn(None if ended else level, last, margin)
+            else:
+                self.lower_bound = last if last is not None and last[0] < margin[0] else margin
             if self._announced is not None:
                 self.move_start_back(self._announced)  # it arrived during the scan
         if last is not None:
@@ -184,7 +200,7 @@ class ScanState:
                 self._idle_rescan_s = min(self._idle_rescan_s * 2, max(poll_s, IDLE_RESCAN_S))
         elif start is not None and last is None and self.rescan_at is not None:
             self.rescan_at = min(self.rescan_at, now + _seconds(self._idle_rescan_s))
-        if last is None and after - now >= SLOW_SCAN:
+        if (last is None or by_level) and after - now >= SLOW_SCAN:
             self.sentinel_until = after + TOMBSTONE_LIFETIME
 
     def move_start_back(self, when: datetime) -> None:
@@ -192,6 +208,8 @@ class ScanState:
         self._announced = when if self._announced is None else min(when, self._announced)
         if self.lower_bound is not None and when <= self.lower_bound[0]:
             self.lower_bound = (when, None)
+        if self.levels.starts:
+            self.levels.move_back(when)
 
     def on_signal(self, when: datetime) -> None:
         """Learn from the bus that the queue has a message from ``when`` on."""

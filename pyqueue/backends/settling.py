@@ -82,8 +82,8 @@ def rollback(
         last_try = options.max_tries is not None and each.tries >= options.max_tries
         if last_try and each.dead is None:
             if dead_letter is None:
-                name = options.dead_letter
-                dead_letter = yield from namespace.dead_letter_target(queue, kind, name)
+                name, levels = options.dead_letter, {each.priority for each in held}
+                dead_letter = yield from namespace.dead_letter_target(queue, kind, name, levels)
             settlements.append(_burial(queue, kind, each, dead_letter, "tries", record))
             continue
         delay_s = options.backoff.delay(each.tries) if given_delay_s is None else given_delay_s
@@ -124,7 +124,8 @@ def bury(
                 "redrive() the queue"
             )
     record = None if error is None else error_record(error, (yield from ServerTime()))
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter)
+    levels = {each.priority for each in held}
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
     settlements = [_burial(queue, kind, each, target, "buried", record) for each in held]
     yield from settle(queue, settlements)
 
@@ -139,7 +140,7 @@ def _burial(
 ) -> Settlement:
     def build(now: datetime) -> SettlementUpdate:
         death = {"reason": reason, "tries": held.tries, "error": error or held.error}
-        put = target.kind.entering(target.queue, now)
+        put = target.kind.entering(target.queue, now, held.priority)
         return transitions.burying(kind, queue, put, now, death, keyed=held.key is not None)
 
     return Settlement(held, build)

@@ -183,6 +183,8 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
     A message whose key is taken stays hidden. One that is scheduled for later keeps its instant.
     """
+    if "priority" in target.kind.capabilities:
+        yield from namespace.ensure(target.queue, target.kind, None, [None])
     put = target.kind.entering(target.queue, now)
     later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
     entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}

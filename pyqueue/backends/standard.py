@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pyqueue.backends import transitions
-from pyqueue.backends.kind import ScanStart, register
+from pyqueue.backends.kind import IndexTerms, ScanStart, register
 from pyqueue.backends.namespace import HOT
 from pyqueue.requests import Filter, Sort
 
@@ -28,9 +28,10 @@ class Standard:
     held_fields: tuple[str, ...] = transitions.HELD_FIELDS
     stay_fields: tuple[str, ...] = transitions.STAY_FIELDS
     bare_pop: bool = True
+    indexes: Mapping[str, IndexTerms] = MappingProxyType({})
 
-    def entering(self, queue: str, when: datetime) -> dict[str, Any]:
-        """Return the fields of a message that enters the queue."""
+    def entering(self, queue: str, when: datetime, priority: int | None = None) -> dict[str, Any]:
+        """Return the fields of a message that enters the queue. It may keep a priority."""
         return transitions.entering(queue, when)
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.clock import BAND
-from pyqueue.messages import KEPT, Id, Reservation
+from pyqueue.messages import HIGHEST_PRIORITY, KEPT, Id, Reservation
 from pyqueue.requests import Filter
 
 UpdateFields = dict[str, dict[str, Any]]
@@ -53,6 +53,21 @@ def record_id(queue: str) -> str:
     return f"~queue:{queue}"
 
 
+def level_record_id(queue: str, level: int) -> str:
+    """Return the _id of the record of one level of a queue with priorities; see ``levels``."""
+    return f"{record_id(queue)}~{level}"
+
+
+def level_record_ids(queue: str) -> list[str]:
+    """Return the ids of the records of all levels."""
+    return [level_record_id(queue, level) for level in range(HIGHEST_PRIORITY + 1)]
+
+
+def messages_only(queue: str) -> Filter:
+    """Return the filter that keeps out the records of a queue of any kind."""
+    return {"_id": {"$nin": [record_id(queue), *level_record_ids(queue)]}}
+
+
 def unset(*names: str) -> dict[str, Any]:
     """Return the $unset of these fields."""
     return dict.fromkeys(names, "")
@@ -70,12 +85,20 @@ def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
 
 def live(queue: str, start: ScanStart | None) -> Filter:
     """Return the filter of the live messages in scan order, from ``start`` on."""
-    return scan_range(queue, {"$lt": BAND}, start)
+    return scan_range(queue, {"$lt": BAND}, start, messages_only(queue))
 
 
-def scan_range(queue: str, upto: Mapping[str, datetime], start: ScanStart | None) -> Filter:
-    """Return the filter of the messages from ``start`` on whose ``when`` matches ``upto``."""
-    messages = {"_id": {"$ne": record_id(queue)}}
+def scan_range(
+    queue: str,
+    upto: Mapping[str, datetime],
+    start: ScanStart | None,
+    messages: Filter | None = None,
+) -> Filter:
+    """Return the filter of the messages from ``start`` on whose ``when`` matches ``upto``.
+
+    ``messages`` keeps records out; None: there are none but the record of the queue.
+    """
+    messages = messages or {"_id": {"$ne": record_id(queue)}}
     if start is None:
         return {"q": queue, "when": upto, **messages}
     when, id = start
@@ -129,7 +152,7 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
     return {
         "q": queue,
         "when": {"$lt": BAND},
-        "_id": {"$ne": record_id(queue)},
+        **messages_only(queue),
         "$or": [{"token": {"$exists": False}}, {"when": {"$lte": now}}],
     }
 
@@ -195,9 +218,9 @@ def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
     return {"$set": {"when": due}, "$unset": removed}
 
 
-def replaying(kind: Kind, queue: str, now: datetime) -> UpdateFields:
+def replaying(kind: Kind, queue: str, priority: int | None, now: datetime) -> UpdateFields:
     """Return the update that makes a finished message ready again."""
-    put = kind.entering(queue, now)
+    put = kind.entering(queue, now, priority)
     removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
     return {
         "$set": put,

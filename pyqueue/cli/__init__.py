@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyqueue.cli import checkout, doctor, queues, streams, trace, work
+from pyqueue.cli import checkout, doctor, managing, queues, streams, trace, work
 from pyqueue.cli.common import Commands, Json, emit
 
 __all__ = ["app"]
@@ -51,7 +51,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, trace, work, doctor, checkout):
+for _part in (queues, managing, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 

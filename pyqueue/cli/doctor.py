@@ -26,7 +26,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends.namespace import HOT, INDEXES
+from pyqueue.backends.kind import known
+from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.cli.common import (
     CONNECT_TIMEOUT_S,
     Commands,
@@ -228,11 +229,15 @@ def check_retryable_writes(hello: Document) -> Finding:
 def check_indexes(client: Client) -> Finding:
     """Check that all indexes exist and have the right options."""
     # A collection that does not exist has no indexes.
-    found = client.database[client.namespace].index_information()
+    collection = client.database[client.namespace]
+    found = collection.index_information()
     if not found:
         text = "the namespace is empty: its first client creates them"
         return Finding("indexes", "ok", text)
-    missing = [name for name in INDEXES if name not in found]
+    indexes = dict(INDEXES)
+    for kind in collection.distinct("kind", {"_id": RECORD_IDS}):
+        indexes |= known()[kind].indexes if kind in known() else {}
+    missing = [name for name in indexes if name not in found]
     if missing:
         text = (
             f"missing: {', '.join(missing)}; a client that may create indexes does so when it "
@@ -242,14 +247,14 @@ def check_indexes(client: Client) -> Finding:
         return Finding("indexes", "wrong", text)
     different = [
         name
-        for name, (keys, options) in INDEXES.items()
+        for name, (keys, options) in indexes.items()
         if list(found[name]["key"]) != keys
         or any(found[name].get(each) != value for each, value in options.items())
     ]
     if different:
         text = f"wrong keys or options: {', '.join(different)}; drop them, then start a client"
         return Finding("indexes", "wrong", text)
-    return Finding("indexes", "ok", ", ".join(INDEXES))
+    return Finding("indexes", "ok", ", ".join(indexes))
 
 
 # ---- documents that no receive finds

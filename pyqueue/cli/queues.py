@@ -1,4 +1,4 @@
-"""The commands on queues: ls, push, pop, peek, move, redrive, purge, pause, resume and rm."""
+"""The commands on messages: ls, push, pop, peek, move, redrive and purge."""
 
 from __future__ import annotations
 
@@ -101,6 +101,14 @@ MessageId = Annotated[
 ]
 
 
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--priority", min=0, max=9, metavar="N", help="From 0 to 9; higher ones go first."
+    ),
+]
+
+
 @app.command()
 def push(
     name: Name,
@@ -119,6 +127,7 @@ def push(
     ] = "ignore",
     header: Header = None,
     id: MessageId = None,
+    priority: PriorityOption = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -137,7 +146,9 @@ def push(
             )
         with connect(url, namespace, signals) as client:
             target = queue_with_stored_options(client, name)
-            number = _push_lines(target, file, text, delay=delay, headers=headers)
+            number = _push_lines(
+                target, file, text, delay=delay, headers=headers, priority=priority
+            )
         emit({"pushed": number}) if as_json else print(number)
         return
     value = _value(payload, file, text)
@@ -149,6 +160,7 @@ def push(
             on_duplicate=on_duplicate,
             headers=headers,
             id=None if id is None else parse_id(id),
+            priority=priority,
         )
     if as_json:
         emit({"id": pushed})
@@ -214,6 +226,7 @@ def _push_lines(
     *,
     delay: float | None,
     headers: dict[str, str],
+    priority: int | None,
 ) -> int:
     """Push a message for each line, and return how many."""
     pushed = number = 0
@@ -227,7 +240,10 @@ def _push_lines(
                         payload = line.decode().removesuffix("\r")
                         payloads.append(payload if text else parse_json(payload, f"line {number}"))
                 if payloads:
-                    pushed += len(target.push_many(payloads, delay=delay, headers=headers))
+                    levels = None if priority is None else [priority] * len(payloads)
+                    pushed += len(
+                        target.push_many(payloads, delay=delay, headers=headers, priorities=levels)
+                    )
     except (QueueError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, QueueError) else f"line {number}: "
         raise ConfigurationError(
@@ -241,7 +257,7 @@ def _push_lines(
 
 def to_json(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message that programs need."""
-    names = "id queue payload headers key when pushed tries error trail state dead"
+    names = "id queue payload headers key when pushed tries error trail state dead priority"
     return {name: getattr(message, name) for name in names.split()}
 
 
@@ -291,7 +307,7 @@ def peek(
 ) -> None:
     """Show the messages that would be received next, and leave them in the queue."""
     with connect(url, namespace) as client:
-        messages = client.queue(name).peek(limit)
+        messages = queue_with_stored_options(client, name).peek(limit)
     if as_json:
         for each in messages:
             emit(to_json(each))
@@ -388,7 +404,7 @@ def purge(
 ) -> None:
     """Delete the ready and scheduled messages, after a confirmation. Print how many."""
     with connect(url, namespace) as client:
-        target = client.queue(name)
+        target = queue_with_stored_options(client, name)
         if not yes:
             counts = target.counts()
             number = counts.ready + counts.scheduled
@@ -399,69 +415,3 @@ def purge(
                 raise typer.Exit(1)
         purged = target.purge()
     emit({"purged": purged}) if as_json else print(purged)
-
-
-# ---- pause, resume
-
-
-@app.command()
-def pause(
-    name: Name,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
-) -> None:
-    """Stop the delivery of messages, in every process. Pushes still work."""
-    with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        target = client.queue(name)
-        target.pause()
-        _show_paused(target, as_json)
-
-
-@app.command()
-def resume(
-    name: Name,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
-) -> None:
-    """Resume the delivery of messages."""
-    with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        target = client.queue(name)
-        target.resume()
-        _show_paused(target, as_json)
-
-
-def _show_paused(target: Queue[Any], as_json: bool) -> None:
-    paused = target.paused()
-    if as_json:
-        emit({"queue": target.name, "paused": paused})
-    else:
-        print(f"{target.name}: {'paused' if paused else 'not paused'}")
-
-
-# ---- rm
-
-
-@app.command()
-def rm(
-    name: Name,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete its messages too, even those that are held.")
-    ] = False,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
-) -> None:
-    """Delete a queue with its history. Print how many messages were deleted.
-
-    A queue with messages needs --force. Programs that still use the queue make it again.
-    """
-    with connect(url, namespace, signals) as client:
-        deleted = client.delete_queue(name, force)
-    emit({"deleted": deleted}) if as_json else print(deleted)

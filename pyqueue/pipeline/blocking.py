@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 import anyio
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.namespace import kind_of
 from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.drivers import AsyncDriver
@@ -80,6 +81,8 @@ class ClientRunner:
         self._connection = connection
         self._driver = driver
         self._threads = threads
+        #: The kinds of the queues that stages only write to, by name.
+        self._kinds: dict[str, str] = {}
         self._transactions = anyio.Semaphore(_MAX_TRANSACTIONS)
 
     @classmethod
@@ -130,9 +133,12 @@ class ClientRunner:
         """Return the consumers of a queue that wait in this run."""
         return self._driver.waiters(queue)
 
-    def queue(self, name: str) -> AsyncQueue[Any]:
-        """Return a queue with default options."""
-        return self.adapt(self._client.queue(name))
+    async def target(self, name: str) -> AsyncQueue[Any]:
+        """Return a queue with default options, of the kind that its record has."""
+        if name not in self._kinds:
+            kind = await self.run(kind_of(name))
+            self._kinds[name] = kind or "standard"
+        return self.adapt(self._client.queue(name, kind=self._kinds[name]))
 
     def adapt(self, queue: Queue[Any] | AsyncQueue[Any]) -> AsyncQueue[Any]:
         """Return the async form of a queue of the client, with the same options."""

@@ -363,7 +363,7 @@ class Run:
     async def _run_spark_stage(self, running: RunningStage) -> None:
         try:
             with self._runner.blocking_connection() as connection:
-                targets = [backend_of(self._runner.queue(name)) for name in running.stage.to]
+                targets = [backend_of(await self._runner.target(name)) for name in running.stage.to]
                 await run_batches(running.stage, targets, connection, self._threads, running.count)
         except QueueError as error:
             self._fail(error)

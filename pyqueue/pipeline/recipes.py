@@ -65,6 +65,8 @@ class QueuePart(Part):
     dead_letter: str | None = None
     history: float | None = None
     poll: float | None = None
+    kind: str | None = None
+    strict: bool | None = None
     backoff: BackoffPart | None = None
 
     def options(self) -> dict[str, Any]:

@@ -45,8 +45,13 @@ TRANSACTION_LEASE_S = 30.0
 #: Dumps values of pydantic models and dataclasses by their own type.
 _ANY_TYPE: Final = Codec[Any](Any)
 
-#: An output of Many: a queue, the payloads for it, and their ids in case there is no transaction.
-_Output = tuple[AsyncQueue[Any], list[Any], list[ObjectId]]
+#: An output of Many: a queue, the payloads for it, their ids in case there is no transaction, and
+#: their priorities.
+_Output = tuple[AsyncQueue[Any], list[Any], list[ObjectId], list[int | None]]
+
+
+#: A queue, or its name; a payload for it; and its priority there.
+_Target = tuple[AsyncQueue[Any] | str, Any, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +103,14 @@ class Verdicts:
         if isinstance(answer, Drop):
             return Verdict("dropped", partial(self._queue.commit, message))
         if isinstance(answer, Many):
-            outputs = [self._target(each) for each in answer.outputs]
-            return Verdict("out", partial(self._fan_out, message, self._by_queue(message, outputs)))
+            outputs = [(*self._target(each), each.priority) for each in answer.outputs]
+            return Verdict("out", partial(self._fan_out, message, outputs))
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
         if isinstance(answer, To):
             to, payload = self._target(answer)
-            return Verdict("out", partial(self._queue.move, message, to=to, payload=payload))
+            move = partial(self._queue.move, message, to=to, payload=payload)
+            return Verdict("out", partial(move, priority=answer.priority))
         if stage.kind == "choice":
             raise Reject(
                 f"{stage.label} returned {_shown(answer)}; a choice returns To, Drop or Many"
@@ -216,29 +222,32 @@ class Verdicts:
 
     # ---- Many
 
-    def _by_queue(
-        self, message: Reservation[Any], outputs: Sequence[tuple[AsyncQueue[Any] | str, Any]]
+    async def _by_queue(
+        self, message: Reservation[Any], outputs: Sequence[_Target]
     ) -> list[_Output]:
         """Return the outputs of a message grouped by queue. Those of one queue keep their order."""
         groups: dict[str, _Output] = {}
-        for index, (to, payload) in enumerate(outputs):
-            queue = self._runner.queue(to) if isinstance(to, str) else to
+        for index, (to, payload, priority) in enumerate(outputs):
+            queue = await self._runner.target(to) if isinstance(to, str) else to
             if payload is UNCHANGED:
                 payload = backend_of(self._queue).codec.dump(message.payload)
-            _, payloads, ids = groups.setdefault(queue.name, (queue, [], []))
+            _, payloads, ids, levels = groups.setdefault(queue.name, (queue, [], [], []))
             payloads.append(payload)
+            levels.append(priority)
             ids.append(_derived_id(message, queue.name, index))
         return list(groups.values())
 
-    async def _fan_out(self, message: Reservation[Any], outputs: Sequence[_Output]) -> None:
+    async def _fan_out(self, message: Reservation[Any], targets: Sequence[_Target]) -> None:
         """Push the outputs and commit the message, in one transaction if the server has any."""
+        outputs = await self._by_queue(message, targets)
 
         async def push(session: Any) -> None:
-            for queue, payloads, ids in outputs:
+            for queue, payloads, ids, levels in outputs:
                 await queue.push_many(
                     payloads,
                     headers=message.headers,
                     ids=ids if session is None else None,
+                    priorities=levels,
                     session=session,
                 )
             await self._queue.commit(message, session=session)

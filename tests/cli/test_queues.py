@@ -279,6 +279,35 @@ def test_json_keeps_what_only_bson_has() -> None:
     }
 
 
+# ---- priorities
+
+
+def test_push_takes_a_priority(shell: Shell, client: Client) -> None:
+    jobs = client.queue("jobs", kind="priority")
+    jobs.push("low", priority=1)
+    assert shell.run("push", "jobs", '"high"', "--priority", "9")[0] == 0
+    lines = '"x"\n"y"\n'
+    assert shell.run("push", "jobs", "--ndjson", "--priority", "8", given=lines)[1] == "2\n"
+    shown = [(each["payload"], each["priority"]) for each in shell.json("peek", "jobs")]
+    assert shown == [("high", 9), ("x", 8), ("y", 8), ("low", 1)]
+    assert shell.json("ls")[0]["kind"] == "priority"
+    client.queue("plain").push(1)
+    status, _, error = shell.run("push", "plain", "1", "--priority", "9")
+    assert status == 2
+    assert "priority: queue 'plain' is of kind 'standard'" in error
+    assert shell.run("push", "jobs", "1", "--priority", "10")[0] == 2
+
+
+def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
+    client.queue("jobs", kind="priority").push(1)
+    assert shell.json("reshape", "jobs", "--strict") == [{"queue": "jobs", "strict": True}]
+    client.queue("jobs", kind="priority", strict=True).push(2)
+    assert shell.run("reshape", "jobs", "--no-strict") == (0, "jobs: not strict\n", "")
+    status, _, error = shell.run("reshape", "job", "--strict")
+    assert status == 2
+    assert "no queue 'job'" in error
+
+
 # ---- move, redrive, purge, pause
 
 

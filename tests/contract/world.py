@@ -19,6 +19,7 @@ from bson.codec_options import CodecOptions
 
 from pyqueue import AsyncClient, Client, Reservation
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.priority import Priority
 from pyqueue.backends.standard import Standard
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
@@ -57,12 +58,15 @@ class Place:
     def offers(self) -> frozenset[str]:
         """Return the features that tests may need."""
         more = {"sessions"} if self.server else {"no sessions"}
-        more.add("fifo" if self.kind.name == "standard" else self.kind.name)
+        # The messages of one priority are handed out first in, first out.
+        more |= {"newest"} if self.kind.name == "newest" else {"fifo", self.kind.name}
         return self.kind.capabilities | more
 
     def runs(self, file: str) -> bool:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
         if self.kind.name != "standard":
+            if self.driver == "asyncmongo":
+                return self.kind.name == "priority" and file in ASYNC_KIND_FILES
             return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
         if self.driver == "motor":
             return file in MOTOR_FILES
@@ -88,11 +92,25 @@ MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transact
 ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
 #: The test files that ``make test`` runs on a server for the second kind. A kind changes plans and
 #: not drivers, so the other files run in memory.
-KIND_FILES: Final = {"test_kinds", "test_receive", "test_settle", "test_move", "test_transactions"}
+KIND_FILES: Final = {
+    "test_kinds",
+    "test_priority",
+    "test_receive",
+    "test_settle",
+    "test_move",
+    "test_transactions",
+}
+#: Those that it runs on an async client of a server, for a kind with an index and plans of claims
+#: that the standard kind has not.
+ASYNC_KIND_FILES: Final = {"test_priority", "test_receive", "test_settle"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
-    *(Place(driver, Newest()) for driver in ("memory", "pymongo", "asyncmongo")),
+    *(
+        Place(driver, kind)
+        for kind in (Newest(), Priority())
+        for driver in ("memory", "pymongo", "asyncmongo")
+    ),
 ]
 
 

@@ -158,7 +158,7 @@ def old(place: Place, path: Path) -> Iterator[Place]:
     place.raw.insert_many(load(path))
     yield place
     place.raw.delete_many({})
-    runner_of(place.client).open()._records.clear()  # as after a while
+    runner_of(place.client).open().known.forget_records()  # as after a while
 
 
 def test_stored_file_exists_for_this_version() -> None:
@@ -377,13 +377,13 @@ def leaves_alone(place: Place, change: dict[str, Any], operations: dict[str, Ope
         )
         before = place.bytes()
         for name, operation in operations.items():
-            runner_of(client).open()._records.clear()  # another place knew it
+            runner_of(client).open().known.forget_records()  # another place knew it
             with pytest.raises(ConfigurationError, match=r"queue 'later' is of kind"):
                 operation(client, client.queue("later", history=60), held)
             assert place.bytes() == before, name
     finally:
         place.raw.delete_many({})
-        runner_of(client).open()._records.clear()
+        runner_of(client).open().known.forget_records()
 
 
 @pytest.mark.parametrize("change", [change for change in LATER.values() if "v" in change], ids=repr)

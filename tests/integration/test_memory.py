@@ -139,15 +139,15 @@ def test_client_forgets_idle_queues(monkeypatch: pytest.MonkeyPatch) -> None:
         driver = runner_of(client).open()
         for n in range(50):
             client.queue(f"q{n}").push(n)
-        assert len(driver._waiters) == len(driver._records) == 50
+        assert len(driver._waiters) == len(driver.known._records) == 50
         monkeypatch.setattr(base_driver, "_IDLE_S", -1)
         client.queue("now").push(1)
         assert len(driver._waiters) >= 50  # it looks once a minute
         monkeypatch.setattr(driver, "_drop_at", 0)
         client.queue("next").push(1)
         assert set(driver._waiters) == {"next"}
-        assert set(driver._records) <= {"next"}
-        assert set(driver._options) <= {"next"}
+        assert set(driver.known._records) <= {"next"}
+        assert set(driver.known._options) <= {"next"}
         assert [each.payload for each in client.queue("q7").pop_many(2, timeout=0)] == [7]
 
 

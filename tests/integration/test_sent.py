@@ -116,6 +116,12 @@ CASES: Final = [
     Case("claim", lambda queue, held: within(queue.claim("group", limit=2)), (SAFE,)),
     Case("redrive", lambda queue, held: queue.redrive(), (SAFE,), options={"name": "jobs.dead"}),
     Case("remove", lambda queue, held: queue.remove("first"), (SAFE,)),
+    Case(
+        "reprioritize",
+        lambda queue, held: queue.reprioritize("first", 9),
+        (SAFE,),
+        options={"kind": "priority"},
+    ),
     Case("purge", lambda queue, held: queue.purge(), (SAFE,)),
     Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options={"history": 60}),
     Case("pause", lambda queue, held: queue.pause(), (SAFE,)),

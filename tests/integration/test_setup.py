@@ -157,7 +157,7 @@ def test_index_dropped_again_and_again_is_an_error(
     """If the index is dropped each time it is made, the client gives up with an error."""
     made: list[str] = []
 
-    def nothing(name: str) -> Plan[None]:
+    def nothing(name: str, indexes: object) -> Plan[None]:
         made.append(name)
         yield ServerTime()
 

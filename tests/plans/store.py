@@ -158,6 +158,8 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
                 case "$rename":
                     if name in fresh:
                         fresh[value] = fresh.pop(name)
+                case "$addToSet":
+                    fresh[name] = list(dict.fromkeys((*fresh.get(name, ()), *value["$each"])))
                 case "$push":
                     fresh[name] = [*fresh.get(name, ()), *value["$each"]][value["$slice"] :]
                 case "$setOnInsert":
@@ -233,9 +235,12 @@ class Store:
         else:
             found = [each for each in self.documents.values() if matches(each, filter)]
         if sort is not None:
-            ((first, direction), second) = sort
+            ((first, direction), second) = sort[-2:]
             assert (first, second) == ("when", ("_id", direction))
             found.sort(key=place, reverse=direction < 0)
+            if len(sort) == 3:
+                assert sort[0] == ("priority", -1)
+                found.sort(key=lambda each: each["priority"], reverse=True)  # a stable sort
         return found[skip : skip + limit if limit else None]
 
     def _take(self, request: FindAndModify) -> Document | None:
@@ -467,6 +472,11 @@ class Process:
             case MonotonicTime():
                 return world.time / 1000
             case EnsureQueue():
+                if request.levels:
+                    read = namespace.read_or_create_record
+                    yield from self.run(
+                        read(request.queue, request.kind, None, {}, levels=request.levels)
+                    )
                 record = namespace.record_id(request.queue)
                 fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
                 world.store.documents.setdefault(

@@ -69,8 +69,8 @@ def test_delete_never_loses_a_message_that_comes_meanwhile() -> None:
         assert store.documents["late"]["q"] == "a"
         # The next user of the queue makes its record live again.
         runner = Meddler(store)
-        kind, _ = runner.run(namespace.read_or_create_record("a", "standard", None, {}))
-        assert kind == "standard"
+        record = runner.run(namespace.read_or_create_record("a", "standard", None, {}))
+        assert record.kind == "standard"
         assert store.documents[RECORD]["q"] == "a"
         assert not {"deleted", "expires", "processed"} & set(store.documents[RECORD])
 

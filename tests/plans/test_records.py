@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, ConfigurationError
-from pyqueue import base_driver as drivers
+from pyqueue import Client, ConfigurationError, known_queues
 from pyqueue.backends import kind, namespace
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
@@ -27,7 +26,7 @@ class Shaped(Standard):
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """Return a client that never takes a record as known."""
-    monkeypatch.setattr(drivers, "_RECORD_LIFETIME_S", 0)
+    monkeypatch.setattr(known_queues, "_LIFETIME_S", 0)
     monkeypatch.setitem(kind._kinds, "shaped", Shaped())
     with Client("memory:") as client:
         yield client
@@ -68,7 +67,7 @@ def test_different_shape_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch, lifetime: float
 ) -> None:
     """Also if another object of this client has just read the record."""
-    monkeypatch.setattr(drivers, "_RECORD_LIFETIME_S", lifetime)
+    monkeypatch.setattr(known_queues, "_LIFETIME_S", lifetime)
     push(client, on_failure="skip")
     before = client.queues()
     with pytest.raises(ConfigurationError, match=r"on_failure='skip'.*on_failure='block'"):

@@ -1,0 +1,119 @@
+"""The commands that change a queue as a whole: pause, resume, reshape and rm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pyqueue import Queue
+from pyqueue.cli.common import (
+    Commands,
+    Json,
+    Namespace,
+    Signals,
+    Url,
+    connect,
+    emit,
+    queue_with_stored_options,
+    refuse_unknown,
+)
+
+__all__ = ["app"]
+
+app = typer.Typer(cls=Commands)
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+# ---- pause, resume
+
+
+@app.command()
+def pause(
+    name: Name,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Stop the delivery of messages, in every process. Pushes still work."""
+    with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
+        target = queue_with_stored_options(client, name)
+        target.pause()
+        _show_paused(target, as_json)
+
+
+@app.command()
+def resume(
+    name: Name,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Resume the delivery of messages."""
+    with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
+        target = queue_with_stored_options(client, name)
+        target.resume()
+        _show_paused(target, as_json)
+
+
+def _show_paused(target: Queue[Any], as_json: bool) -> None:
+    paused = target.paused()
+    if as_json:
+        emit({"queue": target.name, "paused": paused})
+    else:
+        print(f"{target.name}: {'paused' if paused else 'not paused'}")
+
+
+# ---- reshape
+
+
+@app.command()
+def reshape(
+    name: Name,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict/--no-strict",
+            help="Of a queue with priorities: whether high levels may starve the lower ones.",
+        ),
+    ],
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Change the options of a queue on which all programs agree. They follow within 5 s."""
+    with connect(url, namespace, signals) as client:
+        client.reshape(name, strict=strict)
+    if as_json:
+        emit({"queue": name, "strict": strict})
+    else:
+        print(f"{name}: {'strict' if strict else 'not strict'}")
+
+
+# ---- rm
+
+
+@app.command()
+def rm(
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete its messages too, even those that are held.")
+    ] = False,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a queue with its history. Print how many messages were deleted.
+
+    A queue with messages needs --force. Programs that still use the queue make it again.
+    """
+    with connect(url, namespace, signals) as client:
+        deleted = client.delete_queue(name, force)
+    emit({"deleted": deleted}) if as_json else print(deleted)

@@ -1,0 +1,99 @@
+"""What a client remembers of the records of its queues, and of the indexes of its namespace.
+
+So an operation need not read the record of its queue first. A record is read again after a while,
+because the queue may have been deleted. This module does no I/O: its plans do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyqueue.backends import kind as kinds
+from pyqueue.backends import namespace
+from pyqueue.backends.kind import IndexTerms
+from pyqueue.requests import EnsureQueue, Plan
+
+__all__ = ["KnownQueues"]
+
+#: How long the record of a queue is taken as known, in seconds.
+_LIFETIME_S: Final = 30.0
+
+
+class KnownQueues:
+    """The records and the indexes that one client knows.
+
+    Args:
+        collection: the name of the collection.
+    """
+
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+        #: What the records say, and when they were read, by the monotonic clock.
+        self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
+        #: The options that this client stored in a record, for each of its Queue objects. A record
+        #: that differs later was changed by another program, and is left alone.
+        self._options: dict[str, list[Mapping[str, Any]]] = {}
+        #: The shapes that its Queue objects gave and that agreed with the record. They follow the
+        #: record if it changes later.
+        self._agreed: dict[str, list[Mapping[str, object]]] = {}
+        #: The indexes that this client needs.
+        self._indexes: dict[str, IndexTerms] = dict(namespace.INDEXES)
+
+    def kind_of(self, request: EnsureQueue) -> str | None:
+        """Return the kind of a queue, or None if its record has to be read."""
+        record, read = self._records.get(request.queue, (None, 0.0))
+        if record is None or time.monotonic() - read >= _LIFETIME_S:
+            return None
+        if request.shape and request.shape not in self._agreed.get(request.queue, ()):
+            return None  # reading the record raises the error, if there is one
+        return record.kind if record.levels.issuperset(request.levels) else None
+
+    def ensure(self, request: EnsureQueue) -> Plan[str]:
+        """Read or create the record of a queue, and remember what it says."""
+        queue, shown = request.queue, request.options and request.options()
+        stored = self._options.setdefault(queue, [])
+        agreed = self._agreed.setdefault(queue, [])
+        shape = {} if request.shape in agreed else request.shape
+        record = yield from namespace.read_or_create_record(
+            queue,
+            request.kind,
+            shown,
+            shape,
+            compare=shown not in stored,
+            levels=request.levels,
+        )
+        indexes = kinds.known()[record.kind].indexes if record.kind in kinds.known() else {}
+        if not indexes.keys() <= self._indexes.keys():
+            yield from namespace.make_indexes(self._collection, indexes)
+            self._indexes |= indexes
+        if shown and shown not in stored:
+            stored.append(shown)
+        if shape:
+            agreed.append(shape)
+        self._records[queue] = record, time.monotonic()
+        return record.kind
+
+    def make_indexes(self, hint: str | None = None) -> Plan[None]:
+        """Make the indexes that this client needs, and the one that a command named in vain."""
+        every = namespace.all_indexes()
+        if hint is not None and hint in every:
+            self._indexes[hint] = every[hint]
+        yield from namespace.make_indexes(self._collection, self._indexes)
+
+    def forget_records(self) -> None:
+        """Read each record again: the collection may have been dropped."""
+        self._records.clear()
+
+    def forget(self, queue: str) -> None:
+        """Forget a queue, which was deleted."""
+        for table in (self._records, self._options, self._agreed):
+            table.pop(queue, None)
+
+    def forget_idle(self, idle_s: float) -> None:
+        """Forget the queues whose record was not read for so long, in seconds."""
+        now = time.monotonic()
+        for queue, (_, read) in list(self._records.items()):
+            if now - read > idle_s:
+                self.forget(queue)
