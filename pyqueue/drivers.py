@@ -252,12 +252,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         for again in (True, False):
             try:
                 with self._deadline(request):
-                    raw = self._send(request)
-                    if inspect.isawaitable(raw):
-                        raw = await raw
-                    if request.cursor and not self.memory:
-                        raw = await raw.to_list(None)
-                    return request.read(raw)
+                    return request.read(await self._answered(request))
             except Exception as error:
                 try:
                     return self._failed(request, error)  # type: ignore[no-any-return]
@@ -267,6 +262,20 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     self.known.forget_records()
                     await self._drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
+
+    async def _answered(self, request: Command[Any]) -> Any:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
+        raw = self._send(request)
+        if inspect.isawaitable(raw):
+            raw = await raw
+        if request.cursor and not self.memory:
+            raw = await raw.to_list(None)
+        if task and task.cancelling() > cancelled:
+            # PyMongo waits by ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it
+            # comes with the answer. The caller would go on, and might wait for ever.
+            raise asyncio.CancelledError
+        return raw
 
     async def _at_one_instant(self, request: AtOneInstant[R]) -> R:
         if self.replicated:

@@ -24,8 +24,11 @@ from pydantic import BaseModel
 from pymongo import AsyncMongoClient
 
 from pyqueue import AsyncClient, AsyncQueue, Counts
+from pyqueue.base_driver import BaseDriver
 from pyqueue.connecting import runner_of
-from tests.support.eventually import async_eventually
+from pyqueue.drivers import AsyncDriver
+from pyqueue.requests import Find
+from tests.support.eventually import LONG, async_eventually
 from tests.support.samples import sampled
 
 STORE = 40  # messages that are there to the last
@@ -238,6 +241,45 @@ def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind
             assert await queue.counts() == Counts(
                 ready=rounds - got, reserved=got if kind == "reserve" else 0
             )
+
+    asyncio.run(main())
+
+
+@dataclass
+class Losing:
+    """A cursor that loses a cancellation which comes with the answer, as PyMongo's may."""
+
+    cursor: Any
+    asked: asyncio.Event
+
+    async def to_list(self, length: int | None) -> Any:
+        self.asked.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+        return await self.cursor.to_list(length)
+
+
+def test_cancellation_that_the_driver_loses_ends_a_receive(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, consumers = asyncio.Event(), list[asyncio.Task[Any]]()
+    send: Callable[..., Any] = vars(BaseDriver)["_send"]
+
+    def losing(driver: Any, request: Any) -> Any:
+        sent = send(driver, request)
+        mine = asyncio.current_task() in consumers
+        return Losing(sent, asked) if mine and isinstance(request, Find) else sent
+
+    monkeypatch.setattr(AsyncDriver, "_send", losing)
+
+    async def main() -> None:
+        async with AsyncClient(url) as client:
+            consumers.append(asyncio.create_task(client.queue("jobs", poll=3600).reserve()))
+            await asked.wait()
+            consumers[0].cancel()
+            _, waiting = await asyncio.wait(consumers, timeout=LONG)
+            assert not waiting
+            assert consumers[0].cancelled()
 
     asyncio.run(main())
 
