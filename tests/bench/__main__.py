@@ -26,6 +26,7 @@ from tests.bench import (
     replicas,
     single,
     spark,
+    streams,
     tombstones,
     wakeups,
 )
@@ -44,6 +45,7 @@ SECTIONS: dict[str, Section] = {
     "wakeups": wakeups.run,
     "idle": idle.run,
     "pipeline": pipeline.run,
+    "streams": streams.run,
     "spark": spark.run,
     "replicas": replicas.run,
     "peers": peers.run,
