@@ -258,6 +258,27 @@ def test_strict_queue_walks_on_to_find_unlisted_messages(
     assert 4 in store.documents[RECORD]["levels"]
 
 
+def test_contested_look_by_level_skips_nothing() -> None:
+    """Or it would claim lower levels before higher ones."""
+    for _ in range(5):
+        store, waiters = stored(), Waiters("t")
+        waiters.scan.contested = True
+        runner = Meddler(store)
+        found = runner.run(plans().receive(waiters, 2, timeout=0))
+        assert [each.id for each in found] == ["high", "low"]
+
+
+def test_new_level_is_announced_before_its_first_push() -> None:
+    """Consumers that wait read the record again, and then hear of the message."""
+    runner = Meddler(stored())
+    runner.run(plans().push([1], priorities=[5]))
+    assert runner.signals == [("a", None), ("a", NOW)]
+    assert [type(each).__name__ for each in runner.commands][-1] == "Insert"
+    again = Meddler(runner.store)
+    again.run(plans().push([1], priorities=[5]))
+    assert again.signals == [("a", NOW)]
+
+
 def test_shape_of_another_kind_is_refused() -> None:
     runner = Meddler(stored())
     with pytest.raises(ConfigurationError, match="strict"):
