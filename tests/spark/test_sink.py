@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Message
-from pyqueue.spark import QueueDataSource, batches
+from pyqueue.spark import QueueDataSource, ahead
 from tests.spark.engine import Engine, in_a_task, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually
@@ -315,7 +315,7 @@ def test_stream_ends_a_batch_at_its_bytes(flow: Flow, database: str) -> None:
 
 @pytest.mark.usefixtures("faked")
 def test_stage_ends_a_batch_at_its_bytes(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 2500)
+    monkeypatch.setattr(ahead, "MAX_BATCH_BYTES", 2500)
     flow.raw.push_many(["x" * 1000] * 6)
     assert [each.claimed for each in flow.work()] == [2, 2, 2]
     assert len(flow.written()) == 6
