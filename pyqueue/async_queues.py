@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -51,8 +51,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     ``AsyncClient.queue`` makes it, without I/O.
     """
 
-    async def _run(self, plan: Plan[R]) -> R:
-        return await self._runner.run(plan)
+    def _run(self, plan: Plan[R]) -> Awaitable[R]:
+        return self._runner.run(plan)
 
     async def push(
         self,
@@ -111,7 +111,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         )
 
     async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
-        return next(iter(await self._run(self._receive(1, timeout, pop=True))), None)
+        received = await self._run(self._receive(1, timeout, pop=True))
+        return received[0] if received else None
 
     async def pop_many(
         self,
@@ -125,7 +126,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> Reservation[T] | None:
-        return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
+        received = await self._run(self._receive(1, timeout, lease=lease))
+        return received[0] if received else None
 
     async def reserve_many(
         self,

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -31,6 +31,7 @@ from pyqueue.requests import (
     ForgetQueue,
     Hello,
     Insert,
+    Latecomers,
     MonotonicTime,
     Plan,
     Request,
@@ -106,6 +107,10 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def _admit_none(items: list[Any]) -> None:
+    """Admit no call to a batch, because none waits: blocking calls run alone."""
+
+
 def seconds_left(request: Wait, clock: Clock | None) -> float | None:
     """Return how long a consumer may wait at most.
 
@@ -153,8 +158,8 @@ class BaseDriver(Generic[L]):
         self.sessions: dict[int, list[Signal]] = {}
         #: Whether the server is a replica set or a mongos. Then it has transactions.
         self.replicated = False
-        self._name = name
-        self._timeout = timeout
+        self._admit: Callable[[list[Any]], object] = _admit_none
+        self._name, self._timeout = name, timeout
         self._forks = _forks
         self._prepared = False
         #: The member that was primary when the clock was last sampled.
@@ -360,6 +365,8 @@ class BaseDriver(Generic[L]):
             return self.known.forget(request.queue)
         if type(request) is Signal:
             return self.signal(request)
+        if type(request) is Latecomers:
+            return self._admit(request.items)
         return PENDING
 
     def signal(self, request: Signal) -> None:

@@ -45,6 +45,7 @@ class BlockingAdapter(AsyncDriver):
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
+        self._admit = self._coalescer.admit
 
     def check_usable(self) -> None:
         """Refuse a call to a closed client, or from the wrong process or event loop."""

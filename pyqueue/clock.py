@@ -66,7 +66,8 @@ class Clock:
     @property
     def stale(self) -> bool:
         """Whether new samples are due: after 10 to 15 s, or after the wall clock was set."""
-        return self.fresh_s == 0 or abs(time.time() - time.monotonic() - self._apart) > _JUMP_S
+        now = time.monotonic()
+        return now >= self._taken + self._interval or abs(time.time() - now - self._apart) > _JUMP_S
 
     @property
     def fresh_s(self) -> float:

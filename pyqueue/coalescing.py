@@ -14,13 +14,20 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pyqueue.requests import Coalesce, Plan
 
-__all__ = ["MAX_BATCH_BYTES", "MAX_BATCH_ITEMS", "Coalescer", "PendingCalls", "copy_of"]
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "MAX_BATCH_ITEMS",
+    "Coalescer",
+    "PendingCalls",
+    "copy_of",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_BATCH_ITEMS: Final = 256
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+
 
 Call = tuple[Coalesce[Any, Any], asyncio.Future[Any]]
 
@@ -35,15 +42,40 @@ class Drive(Protocol):
 class PendingCalls:
     """The calls with one key that wait for the next batch, in the order they came."""
 
-    __slots__ = ("crowded", "running", "waiting")
+    __slots__ = ("running", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
         #: How many batches are running.
         self.running = 0
-        #: Whether the last batch had several calls. Then a call waits for the end of the current
-        #: turn of the event loop, because more calls come in the same turn.
-        self.crowded = False
+
+
+class Batch:
+    """The calls of one batch, and the list of their items."""
+
+    __slots__ = ("_pending", "calls", "items")
+
+    def __init__(self, pending: PendingCalls) -> None:
+        self._pending = pending
+        self.calls: list[Call] = []
+        self.items: list[Any] = []
+        self.take()
+
+    def take(self) -> None:
+        """Take in calls that wait, as many as fit."""
+        waiting, calls, size = self._pending.waiting, self.calls, 0
+        while waiting:
+            request, future = call = waiting[0]
+            size += request.size
+            most = 1 if request.alone else MAX_BATCH_ITEMS
+            if calls and (len(calls) >= most or size > MAX_BATCH_BYTES):
+                break
+            waiting.popleft()
+            if future.done():  # it was cancelled before its batch began
+                size -= request.size
+            else:
+                calls.append(call)
+                self.items.append(request.item)
 
 
 class Coalescer:
@@ -59,21 +91,29 @@ class Coalescer:
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
         self._pending: dict[Hashable, PendingCalls] = {}
+        #: The running batches, by the id() of the list of their items.
+        self._batches: dict[int, Batch] = {}
         #: The running batches, and the plans that give results back. They outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
+        #: Whether the last batch had several calls. Then a call waits for the end of the current
+        #: turn of the event loop, because more calls come in the same turn: those that got their
+        #: results together also make their next calls together.
+        self._crowded = False
+        #: How many batches are running, of all keys.
+        self._running = 0
 
     async def join(self, request: Coalesce[Any, R]) -> R:
         """Process the item of a request in a batch. Return its result, or raise its error."""
         calls = self._pending.get(request.key)
         if calls is None:
             calls = self._pending[request.key] = PendingCalls()
-        if request.undo is None and not calls.running and not calls.crowded:
+        if request.undo is None and not self._running and not self._crowded:
             return await self._run_alone(request, calls)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         calls.waiting.append((request, future))
         if calls.running < request.max_in_flight:
-            calls.running += 1
+            self._begin(calls)
             self._spawn(self._run(request.key, calls))
         try:
             return await future
@@ -85,7 +125,7 @@ class Coalescer:
 
     async def _run_alone(self, request: Coalesce[Any, R], calls: PendingCalls) -> R:
         """Run one call without a task: no other call waits, and there is nothing to give back."""
-        calls.running += 1
+        self._begin(calls)
         try:
             return (await self._drive(request.batch([request.item])))[0]
         finally:
@@ -94,9 +134,14 @@ class Coalescer:
             else:
                 self._finish(request.key, calls)
 
+    def _begin(self, calls: PendingCalls) -> None:
+        calls.running += 1
+        self._running += 1
+
     def _finish(self, key: Hashable, calls: PendingCalls) -> None:
         calls.running -= 1
-        if not calls.running and not calls.waiting and not calls.crowded:
+        self._running -= 1
+        if not calls.running and not calls.waiting:
             self._pending.pop(key, None)
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
@@ -104,42 +149,40 @@ class Coalescer:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(self, key: Hashable, calls: PendingCalls) -> None:
+    async def _run(self, key: Hashable, pending: PendingCalls) -> None:
         try:
-            while batch := self._take(calls):
-                first = batch[0][0]
+            while True:
+                batch = Batch(pending)
+                calls, items = batch.calls, batch.items
+                if not calls:
+                    return
+                self._crowded = len(calls) > 1
+                self._batches[id(items)] = batch
                 try:
-                    results = await self._drive(first.batch([request.item for request, _ in batch]))
+                    results = await self._drive(calls[0][0].batch(items))
                 except BaseException as error:
-                    for _, future in batch:
+                    for _, future in calls:
                         if not future.done():
                             future.set_exception(copy_of(error))
                     if not isinstance(error, Exception):
                         raise
                 else:
-                    for (request, future), result in zip(batch, results, strict=True):
+                    for (request, future), result in zip(calls, results, strict=True):
                         if future.done():
                             self._undo(request, result)
                         else:
                             future.set_result(result)
+                finally:
+                    del self._batches[id(items)]
         finally:
-            self._finish(key, calls)
+            self._finish(key, pending)
 
-    def _take(self, calls: PendingCalls) -> list[Call]:
-        batch: list[Call] = []
-        size = 0
-        while (
-            calls.waiting
-            and len(batch) < (1 if calls.waiting[0][0].alone else MAX_BATCH_ITEMS)
-            and (not batch or size + calls.waiting[0][0].size <= MAX_BATCH_BYTES)
-        ):
-            request, future = calls.waiting.popleft()
-            if not future.done():  # else it was cancelled before its batch began
-                batch.append((request, future))
-                size += request.size
-        if batch:
-            calls.crowded = len(batch) > 1 and batch[0][0].undo is None
-        return batch
+    def admit(self, items: list[Any]) -> None:
+        """Add the calls that wait to a running batch, and their items to its list."""
+        batch = self._batches.get(id(items))
+        if batch is not None:
+            batch.take()
+            self._crowded = self._crowded or len(batch.calls) > 1
 
     def _undo(self, request: Coalesce[Any, R], result: R) -> None:
         if request.undo is not None and result:

@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, cast
@@ -390,12 +390,13 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
             return await asyncio.to_thread(self.open)  # starting a server takes a second
         return self.open()
 
-    async def run(self, plan: Plan[R]) -> R:
+    def run(self, plan: Plan[R]) -> Coroutine[Any, Any, R]:
         """Run a plan and return its result."""
         driver = self._driver
-        if driver is None:
-            driver = await self.opened()
-        return await driver.run(plan)
+        return self._open_and_run(plan) if driver is None else driver.run(plan)
+
+    async def _open_and_run(self, plan: Plan[R]) -> R:
+        return await (await self.opened()).run(plan)
 
     async def enter(self) -> None:
         """Reach the server and check the bus. See ``Connection.enter``."""

@@ -52,11 +52,9 @@ _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 def invalid_fields(document: Mapping[str, Any]) -> list[str]:
     """Return the fields of a stored message whose values pyqueue would not write."""
-    types = _FIELD_TYPES
+    type_of = _FIELD_TYPES.get
     invalid = [
-        name
-        for name, value in document.items()
-        if name in types and not isinstance(value, types[name])
+        name for name, value in document.items() if not isinstance(value, type_of(name, object))
     ]
     tries = document.get("tries", 0)
     if "tries" not in invalid:

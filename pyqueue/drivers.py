@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 import threading
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -80,11 +81,12 @@ class Driver(BaseDriver[Listener]):
         self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout)
 
     def _drive(self, plan: Plan[T]) -> T:
+        answer_now = self._answer_now
         try:
             request = next(plan)
             while True:
                 try:
-                    answer = self._answer_now(request)
+                    answer = answer_now(request)
                     if answer is PENDING:
                         answer = self._answer(request)
                 except BaseException as error:
@@ -95,12 +97,12 @@ class Driver(BaseDriver[Listener]):
             return stop.value  # type: ignore[no-any-return]  # a plan's result is its T
 
     def _answer(self, request: Request[Any]) -> Any:
+        if isinstance(request, Coalesce):
+            return self._drive(request.batch([request.item]))[0]
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
             return self._drive(self.known.ensure(request))
-        if isinstance(request, Coalesce):
-            return self._drive(request.batch([request.item]))[0]
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Listen):
@@ -188,6 +190,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
+        self._admit = self._coalescer.admit
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan and return its result."""
@@ -218,11 +221,12 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         await self._preparing.run(work, joins=not self._prepared)
 
     async def _drive(self, plan: Plan[T]) -> T:
+        answer_now = self._answer_now
         try:
             request = next(plan)
             while True:
                 try:
-                    answer = self._answer_now(request)
+                    answer = answer_now(request)
                     if answer is PENDING:
                         answer = await self._answer(request)
                 except BaseException as error:
@@ -232,19 +236,19 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a plan's result is its T
 
-    async def _answer(self, request: Request[Any]) -> Any:
-        if isinstance(request, Command):
-            return await self.ask(request)
-        if isinstance(request, EnsureQueue):
-            return await self._drive(self.known.ensure(request))
+    def _answer(self, request: Request[Any]) -> Awaitable[Any]:
         if isinstance(request, Coalesce):
-            return await self._coalescer.join(request)
+            return self._coalescer.join(request)
+        if isinstance(request, Command):
+            return self.ask(request)
+        if isinstance(request, EnsureQueue):
+            return self._drive(self.known.ensure(request))
         if isinstance(request, AtOneInstant):
-            return await self._at_one_instant(request)
+            return self._at_one_instant(request)
         if isinstance(request, Listen):
-            return await self._listen(request.waiters)
+            return self._listen(request.waiters)
         assert isinstance(request, Wait)
-        return await self._wait(request)
+        return self._wait(request)
 
     async def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""

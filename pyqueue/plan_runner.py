@@ -7,6 +7,7 @@ the client, which depends on them.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from pyqueue.renewal import LeaseRenewer
@@ -47,5 +48,5 @@ class PlanRunner(RunnerBase, Protocol):
 class AsyncPlanRunner(RunnerBase, Protocol):
     """Runs plans for async code."""
 
-    async def run(self, plan: Plan[R]) -> R:
+    def run(self, plan: Plan[R]) -> Awaitable[R]:
         """Run a plan and return its result."""

@@ -250,7 +250,8 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The message, or None after the timeout.
         """
-        return next(iter(self._run(self._receive(1, timeout, pop=True))), None)
+        received = self._run(self._receive(1, timeout, pop=True))
+        return received[0] if received else None
 
     def pop_many(
         self,
@@ -290,7 +291,8 @@ class Queue(QueueBase[T, PlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        return next(iter(self._run(self._receive(1, timeout, lease=lease))), None)
+        received = self._run(self._receive(1, timeout, lease=lease))
+        return received[0] if received else None
 
     def reserve_many(
         self,

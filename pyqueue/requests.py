@@ -5,8 +5,7 @@ the semantics of a queue are written without I/O. A database command knows how i
 and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
 driver itself answers the other requests, from ``ServerTime`` to ``Signal``.
 
-A request is typed by its answer: in ``found = yield from Find(...)``, ``found`` is a list of
-documents.
+A request is typed by its answer: in ``found = yield from Find(...)``, that is a list of documents.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ __all__ = [
     "Hello",
     "Indexes",
     "Insert",
+    "Latecomers",
     "Listen",
     "MonotonicTime",
     "Plan",
@@ -125,7 +125,6 @@ class Command(Request[Answer]):
     max_time_s: float | None = None
     half_time: bool = False
     server_limit_s: float | None = None
-
     #: Whether ``send`` returns a cursor, which the driver reads to its end.
     cursor: ClassVar[bool] = False
 
@@ -147,10 +146,9 @@ class RefusedWrite(Exception):
 
 
 class _TimeLimited(OrderedDict[str, Any]):
-    """A command whose time limit only becomes shorter.
+    """A command whose time limit only becomes shorter: ``pymongo.timeout`` overwrites it.
 
-    ``pymongo.timeout`` overwrites ``maxTimeMS`` by the time that the client has left. The client
-    must wait that long, because a short limit of the client would leave no time for the network.
+    The client must wait longer than the server, to leave time for the network.
     """
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -162,8 +160,8 @@ class _TimeLimited(OrderedDict[str, Any]):
 def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) -> Any:
     """Send a write that the server ends at a time limit, acknowledged by the primary alone."""
     given = {name: value for name, value in fields.items() if value is not None}
+    given |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
     limited = _TimeLimited({command: collection.name, **given})
-    limited |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
     return collection.database.command(limited, codec_options=collection.codec_options)
 
 
@@ -236,8 +234,7 @@ class FindAndModify(Command[Document | None]):
 
     def read(self, raw: Any) -> Document | None:
         """Return the document."""
-        found: Document | None = raw if self.server_limit_s is None else raw["value"]
-        return found
+        return raw if self.server_limit_s is None else raw["value"]  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -285,10 +282,7 @@ class Update(Command[Change]):
 
 @dataclass(slots=True)
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
-    """Apply pairs of a filter and an update, each to one document.
-
-    The answer is the number of matches, and the operations that the server refused.
-    """
+    """Apply pairs of a filter and an update. The answer: the number of matches, and refusals."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]
 
@@ -448,10 +442,9 @@ class Listen(Request[bool]):
 class Wait(Request[bool]):
     """Wait among the consumers of a queue for an event or for an instant.
 
-    Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh
-    meanwhile. A follower waits for its turn or for its ``deadline`` on the monotonic clock (None:
-    no limit). The answer is whether to look for messages: False if every event was about a later
-    instant.
+    Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh. A
+    follower waits for its turn or for its ``deadline`` on the monotonic clock (None: no limit). The
+    answer is whether to look for messages: False if every event was about a later instant.
     """
 
     waiters: Any
@@ -478,6 +471,13 @@ class Coalesce(Request[Result], Generic[Item, Result]):
     max_in_flight: int = 2
     #: Whether each item makes a batch alone.
     alone: bool = False
+
+
+@dataclass(slots=True)
+class Latecomers(Request[None]):
+    """Append the items of calls that came since to the list of a running batch of ``Coalesce``."""
+
+    items: list[Any]
 
 
 @dataclass(slots=True)

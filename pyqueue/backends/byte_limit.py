@@ -17,7 +17,7 @@ of its candidates in steps that grow.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import bson
 
@@ -25,13 +25,14 @@ from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.documents import hashable_id
 from pyqueue.messages import Id
 from pyqueue.payloads import OPTIONS
-from pyqueue.requests import Document, Filter, Find, Plan
+from pyqueue.requests import Document, Filter, Find, Latecomers, Plan
 
 __all__ = [
     "CANDIDATES",
     "HELD_CLAIMS",
     "SIZED_CANDIDATES",
     "ByteLimit",
+    "Limits",
     "fitting_ids",
     "read_claimed",
     "size_of",
@@ -57,19 +58,29 @@ def size_of(document: Document) -> int:
         return 0
 
 
+class Limits(NamedTuple):
+    """What one call receives at most."""
+
+    messages: int
+    #: One message is received even if it is larger.
+    bytes: int
+
+
 class ByteLimit:
     """How many more bytes a receive may take.
 
     Args:
         scan: what this process knows about the queue. It remembers the size of large messages.
-        max_bytes: how many bytes the receive may take.
-        least: how many messages it may take whatever their size.
+        callers: the limits of the calls that receive together. Each may take one message whatever
+            its size.
     """
 
-    def __init__(self, scan: ScanState, max_bytes: int, least: int) -> None:
+    def __init__(self, scan: ScanState, callers: list[Limits]) -> None:
         self._scan = scan
-        self._max_bytes = max_bytes
-        self._least = least
+        self._callers = callers
+        self._max_bytes = sum(each.bytes for each in callers)
+        #: How many messages the receive may take whatever their size.
+        self._least = len(callers)
         #: The bytes that were taken, as far as they are known. The rest was read in batches of the
         #: server.
         self._bytes = 0
@@ -80,6 +91,15 @@ class ByteLimit:
         self.full = False
         #: The claimed messages that did not fit. They have to be given back.
         self.excess: list[Document] = []
+
+    def latecomers(self) -> Plan[int]:
+        """Receive for the calls that came meanwhile, too. Return how many messages they want."""
+        before = len(self._callers)
+        yield from Latecomers(self._callers)
+        late = self._callers[before:]
+        self._max_bytes += sum(each.bytes for each in late)
+        self._least += len(late)
+        return sum(each.messages for each in late)
 
     @property
     def taken_at_most(self) -> int:
@@ -195,7 +215,7 @@ def fitting_ids(ids: Sequence[Id], max_bytes: int) -> Plan[list[Id]]:
     The server reads a message to find out its size. So this reads few sizes first, and then as many
     as will fit if the rest is alike.
     """
-    limit = ByteLimit(ScanState(), max_bytes, least=1)
+    limit = ByteLimit(ScanState(), [Limits(len(ids), max_bytes)])
     if not limit.wants_sizes(len(ids)):
         return list(ids)
     taken, step = 0, FIRST_SIZES

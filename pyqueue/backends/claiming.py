@@ -79,7 +79,6 @@ class ClaimTerms(NamedTuple):
         owner: str,
         lease_s: float,
         command_timeout_s: float,
-        *,
         counts_try: bool = True,
     ) -> ClaimTerms:
         """Return the terms of a queue with these options."""
@@ -136,7 +135,7 @@ def claim(
         terms: how to claim.
         scan: what this process knows about the head of the queue.
         now: the instant.
-        wanted: how many to claim at most.
+        wanted: how many to claim at most, but for callers that come meanwhile.
         room: how many bytes to claim at most. It gets what was claimed and does not fit.
         delete: delete the first message instead of claiming it.
 
@@ -314,16 +313,28 @@ def _claim_unlocked(
 
 
 def _candidates(
-    terms: ClaimTerms, match: Filter, wanted: int, skip: int, room: ByteLimit
-) -> Plan[list[Document]]:
-    """Read what could be claimed, as far as it fits."""
+    terms: ClaimTerms, scan: ScanState, match: Filter, wanted: int, skip: int, room: ByteLimit
+) -> Plan[tuple[list[Document], int]]:
+    """Read what could be claimed, as far as it fits, and return how many messages are wanted now.
+
+    This takes in callers that come meanwhile. Otherwise the callers of a process would divide into
+    groups, each of which waits for the claims of the other, and small groups cost most.
+    """
     order, index = terms.scan
     sized = room.wants_sizes(wanted)
     fields = SIZED_CANDIDATES if sized else CANDIDATES
     if terms.by_level:
         fields = {**fields, "priority": 1}  # the index contains it
-    seen = yield from Find(match, fields, sort=order, limit=wanted, skip=skip, hint=index)
-    return seen[: room.fitting([each.get("bytes", 0) for each in seen])] if sized else seen
+    # As many may come as the last claim had.
+    limit = wanted if sized else max(wanted, min(wanted + scan.last_claim, MAX_CLAIM))
+    seen = yield from Find(match, fields, sort=order, limit=limit, skip=skip, hint=index)
+    if sized:
+        return seen[: room.fitting([each.get("bytes", 0) for each in seen])], wanted
+    if len(seen) > wanted:
+        # More than it has read, it leaves to the next scan: the queue does not end here.
+        wanted = min(wanted + (yield from room.latecomers()), limit)
+    scan.last_claim = min(len(seen), wanted)
+    return seen[:wanted], wanted
 
 
 def _random_skip(terms: ClaimTerms, wanted: int) -> int:
@@ -349,7 +360,7 @@ def _claim_many(
     repeated, after = False, now
     while True:
         room.begin()
-        seen = yield from _candidates(terms, match, wanted, skip, room)
+        seen, wanted = yield from _candidates(terms, scan, match, wanted, skip, room)
         if room.full and not seen:
             return [], None, False
         ids = [each["_id"] for each in seen]

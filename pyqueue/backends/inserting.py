@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 
 from bson.raw_bson import RawBSONDocument
 
@@ -102,18 +101,19 @@ def _insert(
     try:
         if session is None and len(encoded) == 1:
             item = (queue, documents[0]["when"], encoded[0])
-            size = len(encoded[0].raw)
+            call: Coalesce[Pushed, WriteFailure | None]
+            call = Coalesce("insert", item, _insert_each, size=len(encoded[0].raw))
             if given or "key" in documents[0]:
                 # An open transaction may hold the key or the id. Then only this call waits for it.
-                join = partial(Coalesce, ("insert", queue), alone=True, max_in_flight=MAX_LOCKABLE)
-            else:
-                join = partial(Coalesce, "insert")
-            failure = yield from join(item, _insert_each, size=size)
+                call.key, call.alone, call.max_in_flight = ("insert", queue), True, MAX_LOCKABLE
+            failure = yield from call
             failures = [] if failure is None else [failure]
         else:
             failures = yield from Insert(encoded, session=session)
     except Unavailable as error:
         raise unknown_outcome(error, documents) from error
+    if not failures:
+        return written
     for failure in failures:
         if isinstance(failure.error, Unavailable):
             raise unknown_outcome(failure.error, documents) from failure.error

@@ -328,15 +328,17 @@ def ensure(
     Raises:
         ConfigurationError: the queue is of another kind.
     """
+    name = kind.name
     levels: Sequence[int] = ()
     if "priority" in kind.capabilities:
         levels = sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
     if options is None:
-        stored = yield from EnsureQueue(queue, kind.name, levels=levels)
+        stored = yield from EnsureQueue(queue, name, levels=levels)
     else:
         shown = partial(options.shown, queue)
-        stored = yield from EnsureQueue(queue, kind.name, shown, options.shape, levels)
-    _refuse_other_kind(queue, kind, stored)
+        stored = yield from EnsureQueue(queue, name, shown, options.shape, levels)
+    if stored != name:
+        raise _other_kind(queue, kind, stored)
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
@@ -346,19 +348,19 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
         ConfigurationError: the queue is of another kind.
     """
     stored = yield from kind_of(queue)
-    _refuse_other_kind(queue, kind, stored or kind.name)
+    if stored is not None and stored != kind.name:
+        raise _other_kind(queue, kind, stored)
 
 
-def _refuse_other_kind(queue: str, kind: Kind, stored: str) -> None:
+def _other_kind(queue: str, kind: Kind, stored: str) -> ConfigurationError:
     if stored == STREAM:
-        raise ConfigurationError(
+        return ConfigurationError(
             f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
             "name"
         )
-    if stored != kind.name:
-        raise ConfigurationError(
-            f"queue {queue!r} is of kind {stored!r}; here it is used as {kind.name!r}"
-        )
+    return ConfigurationError(
+        f"queue {queue!r} is of kind {stored!r}; here it is used as {kind.name!r}"
+    )
 
 
 def kind_of(queue: str) -> Plan[str | None]:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from pyqueue import arguments
 from pyqueue.backends import invalid, namespace, reading
 from pyqueue.backends.by_level import claim_next
-from pyqueue.backends.byte_limit import ByteLimit, size_of
+from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
 from pyqueue.backends.giving_back import give_back, insert_again, undo_pop, undo_reserve
 from pyqueue.backends.kind import Kind
@@ -42,8 +42,8 @@ from pyqueue.requests import (
 
 __all__ = ["Reception", "Waiting", "accept", "receive"]
 
-#: How long a pause may go unnoticed without a bus, in seconds.
-PAUSE_READ_INTERVAL_S: Final = 5.0
+#: How long a pause may go unnoticed without a bus.
+PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
 
@@ -81,14 +81,6 @@ class Reception(NamedTuple):
         return None if self.pop else self.terms.lease_s
 
 
-class Limits(NamedTuple):
-    """What one call receives at most."""
-
-    messages: int
-    #: One message is received even if it is larger.
-    bytes: int
-
-
 def receive(
     queue: str,
     kind: Kind,
@@ -110,35 +102,34 @@ def receive(
     arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
     lease_s = command_timeout_s if pop else _lease(options, lease)
-    terms = ClaimTerms.of(
-        queue, kind, options, owner, lease_s, command_timeout_s, counts_try=not pop
-    )
+    terms = ClaimTerms.of(queue, kind, options, owner, lease_s, command_timeout_s, not pop)
     misfits = misfits or waiting.misfits
     how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)
-    scan, undo = waiting.scan, partial(undo_reserve, queue, kind)
-    if pop:
-        undo = partial(undo_pop, queue, kind, options.history)
+    scan = waiting.scan
     yield from namespace.ensure(queue, kind, options)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's may be set while the caller waits.
-    deadline = None if timeout_s is None else (yield from MonotonicTime()) + timeout_s
+    deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
     found = False
     try:
         while True:
-            if not (yield from _is_paused(queue, scan, now)):
+            scan.observe(now)
+            if scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL:
+                yield from _read_record(queue, scan, now)
+            if not scan.paused:
                 claimed = yield from Coalesce(
                     how,
                     Limits(limit, max_bytes),
                     partial(_claim_for_callers, how, scan),
-                    undo=undo,
+                    undo=partial(_undo, how),
                     max_in_flight=1,  # concurrent claims of one process would compete
                 )
                 if claimed:
                     found = True
                     return [message for _, message in claimed]
-                now = yield from ServerTime()
-            if deadline is not None and (yield from MonotonicTime()) >= deadline:
+            if timeout_s == 0 or (deadline and (yield from MonotonicTime()) >= deadline):
                 return []
+            now = yield from ServerTime()
             if (yield from Listen(waiting)):
                 now = yield from ServerTime()
                 continue  # the subscription is new: look again, so that no message is missed
@@ -160,22 +151,18 @@ def _lease(options: Options, given: float | timedelta | None) -> float:
 # ---- waiting
 
 
-def _is_paused(queue: str, scan: ScanState, now: datetime) -> Plan[bool]:
-    scan.observe(now)
-    read = scan.flag_read
-    if read is None or (now - read).total_seconds() >= PAUSE_READ_INTERVAL_S:
-        scan.flag_read = now
-        record = yield from namespace.flags(queue, revive=True)
-        scan.paused = bool(record.get("paused"))
-        scan.levels.follow(record)
-    return scan.paused
+def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
+    scan.flag_read = now
+    record = yield from namespace.flags(queue, revive=True)
+    scan.paused = bool(record.get("paused"))
+    scan.levels.follow(record)
 
 
 def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
     """Return when to look again if no event arrives."""
     until = now + timedelta(seconds=poll_s)
     if scan.paused:
-        return min(until, now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
+        return min(until, now + PAUSE_READ_INTERVAL)
     if scan.rescan_at is not None:
         until = min(until, scan.rescan_at)
     if not scan.due_known:
@@ -194,13 +181,20 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
 # ---- claiming
 
 
+def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+    """Give back what was received for a cancelled caller."""
+    queue, kind = how.terms.queue, how.terms.kind
+    if how.pop:
+        return undo_pop(queue, kind, how.history_s, claimed)
+    return undo_reserve(queue, kind, claimed)
+
+
 def _claim_for_callers(
-    how: Reception, scan: ScanState, limits: Sequence[Limits]
+    how: Reception, scan: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers and split the result in order."""
-    room = ByteLimit(scan, sum(each.bytes for each in limits), least=len(limits))
-    wanted = sum(each.messages for each in limits)
-    claimed, finished = yield from _claim_messages(how, scan, wanted, room)
+    """Claim once for several callers, and for those that come meanwhile; split the result."""
+    room = ByteLimit(scan, limits)
+    claimed, finished = yield from _claim_messages(how, scan, limits, room)
     shares, rest = _split(claimed, limits, room)
     if rest:
         yield from _give_back(how.terms, [document for document, _ in rest])
@@ -246,15 +240,15 @@ def _split(
 
 
 def _claim_messages(
-    how: Reception, scan: ScanState, limit: int, room: ByteLimit
+    how: Reception, scan: ScanState, limits: list[Limits], room: ByteLimit
 ) -> Plan[tuple[list[Claimed], bool]]:
-    """Claim up to ``limit`` messages. Bury those that were tried too often or are invalid.
+    """Claim what the callers want. Bury messages that were tried too often or are invalid.
 
     The result is the messages, and whether they are finished already.
     """
     terms = how.terms
     claimed: list[Claimed] = []
-    while len(claimed) < limit and not (claimed and room.full):
+    while len(claimed) < (limit := _wanted(limits)) and not (claimed and room.full):
         if how.misfits.verdict is not None:
             if claimed:
                 break
@@ -271,8 +265,10 @@ def _claim_messages(
                 if "payload" in document and not invalid.invalid_claimed_fields(document):
                     return [(document, invalid.decode(how.codec, document, now))], True
                 document = yield from _put_back(terms, document, now)
-            message = yield from accept(how, document, now)
-            if message is not None:
+            message = _message_or_refusal(how, document, now)
+            if isinstance(message, _Refusal):
+                yield from _bury(how, document, now, message)
+            else:
                 claimed.append((document, message))
         room.add([document for document, _ in claimed[before:]])
         if claimed and not how.pop:
@@ -280,6 +276,10 @@ def _claim_messages(
         if ended:
             break
     return claimed, False
+
+
+def _wanted(limits: Sequence[Limits]) -> int:
+    return sum(each.messages for each in limits)
 
 
 def _give_back(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
@@ -290,26 +290,47 @@ def _give_back(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
 
 def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
     """Return the message of a claimed document; or bury it and return None."""
+    message = _message_or_refusal(how, document, now)
+    if isinstance(message, _Refusal):
+        yield from _bury(how, document, now, message)
+        return None
+    return message
+
+
+class _Refusal(NamedTuple):
+    """Why a claimed document is buried instead of delivered."""
+
+    reason: str
+    tries: int
+    error: Any
+    #: The fields that are invalid.
+    fields: Sequence[str]
+
+
+def _message_or_refusal(
+    how: Reception, document: Document, now: datetime
+) -> Message[Any] | _Refusal:
     fields = invalid.invalid_claimed_fields(document)
     if fields is None:
         return invalid.decode(how.codec, document, now, how.lease_s)
-    error: Any
     tries = 0 if "tries" in fields else int(document.get("tries", 0))
     exhausted = how.max_tries is not None and not how.pop and tries > how.max_tries
     if exhausted and not fields:
-        reason, tries, error = "tries", tries - 1, document.get("error")
-    else:
-        try:
-            if fields:
-                raise invalid.invalid_document_error(document, fields)
-            if "payload" not in document:
-                raise InvalidMessage("the stored document has no payload")
-            payload = how.codec.load(document["payload"])
-            message = message_of(document, payload, now, lease=how.lease_s)
-            how.misfits.delivered()
-            return message
-        except Exception as misfit:  # the validators of a model are user code
-            reason, error = "invalid", invalid.error_record(misfit, now)
+        return _Refusal("tries", tries - 1, document.get("error"), fields)
+    try:
+        if fields:
+            raise invalid.invalid_document_error(document, fields)
+        if "payload" not in document:
+            raise InvalidMessage("the stored document has no payload")
+        payload = how.codec.load(document["payload"])
+        message = message_of(document, payload, now, lease=how.lease_s)
+        how.misfits.delivered()
+        return message
+    except Exception as misfit:  # the validators of a model are user code
+        return _Refusal("invalid", tries, invalid.error_record(misfit, now), fields)
+
+
+def _bury(how: Reception, document: Document, now: datetime, refusal: _Refusal) -> Plan[None]:
     terms = how.terms
     yield from invalid.bury_claimed(
         terms.queue,
@@ -317,16 +338,15 @@ def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[An
         terms.dead_letter,
         document,
         now,
-        reason=reason,
-        tries=tries,
-        error=error,
-        invalid=fields,
+        reason=refusal.reason,
+        tries=refusal.tries,
+        error=refusal.error,
+        invalid=refusal.fields,
     )
-    if reason == "invalid":
-        text = str(error["message"])
+    if refusal.reason == "invalid":
+        text = str(refusal.error["message"])
         id, dead_letter = document["_id"], terms.dead_letter
         how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now)
-    return None
 
 
 def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Document]:

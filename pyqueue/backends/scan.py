@@ -105,6 +105,8 @@ class ScanState:
     #: Whether another process took part of what the last claim saw. The next claim then looks
     #: further on, so that the two do not chase each other.
     contested: bool = False
+    #: How many messages the last claim of several tried to take.
+    last_claim: int = 0
     #: The size in bytes of the largest message, when a claim last looked at sizes.
     largest_seen: int = BATCH_BYTES
     #: The messages that claims pass over, because a transaction holds them.

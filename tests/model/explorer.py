@@ -30,6 +30,7 @@ from pyqueue.requests import (
     Coalesce,
     Command,
     EnsureQueue,
+    Latecomers,
     MonotonicTime,
     ServerTime,
     Signal,
@@ -370,7 +371,7 @@ class Explorer:
                     answer = None
                 case EnsureQueue():
                     answer = asks.kind
-                case Signal():
+                case Signal() | Latecomers():
                     answer = None
                 case MonotonicTime():
                     answer = 0.0

@@ -26,7 +26,7 @@ from pyqueue import UNCHANGED, Backoff, LeaseLost, Reservation
 from pyqueue.backends import receiving, transitions
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.receiving import PAUSE_READ_INTERVAL_S
+from pyqueue.backends.receiving import PAUSE_READ_INTERVAL
 from pyqueue.backends.scan import ScanState
 from pyqueue.requests import Plan, Signal
 from tests.model.profiles import LONG, SHORT
@@ -202,7 +202,10 @@ class Scenario:
         time = self.world.time
         if each.id in self.finished:
             raise PromiseBroken(f"{each.id} came again after it was finished, at {time:.0f}")
-        if time - self.paused.get(queue, time) > 1000 * PAUSE_READ_INTERVAL_S + TOLERANCE:
+        if (
+            time - self.paused.get(queue, time)
+            > 1000 * PAUSE_READ_INTERVAL.total_seconds() + TOLERANCE
+        ):
             raise PromiseBroken(
                 f"{each.id} came from {queue} at {time:.0f}, paused since {self.paused[queue]:.0f}"
             )

@@ -19,6 +19,7 @@ from pyqueue.requests import (
     Command,
     EnsureQueue,
     ForgetQueue,
+    Latecomers,
     Listen,
     MonotonicTime,
     Plan,
@@ -96,6 +97,9 @@ class Runner:
         #: Called when a plan waits; it may advance ``now``.
         self.on_wait: Callable[[Wait], bool] | None = None
         self.listening = True
+        #: The items of calls that come while a batch runs, and what they receive.
+        self.latecomers: list[Any] = []
+        self.results: list[Any] = []
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end."""
@@ -127,10 +131,16 @@ class Runner:
                 return self.signals.append((request.queue, request.when))
             case ForgetQueue():
                 return None
+            case Latecomers():
+                request.items += self.latecomers
+                self.latecomers = []
+                return None
             case AtOneInstant():
                 return self._drive(request.plan(None))
             case Coalesce():
-                return self._drive(request.batch([request.item]))[0]
+                results = self._drive(request.batch([request.item]))
+                self.results += results[1:]
+                return results[0]
             case Listen():
                 began, self.listening = not self.listening, True
                 return began

@@ -34,6 +34,7 @@ from pyqueue.requests import (
     Find,
     FindAndModify,
     Insert,
+    Latecomers,
     Listen,
     MonotonicTime,
     Plan,
@@ -492,6 +493,8 @@ class Process:
             case Coalesce():
                 # Like blocking clients: each call runs alone, and all calls share one scan state.
                 return (yield from self.run(request.batch([request.item]), slow=slow))[0]
+            case Latecomers():
+                return None
             case Listen():
                 began, self._listening = not self._listening, True
                 return began

@@ -11,8 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pyqueue.backends.byte_limit import fitting_ids
-from pyqueue.backends.receiving import Limits
+from pyqueue.backends.byte_limit import Limits, fitting_ids
 from pyqueue.errors import ConfigurationError, QueueError, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.requests import Coalesce, Command, Delete, Find, Plan, UpdateEach

@@ -13,6 +13,7 @@ import pytest
 from bson import MinKey
 
 from pyqueue import DuplicateKey, InvalidMessage, Unavailable
+from pyqueue.backends.byte_limit import Limits
 from pyqueue.backends.giving_back import give_back, undo_pop, undo_reserve
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.scan import FIRST
@@ -87,6 +88,46 @@ def test_batch_is_read_by_its_token_after_the_claim() -> None:
     assert read.filter["token"] == claim.update["$set"]["token"]
     assert read.filter["_id"] == {"$in": ["m1", "m2"]}
     assert [(each.id, each.payload) for each in held] == [("m2", "replaced")]
+
+
+@pytest.mark.parametrize("stored", [5, 3, 2])
+def test_claim_takes_in_callers_that_come_meanwhile(stored: int) -> None:
+    """They would else wait for this claim, and claim apart from it ever after."""
+    seen = [{"_id": f"m{n}", "when": NOW} for n in range(stored)]
+    taken = ["m0", "m1", "m2", "m3"][:stored]
+    runner = Runner(NOT_PAUSED, seen)
+    runner.latecomers = [Limits(1, 1000), Limits(1, 1000)]
+    waiters = Waiters("t")
+    waiters.scan.last_claim, waiters.scan.largest_seen = 3, 200
+    put = {"when": after(60)}
+    runner.answers += [
+        Change(len(taken), None),
+        lambda command: [document(id, token=command.filter["token"], **put) for id in taken],
+    ]
+    held = runner.run(standard().receive(waiters, 2, timeout=0))
+    scan, claim, read = runner.commands[1:]
+    assert scan.limit == 5  # what the call wants, and as many as the last claim had
+    assert claim.filter["_id"] == read.filter["_id"] == {"$in": taken}
+    assert [each.id for each in held] == taken[:2]
+    late = [[document["_id"] for document, _ in share] for share in runner.results]
+    assert late == ([] if stored == 2 else [taken[2:3], taken[3:4]])
+
+
+def test_claim_goes_on_for_callers_beyond_its_scan() -> None:
+    def read(*taken: str) -> list[Any]:
+        return [
+            [{"_id": id, "when": NOW} for id in taken],
+            Change(len(taken), None),
+            lambda command: [document(id, token=command.filter["token"]) for id in taken],
+        ]
+
+    runner = Runner(NOT_PAUSED, *read("m0", "m1", "m2", "m3", "m4"), *read("m5", "m6"))
+    runner.latecomers = [Limits(1, 1000)] * 5
+    waiters = Waiters("t")
+    waiters.scan.last_claim, waiters.scan.largest_seen = 3, 200
+    assert len(runner.run(standard().receive(waiters, 2, timeout=0))) == 2
+    assert [each.limit for each in runner.commands if isinstance(each, Find)] == [1, 5, 5, 7, 2]
+    assert [len(share) for share in runner.results] == [1] * 5
 
 
 def test_claim_that_lost_every_message_scans_again() -> None:

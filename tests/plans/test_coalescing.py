@@ -130,9 +130,8 @@ def run(test: Callable[[FakeDriver], Coroutine[Any, Any, None]]) -> None:
                 if any(not gate.done() for gate in fake.open):
                     fake.end()
                 await asyncio.sleep(0)
-            assert fake.coalescer._pending.keys() <= {
-                key for key, pending in fake.coalescer._pending.items() if pending.crowded
-            }
+            assert not fake.coalescer._pending
+            assert not fake.coalescer._batches
 
     asyncio.run(main())
 
@@ -143,6 +142,72 @@ def test_lone_call_runs_at_once_without_a_task() -> None:
         assert await fake.coalescer.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
         assert not fake.coalescer.tasks
         assert not fake.coalescer._pending
+
+    run(test)
+
+
+def test_running_batch_admits_the_calls_that_wait() -> None:
+    async def test(fake: FakeDriver) -> None:
+        first = fake.call(0, max_in_flight=1, undo=True)
+        await fake.until_open(1)
+        rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 5)]
+        await asyncio.sleep(0)
+        rest[0].cancel()
+        fake.coalescer.admit(fake.batches[0])
+        rest[1].cancel()
+        await asyncio.sleep(0)
+        fake.coalescer.admit(fake.batches[0])
+        assert fake.batches == [[0, 2, 3, 4]]
+        assert await fake.finish(first, *rest[2:]) == [f"answer to {n}" for n in (0, 3, 4)]
+        await fake.until_open(1)
+        fake.end()
+        await fake.coalescer.settled()
+        assert fake.undone == ["answer to 2"]
+
+    run(test)
+
+
+def test_failed_batch_fails_the_calls_that_it_admitted() -> None:
+    async def test(fake: FakeDriver) -> None:
+        calls = [fake.call(0, max_in_flight=1, undo=True)]
+        await fake.until_open(1)
+        calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 3)]
+        await asyncio.sleep(0)
+        fake.coalescer.admit(fake.batches[0])
+        fake.end(Unavailable("gone"))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in errors] == [Unavailable] * 3
+
+    run(test)
+
+
+def test_admitted_calls_keep_to_the_limits_of_a_batch() -> None:
+    async def test(fake: FakeDriver) -> None:
+        calls = [fake.call(0, max_in_flight=1, undo=True)]
+        await fake.until_open(1)
+        calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, MAX_BATCH_ITEMS + 2)]
+        await asyncio.sleep(0)
+        fake.coalescer.admit(fake.batches[0])
+        assert len(fake.batches[0]) == MAX_BATCH_ITEMS
+        fake.coalescer.admit(fake.batches[0])
+        fake.coalescer.admit(["of no batch"])
+        assert len(fake.batches[0]) == MAX_BATCH_ITEMS
+        await fake.finish(*calls)
+        assert [len(each) for each in fake.batches] == [MAX_BATCH_ITEMS, 2]
+
+    run(test)
+
+
+def test_calls_go_together_while_another_batch_runs() -> None:
+    """Callers that were answered together make their next calls in one turn of the loop."""
+
+    async def test(fake: FakeDriver) -> None:
+        other = fake.call("other", key="b")
+        await fake.until_open(1)
+        calls = [fake.call(n) for n in range(3)]
+        await fake.until_open(2)
+        assert fake.batches == [["other"], [0, 1, 2]]
+        await fake.finish(other, *calls)
 
     run(test)
 
