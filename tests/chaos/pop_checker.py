@@ -11,7 +11,8 @@ call that was cancelled. pyqueue gives back what it took, unless its process was
 A pop of several messages claims them first, so the change log shows which process popped them.
 Callers of one process share a claim: if one of them got an answer, all of them did. A message that
 is popped after such a call says nothing about it: a power cut may undo the deletion of a part, and
-single pops take the rest when the lease has lapsed.
+single pops take the rest when the lease has lapsed. The message then still shows the lapsed claim,
+although such a single pop, of another process or later, shared nothing with its callers.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class Returned(NamedTuple):
     single: bool
 
 
+class Answered(NamedTuple):
+    """When the first message of a claim was popped that a caller in the claim's process got."""
+
+    popped: float = math.inf
+    #: When that caller got it.
+    returned: float = math.inf
+
+
 @dataclass
 class Disturbances:
     """The faults that excuse a lost pop, on the machine's monotonic clock."""
@@ -86,13 +95,12 @@ class UnknownPop:
     #: Whether it asked for one message.
     single: bool
 
-    def may_have_taken(self, popped: Popped, answered: float, known: Disturbances) -> bool:
+    def may_have_taken(self, popped: Popped, answered: Answered, known: Disturbances) -> bool:
         """Return whether it may have taken this message.
 
         Args:
             popped: The message.
-            answered: When the first message of the same claim was popped that another caller of
-                this process got; infinite: none.
+            answered: When another caller got a message of the same claim.
             known: The faults of the run.
         """
         killed = known.killed.get(self.process, float("inf"))
@@ -101,7 +109,9 @@ class UnknownPop:
             return False
         if self.reason == "cancelled":
             return any(start <= popped.at <= end for start, end in self._excuses(known))
-        return self.reason == "killed" or answered > self.ended + _CLOCK_ERROR_S
+        # A single pop that did not share the claim may take what it left.
+        apart = self.single and (self.process != popped.owner or self.began >= answered.returned)
+        return self.reason == "killed" or apart or answered.popped > self.ended + _CLOCK_ERROR_S
 
     def _excuses(self, known: Disturbances) -> list[tuple[float, float]]:
         """Return when a cancelled pop may have lost what it took."""
@@ -139,8 +149,7 @@ def check_pops(
             excuses[call.reason]["allowed"] += call.limit
     twice = []
     unmatched: list[tuple[Popped, str]] = []
-    #: When the first message of a claim was popped that a caller of the claim's process got.
-    answered: dict[str | None, float] = {}
+    answered: dict[str | None, Answered] = {}
     for id in popped.keys() | returned.keys():
         left = list(popped.get(id, ()))
         for answer in sorted(returned.get(id, ())):
@@ -152,7 +161,8 @@ def check_pops(
             if each := next(fitting, None):
                 left.remove(each)
                 if each.owner == answer.process:
-                    answered[each.token] = min(each.at, answered.get(each.token, math.inf))
+                    got = Answered(each.at, answer.at)
+                    answered[each.token] = min(got, answered.get(each.token, got))
             else:
                 twice.append(id)
         unmatched += [(each, id) for each in left]
@@ -166,7 +176,7 @@ def check_pops(
 def _match(
     unmatched: list[tuple[Popped, str]],
     calls: Sequence[UnknownPop],
-    answered: Mapping[str | None, float],
+    answered: Mapping[str | None, Answered],
     known: Disturbances,
 ) -> tuple[list[str], Counter[str]]:
     """Assign messages to calls. Return the ids of those that fit no call, and the excuses used.
@@ -180,7 +190,7 @@ def _match(
     for each, _ in unmatched:
         first = bisect_left(starts, each.at - _LONGEST_POP_S)
         last = bisect_right(starts, each.at + _CLOCK_ERROR_S)
-        since = answered.get(each.token, math.inf)
+        since = answered.get(each.token, Answered())
         fitting.append(
             [
                 number

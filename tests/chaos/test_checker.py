@@ -212,6 +212,23 @@ def test_checker_single_pop_may_take_a_lapsed_claim(scenario: Scenario, outcome:
     expect_only(scenario.check())
 
 
+@pytest.mark.parametrize(
+    ("process", "began", "lost"),
+    [("p1", 50.1, []), ("p2", 49.9, []), ("p1", 49.9, ["y"])],  # the last may share the claim
+)
+def test_checker_single_pop_shares_no_lapsed_claim(
+    process: str, began: float, lost: list[str]
+) -> None:
+    """A claim lapsed, and its messages are popped one by one. One reply is lost.
+
+    The answers to the rest of these pops say nothing about that one.
+    """
+    popped = {id: [Popped(at, "t", "p1")] for id, at in (("x", 50.0), ("y", 50.2))}
+    returned = {"x": [Returned(50.1, "p1", True)]}
+    call = UnknownPop(process, began, 1, "unknown", 58.0, single=True)
+    assert check_pops(popped, returned, [call], Disturbances())[0] == lost
+
+
 def test_checker_cancelled_pop_must_give_back(scenario: Scenario) -> None:
     scenario.stored("a", "events")
     scenario.deleted("a")
