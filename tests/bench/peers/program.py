@@ -97,11 +97,9 @@ async def looping(
         yield
     finally:
         over = True
-        running = set(tasks)
-        while running:  # again, because asyncio.wait_for of Python 3.11 may swallow a cancellation
-            for task in list(waiting):
-                task.cancel()
-            _, running = await asyncio.wait(running, timeout=0.2)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(tasks)
         for task in tasks:
             if not task.cancelled():
                 task.result()
