@@ -1,4 +1,4 @@
-"""Coalescing: concurrent calls of one event loop share batches.
+"""Coalescing: concurrent calls of one event loop, or of the threads of a client, share batches.
 
 There is no timer. While a batch runs, the next calls gather; they run as one batch when it is done.
 So a single caller never waits, and many callers share their round trips. This module knows nothing
@@ -8,9 +8,10 @@ of queues: the plan of a batch says what the batch means.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter, deque
-from collections.abc import Coroutine, Hashable
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pyqueue.requests import Coalesce, Plan
 
@@ -19,6 +20,7 @@ __all__ = [
     "MAX_BATCH_ITEMS",
     "Coalescer",
     "PendingCalls",
+    "ThreadCoalescer",
     "copy_of",
 ]
 
@@ -29,7 +31,14 @@ MAX_BATCH_ITEMS: Final = 256
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
-Call = tuple[Coalesce[Any, Any], asyncio.Future[Any]]
+class Promise(Protocol):
+    """What a caller waits for."""
+
+    def done(self) -> bool:
+        """Return whether the caller waits no longer."""
+
+
+P = TypeVar("P", bound=Promise)
 
 
 class Drive(Protocol):
@@ -39,25 +48,25 @@ class Drive(Protocol):
         """Run a plan and return its result."""
 
 
-class PendingCalls:
+class PendingCalls(Generic[P]):
     """The calls with one key that wait for the next batch, in the order they came."""
 
     __slots__ = ("running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[tuple[Coalesce[Any, Any], P]] = deque()
         #: How many batches are running.
         self.running = 0
 
 
-class Batch:
+class Batch(Generic[P]):
     """The calls of one batch, and the list of their items."""
 
     __slots__ = ("_pending", "calls", "items")
 
-    def __init__(self, pending: PendingCalls) -> None:
+    def __init__(self, pending: PendingCalls[P]) -> None:
         self._pending = pending
-        self.calls: list[Call] = []
+        self.calls: list[tuple[Coalesce[Any, Any], P]] = []
         self.items: list[Any] = []
         self.take()
 
@@ -65,13 +74,13 @@ class Batch:
         """Take in calls that wait, as many as fit."""
         waiting, calls, size = self._pending.waiting, self.calls, 0
         while waiting:
-            request, future = call = waiting[0]
+            request, promise = call = waiting[0]
             size += request.size
             most = 1 if request.alone else MAX_BATCH_ITEMS
             if calls and (len(calls) >= most or size > MAX_BATCH_BYTES):
                 break
             waiting.popleft()
-            if future.done():  # it was cancelled before its batch began
+            if promise.done():  # it was cancelled before its batch began
                 size -= request.size
             else:
                 calls.append(call)
@@ -90,9 +99,9 @@ class Coalescer:
 
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
-        self._pending: dict[Hashable, PendingCalls] = {}
+        self._pending: dict[Hashable, PendingCalls[asyncio.Future[Any]]] = {}
         #: The running batches, by the id() of the list of their items.
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, Batch[asyncio.Future[Any]]] = {}
         #: The running batches, and the plans that give results back. They outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
@@ -123,7 +132,9 @@ class Coalescer:
                 self._undo(request, future.result())
             raise
 
-    async def _run_alone(self, request: Coalesce[Any, R], calls: PendingCalls) -> R:
+    async def _run_alone(
+        self, request: Coalesce[Any, R], calls: PendingCalls[asyncio.Future[Any]]
+    ) -> R:
         """Run one call without a task: no other call waits, and there is nothing to give back."""
         self._begin(calls)
         try:
@@ -134,11 +145,11 @@ class Coalescer:
             else:
                 self._finish(request.key, calls)
 
-    def _begin(self, calls: PendingCalls) -> None:
+    def _begin(self, calls: PendingCalls[asyncio.Future[Any]]) -> None:
         calls.running += 1
         self._running += 1
 
-    def _finish(self, key: Hashable, calls: PendingCalls) -> None:
+    def _finish(self, key: Hashable, calls: PendingCalls[asyncio.Future[Any]]) -> None:
         calls.running -= 1
         self._running -= 1
         if not calls.running and not calls.waiting:
@@ -149,7 +160,7 @@ class Coalescer:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(self, key: Hashable, pending: PendingCalls) -> None:
+    async def _run(self, key: Hashable, pending: PendingCalls[asyncio.Future[Any]]) -> None:
         try:
             while True:
                 batch = Batch(pending)
@@ -193,6 +204,91 @@ class Coalescer:
         """Wait for all running batches."""
         while self.tasks:
             await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+class _Turn:
+    """A thread that waits for the result of its call, or for its turn to run a batch."""
+
+    __slots__ = ("batch", "error", "result", "woken")
+
+    def __init__(self) -> None:
+        #: Released once, when there is something for this thread.
+        self.woken = threading.Lock()
+        self.woken.acquire()
+        #: The batch that this thread is to run. Its own call is the first.
+        self.batch: Batch[_Turn] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Return False: a thread waits for the end of its batch."""
+        return False
+
+
+class ThreadCoalescer:
+    """Runs concurrent calls of threads in shared batches, where that pays (``Coalesce.threads``).
+
+    The thread of the first call of a batch runs it, and gives the next batch to another thread
+    when it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time.
+
+    Args:
+        drive: runs the plan of a batch.
+    """
+
+    def __init__(self, drive: Callable[[Plan[Any]], Any]) -> None:
+        self._drive = drive
+        self._lock = threading.Lock()
+        self._pending: dict[Hashable, PendingCalls[_Turn]] = {}
+
+    def join(self, request: Coalesce[Any, R]) -> R:
+        """Process the item of a request in a batch. Return its result, or raise its error."""
+        if not request.threads or threading.current_thread() is threading.main_thread():
+            alone: R = self._drive(request.batch([request.item]))[0]
+            return alone
+        turn = _Turn()
+        with self._lock:
+            pending = self._pending.get(request.key)
+            if pending is None:
+                pending = self._pending[request.key] = PendingCalls()
+            pending.waiting.append((request, turn))
+            if pending.running < request.max_in_flight:
+                pending.running += 1
+                turn.batch = Batch(pending)
+        if turn.batch is None:
+            turn.woken.acquire()
+        if turn.batch is not None:
+            self._run(request.key, pending, turn.batch)
+        if turn.error is not None:
+            raise turn.error
+        answer: R = turn.result
+        return answer
+
+    def _run(self, key: Hashable, pending: PendingCalls[_Turn], batch: Batch[_Turn]) -> None:
+        calls = batch.calls
+        try:
+            results = self._drive(calls[0][0].batch(batch.items))
+            for (_, turn), result in zip(calls, results, strict=True):
+                turn.result = result
+        except BaseException as error:
+            for _, turn in calls:
+                turn.error = copy_of(error)
+        finally:
+            self._pass_on(key, pending)
+            for _, turn in calls[1:]:
+                turn.woken.release()
+
+    def _pass_on(self, key: Hashable, pending: PendingCalls[_Turn]) -> None:
+        """Let another thread run the next batch."""
+        with self._lock:
+            batch = Batch(pending)
+            if not batch.calls:
+                pending.running -= 1
+                if not pending.running:
+                    del self._pending[key]
+                return
+        first = batch.calls[0][1]
+        first.batch = batch
+        first.woken.release()
 
 
 def copy_of(error: BaseException) -> BaseException:

@@ -25,7 +25,7 @@ from pyqueue.base_driver import (
     ListensAsync,
     seconds_left,
 )
-from pyqueue.coalescing import Coalescer
+from pyqueue.coalescing import Coalescer, ThreadCoalescer
 from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
@@ -56,6 +56,7 @@ class Driver(BaseDriver[Listener]):
         super().__init__(*args, **options)
         self._lock = threading.Lock()
         self._preparing = SingleFlight()
+        self._coalescer = ThreadCoalescer(self._drive)
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan and return its result."""
@@ -98,7 +99,7 @@ class Driver(BaseDriver[Listener]):
 
     def _answer(self, request: Request[Any]) -> Any:
         if isinstance(request, Coalesce):
-            return self._drive(request.batch([request.item]))[0]
+            return self._coalescer.join(request)
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):

@@ -469,8 +469,8 @@ class Coalesce(Request[Result], Generic[Item, Result]):
     size: int = 0
     #: How many batches with this key may run at once.
     max_in_flight: int = 2
-    #: Whether each item makes a batch alone.
-    alone: bool = False
+    alone: bool = False  # each item makes a batch alone
+    threads: bool = False  # threads share batches, too
 
 
 @dataclass(slots=True)

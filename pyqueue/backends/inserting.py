@@ -102,10 +102,11 @@ def _insert(
         if session is None and len(encoded) == 1:
             item = (queue, documents[0]["when"], encoded[0])
             call: Coalesce[Pushed, WriteFailure | None]
-            call = Coalesce("insert", item, _insert_each, size=len(encoded[0].raw))
+            call = Coalesce("insert", item, _insert_each, size=len(encoded[0].raw), threads=True)
             if given or "key" in documents[0]:
                 # An open transaction may hold the key or the id. Then only this call waits for it.
                 call.key, call.alone, call.max_in_flight = ("insert", queue), True, MAX_LOCKABLE
+                call.threads = False
             failure = yield from call
             failures = [] if failure is None else [failure]
         else:

@@ -7,8 +7,10 @@ the driver is a fake.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import LeaseLost, Unavailable
-from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer
+from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer, ThreadCoalescer
 from pyqueue.requests import Coalesce
+from tests.support.eventually import eventually
 
 
 class FakeDriver:
@@ -623,3 +626,94 @@ def test_every_call_gets_its_answer_or_is_undone(
         )
 
     run(test)
+
+
+# ---- threads
+
+
+class ThreadsDriver:
+    """A blocking driver whose batches wait at a gate."""
+
+    def __init__(self, *, open: bool = False) -> None:
+        self.coalescer = ThreadCoalescer(self.drive)
+        self.batches: list[list[Any]] = []
+        self.gate = threading.Event()
+        self.failure: BaseException | None = None
+        if open:
+            self.gate.set()
+
+    def drive(self, plan: Generator[Any, Any, Any]) -> Any:
+        try:
+            next(plan)
+            assert self.gate.wait(20)
+            if self.failure is not None:
+                plan.throw(self.failure)
+            next(plan)
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError("unreachable")
+
+    def batch(self, items: list[Any]) -> Generator[Any, Any, list[Any]]:
+        self.batches.append(items)
+        yield items
+        return [f"answer to {item}" for item in items]
+
+    def join(self, item: Any, **how: Any) -> Any:
+        return self.coalescer.join(Coalesce("a", item, self.batch, threads=True, **how))
+
+    def gather(self, pool: ThreadPoolExecutor, items: Sequence[Any]) -> list[Future[Any]]:
+        """Start a call that waits at the gate, and then more calls, which wait for it."""
+        first = pool.submit(self.join, items[0], max_in_flight=1)
+        eventually(lambda: self.batches)
+        rest = [pool.submit(self.join, item, max_in_flight=1) for item in items[1:]]
+        calls = self.coalescer._pending["a"]
+        eventually(lambda: len(calls.waiting) == len(rest))
+        return [first, *rest]
+
+
+def test_threads_that_call_during_a_batch_share_the_next_one() -> None:
+    driver = ThreadsDriver()
+    with ThreadPoolExecutor(6) as pool:
+        calls = driver.gather(pool, range(6))
+        driver.gate.set()
+        assert [each.result(20) for each in calls] == [f"answer to {n}" for n in range(6)]
+    assert [sorted(batch) for batch in driver.batches] == [[0], [1, 2, 3, 4, 5]]
+    assert driver.coalescer._pending == {}
+
+
+def test_failed_batch_gives_each_thread_a_separate_error() -> None:
+    driver = ThreadsDriver()
+    driver.failure = Unavailable("gone", ids=["m1"])
+    with ThreadPoolExecutor(4) as pool:
+        calls = driver.gather(pool, range(4))
+        driver.gate.set()
+        errors = [each.exception(20) for each in calls]
+    assert [getattr(error, "ids", None) for error in errors] == [["m1"]] * 4
+    assert len({id(error) for error in errors}) == 4
+    assert driver.coalescer._pending == {}
+
+
+def test_main_thread_shares_no_batch() -> None:
+    """Ctrl-C would end the calls of other threads."""
+    driver = ThreadsDriver()
+    with ThreadPoolExecutor(3) as pool:
+        calls = driver.gather(pool, range(3))
+        driver.gate.set()
+        assert driver.join("main", max_in_flight=1) == "answer to main"
+        assert [each.result(20) for each in calls] == [f"answer to {n}" for n in range(3)]
+    assert ["main"] in driver.batches
+
+
+@pytest.mark.parametrize("how", [{}, {"max_in_flight": 1}, {"max_in_flight": 3, "alone": True}])
+def test_each_thread_gets_its_answer(how: dict[str, Any]) -> None:
+    driver = ThreadsDriver(open=True)
+
+    def calls(thread: int) -> bool:
+        return all(
+            driver.join((thread, n), **how) == f"answer to {(thread, n)}" for n in range(200)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(calls, range(8)))
+    assert sum(map(len, driver.batches)) == 1600
+    assert driver.coalescer._pending == {}
