@@ -37,6 +37,7 @@ __all__ = [
     "StreamMessage",
     "StreamReservation",
     "Unchanged",
+    "seconds_left",
 ]
 
 T = TypeVar("T")
@@ -130,6 +131,11 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
+
+
+def seconds_left(held: Reservation[Any], now: datetime) -> float:
+    """Return the seconds until the lease of a reservation ends."""
+    return (held.until - now).total_seconds()
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,7 @@ from pyqueue.errors import (
     TimedOut,
     Unavailable,
 )
-from pyqueue.messages import Reservation
+from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import (
     MAX_LOCKABLE,
     Coalesce,
@@ -350,7 +350,7 @@ def _was_applied(
 
 def _check_time_left(held: Reservation[Any], now: datetime) -> None:
     """Refuse a lease that may lapse inside the transaction."""
-    left_s = (held.until - now).total_seconds()
+    left_s = seconds_left(held, now)
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
         raise ConfigurationError(
             f"session: the lease of message {held.id} has {left_s:.1f} s left, too little for a "

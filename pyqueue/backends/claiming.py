@@ -194,12 +194,10 @@ def _move_sentinels(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     scan.sentinel = now + timedelta(seconds=2)
     records: list[object] = [namespace.record_id(queue)]
     records += [transitions.level_record_id(queue, level) for level in scan.levels.in_use]
-    behind = {
-        "_id": {"$in": records} if scan.levels.in_use else records[0],
-        "when": {"$lt": now + timedelta(seconds=1)},
-    }
+    behind = {"_id": {"$in": records}, "when": {"$lt": now + timedelta(seconds=1)}}
     ahead = {"$set": {"when": scan.sentinel}}
-    yield from Update(behind, ahead, many=bool(scan.levels.in_use), w1=True)
+    # The driver repeats an update of one after a network error.
+    yield from Update(behind, ahead, many=len(records) > 1, w1=True)
 
 
 def _taken(document: Document | None) -> Taken:

@@ -16,7 +16,7 @@ from pyqueue import arguments
 from pyqueue.backends import transitions
 from pyqueue.documents import hashable_id
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
-from pyqueue.messages import Reservation
+from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
 
 __all__ = ["MAX_GROUP", "age_s", "extend", "renew"]
@@ -73,8 +73,7 @@ def extend(
 
 def age_s(held: Reservation[Any]) -> Plan[float]:
     """Return for how many seconds a lease has run."""
-    now = yield from ServerTime()
-    return held.lease - (held.until - now).total_seconds()
+    return held.lease - seconds_left(held, (yield from ServerTime()))
 
 
 def renew(held: Held) -> Plan[list[QueueError | None]]:

@@ -20,7 +20,7 @@ from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.drivers import AsyncDriver
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import QueueOptions, Reservation
+from pyqueue.messages import QueueOptions, Reservation, seconds_left
 from pyqueue.queues import Queue, backend_of
 from pyqueue.renewal import LeaseRenewer
 from pyqueue.requests import Plan
@@ -146,7 +146,7 @@ class ClientRunner:
 
     def seconds_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until the lease of a message ends."""
-        return (message.until - self._driver.clock.now()).total_seconds()
+        return seconds_left(message, self._driver.clock.now())
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[None]]) -> None:
         """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""

@@ -81,6 +81,14 @@ def client(world: World) -> Iterator[Client]:
         world.raw().delete_many({})
 
 
+@pytest.fixture(params=["memory", "mongod"])
+def blocking_client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Return a blocking client of an empty database, for plans that Spark's tasks run."""
+    memory = request.param == "memory"
+    with Client("memory:" if memory else request.getfixturevalue("url")) as client:
+        yield client
+
+
 @pytest.fixture
 def name() -> str:
     """Return a queue name that no other test uses."""

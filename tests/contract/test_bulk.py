@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -38,13 +37,10 @@ from tests.plans.runner import Runner
 from tests.support.samples import sampled
 
 
-@pytest.fixture(params=["memory", "mongod"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+@pytest.fixture
+def client(blocking_client: Client) -> Client:
     """Return a client of an empty database."""
-    with Client(
-        "memory:" if request.param == "memory" else request.getfixturevalue("url")
-    ) as client:
-        yield client
+    return blocking_client
 
 
 @pytest.fixture
@@ -366,7 +362,7 @@ def test_publish_shows_one_message_per_key(
 
 
 # mongomock does not say which index refused a message.
-@pytest.mark.parametrize("client", ["mongod"], indirect=True)
+@pytest.mark.parametrize("blocking_client", ["mongod"], indirect=True)
 def test_one_write_stages_one_message_per_key(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:

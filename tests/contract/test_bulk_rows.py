@@ -5,7 +5,6 @@ They run on a blocking client, as Spark's tasks do, over mongomock and a server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -31,13 +30,10 @@ SLACK = timedelta(minutes=5)
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(params=["memory", "mongod"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+@pytest.fixture
+def client(blocking_client: Client) -> Client:
     """Return a client of an empty database."""
-    with Client(
-        "memory:" if request.param == "memory" else request.getfixturevalue("url")
-    ) as client:
-        yield client
+    return blocking_client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -35,12 +35,10 @@ TASKS = [
 ONCE = Counter({1: 1, 2: 1, 3: 1})
 
 
-@pytest.fixture(params=["memory", "mongod"])
-def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+@pytest.fixture
+def client(blocking_client: Client) -> Client:
     """Return a client of an empty database."""
-    memory = request.param == "memory"
-    with Client("memory:" if memory else request.getfixturevalue("url")) as client:
-        yield client
+    return blocking_client
 
 
 class Scene:

@@ -97,7 +97,7 @@ class Steps:
         self.commands: list[Command[Any]] = []
         if before:
             self.collection.insert_many(deepcopy(before))
-        #: What a fail-over leaves; None: nobody asks.
+        #: What a fail-over leaves, if the test needs it.
         self.safe: list[Document] | None = None
 
     @property
