@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from pyqueue.base_driver import (
     seconds_left,
 )
 from pyqueue.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.concurrently import AT_ONCE, Concurrently
 from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
@@ -106,10 +108,22 @@ class Driver(BaseDriver[Listener]):
             return self._drive(self.known.ensure(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
+        if isinstance(request, Concurrently):
+            return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         assert isinstance(request, Wait)
         return self._wait(request)
+
+    def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
+        if self.memory or len(plans) < 2:
+            return [self._drive(plan) for plan in plans]
+        with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
+            try:
+                return list(threads.map(self._drive, plans))
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
 
     def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""
@@ -246,10 +260,15 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return self._drive(self.known.ensure(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
+        if isinstance(request, Concurrently):
+            return self._in_turn(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         assert isinstance(request, Wait)
         return self._wait(request)
+
+    async def _in_turn(self, plans: Sequence[Plan[R]]) -> list[R]:
+        return [await self._drive(plan) for plan in plans]
 
     async def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""

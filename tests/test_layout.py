@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "arguments",
         "backends",
         "clock",
+        "concurrently",
         "documents",
         "errors",
         "messages",
@@ -69,10 +70,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server_errors",
         "waiters",
     },
+    "concurrently": {"requests"},
     "drivers": {
         "backends",
         "base_driver",
         "coalescing",
+        "concurrently",
         "errors",
         "requests",
         "single_flight",
@@ -242,6 +245,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.outputs": {
         "arguments",
         "backends",
+        "concurrently",
         "connecting",
         "server_errors",
         "errors",
@@ -534,7 +538,10 @@ THIRD_PARTY: dict[str, set[str]] = {
 
 #: The modules that hold plans and what plans are made of: no I/O, no waiting, no clock of their
 #: own.
-PURE = ("errors", "messages", "documents", "requests", "payloads", "arguments", "backends")
+PURE = (
+    *("errors", "messages", "documents", "requests", "concurrently", "payloads", "arguments"),
+    "backends",
+)
 IMPURE = {
     "asyncio",
     "os",

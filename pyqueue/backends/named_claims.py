@@ -24,6 +24,7 @@ from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.encoded import FindEncoded
 from pyqueue.backends.namespace import CLAIMS
+from pyqueue.concurrently import concurrently
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
 from pyqueue.messages import Id, Reservation
@@ -32,7 +33,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 __all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries", "reservations_of"]
 
 #: The most messages that one command stamps.
-STAMP: Final = 10_000
+STAMP: Final = 5000
 #: The most messages of one claim: one command acknowledges it, and that has to end in time.
 MAX_CLAIM: Final = 100_000
 
@@ -227,8 +228,12 @@ class NamedClaims(ClaimGroup):
         return n, (yield from self.ids(token, n - 1, n))
 
     def _stamp(self, ids: Sequence[Id], n: int, token: str, lease_s: float) -> Plan[None]:
-        for start in range(0, len(ids), STAMP):
-            yield from self._stamp_some(ids[start : start + STAMP], n, token, lease_s)
+        yield from concurrently(
+            [
+                self._stamp_some(ids[start : start + STAMP], n, token, lease_s)
+                for start in range(0, len(ids), STAMP)
+            ]
+        )
         try:
             yield from self.progress(token)
         except Fenced:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pymongo.errors import PyMongoError
 from pyspark.sql import DataFrame
@@ -18,6 +17,7 @@ from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.staging import append
+from pyqueue.concurrently import concurrently
 from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
 from pyqueue.messages import UNCHANGED, Id, Reservation
@@ -26,9 +26,6 @@ from pyqueue.server_errors import shown_cause, translated
 from pyqueue.spark.frames import Reader, label
 
 __all__ = ["Held", "Moved", "Output", "Report", "Transform"]
-
-#: How many commands settle a batch at once. While the server works, the next one is encoded.
-SETTLING_THREADS: Final = 4
 
 #: The function of a stage. Without a target it returns nothing, and may take the claim's number.
 Transform = (
@@ -180,22 +177,17 @@ class Output:
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
         """Move messages, by several commands at once if there are many."""
         source = self._source
-
-        def move(
-            part: tuple[QueuePlans, Sequence[tuple[Reservation[Any], NewMessage]]],
-        ) -> list[tuple[Reservation[Any], SettlementResult]]:
-            target, some = part
-            return self._connection.run(move_each(source.queue, source.kind, target.target, some))
-
-        parts = [
-            (self._targets[name], some[start : start + MAX_BATCH])
+        moves = [
+            move_each(
+                source.queue,
+                source.kind,
+                self._targets[name].target,
+                some[start : start + MAX_BATCH],
+            )
             for name, some in _by_queue(pairs, lambda pair: pair[1]).items()
             for start in range(0, len(some), MAX_BATCH)
         ]
-        if len(parts) < 2:
-            return [*chain.from_iterable(map(move, parts))]
-        with ThreadPoolExecutor(SETTLING_THREADS, "pyqueue_settling") as pool:
-            return [*chain.from_iterable(pool.map(move, parts))]
+        return [*chain.from_iterable(self._connection.run(concurrently(moves)))]
 
     def _changed(
         self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]

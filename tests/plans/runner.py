@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.concurrently import Concurrently
 from pyqueue.messages import Reservation
 from pyqueue.requests import (
     AtOneInstant,
@@ -137,6 +138,8 @@ class Runner:
                 return None
             case AtOneInstant():
                 return self._drive(request.plan(None))
+            case Concurrently():
+                return [self._drive(plan) for plan in request.plans]
             case Coalesce():
                 results = self._drive(request.batch([request.item]))
                 self.results += results[1:]

@@ -21,6 +21,7 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
+from pyqueue.concurrently import Concurrently
 from pyqueue.errors import DuplicateKey, QueueError
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -465,6 +466,13 @@ class Process:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    def _each(self, plans: Any, slow: float) -> Generator[Pause, None, list[Any]]:
+        """Run plans one after the other."""
+        results: list[Any] = [None] * len(plans)
+        for place, plan in enumerate(plans):
+            results[place] = yield from self.run(plan, slow=slow)
+        return results
+
     def _answer(self, request: Any, slow: float) -> Generator[Pause, None, Any]:
         world = self.world
         match request:
@@ -495,6 +503,8 @@ class Process:
                 return (yield from self.run(request.batch([request.item]), slow=slow))[0]
             case Latecomers():
                 return None
+            case Concurrently():
+                return (yield from self._each(request.plans, slow))
             case Listen():
                 began, self._listening = not self._listening, True
                 return began

@@ -1,0 +1,38 @@
+"""Several plans at once: a request for long work on many documents.
+
+One command of the server uses one of its processors, and waits for the journal by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from pyqueue.requests import Plan, Request
+
+__all__ = ["AT_ONCE", "Concurrently", "concurrently"]
+
+T = TypeVar("T")
+
+#: How many plans run at once. While the server works, the commands of the next one are encoded.
+AT_ONCE: Final = 4
+
+
+@dataclass(slots=True)
+class Concurrently(Request[list[T]], Generic[T]):
+    """Run plans that do not depend on each other. The answer is the list of their results.
+
+    If some fail, the error of the first of them is raised after all that have begun have ended;
+    the rest may not have begun. A blocking driver runs ``AT_ONCE`` of them at once, an async driver
+    and mongomock one after the other.
+    """
+
+    plans: Sequence[Plan[T]]
+
+
+def concurrently(plans: Sequence[Plan[T]]) -> Plan[list[T]]:
+    """Run plans at once, if there are several. Return the list of their results."""
+    if len(plans) == 1:
+        return [(yield from plans[0])]
+    return (yield from Concurrently(plans)) if plans else []
