@@ -22,10 +22,11 @@ SLOW_S = 900.0
 def spark_program(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Run a program; kill it at the end with its JVM and all workers."""
-    return program(
-        "-m", "tests.spark.programs", *arguments, env=env, cwd=cwd, stderr=subprocess.DEVNULL
-    )
+    """Run a program; kill it at the end with its JVM and all workers.
+
+    If the test fails, pytest shows what the program has written to standard error.
+    """
+    return program("-m", "tests.spark.programs", *arguments, env=env, cwd=cwd)
 
 
 def build_wheel(directory: Path) -> Path:
