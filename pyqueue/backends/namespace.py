@@ -96,7 +96,7 @@ _SHAPED_VERSION: Final = 2
 LATEST_VERSION: Final = 2
 _MISSING: Final = object()
 
-#: The kind of a stream, which is no queue, and what all users of a stream must agree on.
+#: The kind in the record of a stream, and the options that are the same for all its users.
 STREAM: Final = "stream"
 STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 
@@ -435,7 +435,7 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
     found = yield from Find({"_id": record_id(queue), "deleted": {"$exists": False}}, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: there is no queue {queue!r} so far: give these options to client.queue()"
+            f"name: there is no queue {queue!r} yet: give these options to client.queue()"
         )
     kind = kinds.lookup(_readable_kind(queue, found[0]))
     for name in shape:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pyqueue import Queue
+from pyqueue import Client
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -39,10 +39,7 @@ def pause(
 ) -> None:
     """Stop the delivery of messages, in every process. Pushes still work."""
     with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        target = queue_with_stored_options(client, name)
-        target.pause()
-        _show_paused(target, as_json)
+        _set_paused(client, name, as_json, pause=True)
 
 
 @app.command()
@@ -55,13 +52,13 @@ def resume(
 ) -> None:
     """Resume the delivery of messages."""
     with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        target = queue_with_stored_options(client, name)
-        target.resume()
-        _show_paused(target, as_json)
+        _set_paused(client, name, as_json, pause=False)
 
 
-def _show_paused(target: Queue[Any], as_json: bool) -> None:
+def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> None:
+    refuse_unknown(client, name)
+    target = queue_with_stored_options(client, name)
+    (target.pause if pause else target.resume)()
     paused = target.paused()
     if as_json:
         emit({"queue": target.name, "paused": paused})

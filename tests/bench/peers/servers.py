@@ -161,7 +161,7 @@ def postgres() -> Iterator[Started]:
 
 @contextmanager
 def rabbitmq() -> Iterator[Started]:
-    """One node of RabbitMQ with a name, ports and a folder of its own."""
+    """One node of RabbitMQ with its own name, ports and folder."""
     script = Path(program("rabbitmq-server", "rabbitmq-server"))
     # Debian's wrapper would change to the user and the folders of the system's service.
     inner = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
