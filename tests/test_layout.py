@@ -297,6 +297,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.tables": {"backends", "spark.encoded", "spark.filters", "spark.options", "spark.rows"},
     "spark.readers": {
         "backends",
+        "concurrently",
         "connecting",
         "errors",
         "messages",

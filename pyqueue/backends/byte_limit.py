@@ -44,6 +44,7 @@ CANDIDATES: Final[Mapping[str, object]] = {"_id": 1, "when": 1}
 SIZED_CANDIDATES: Final = {**CANDIDATES, "bytes": {"$bsonSize": "$$ROOT"}}
 #: What is needed of a claimed message to give it back.
 HELD_CLAIMS: Final[Mapping[str, object]] = {"_id": 1, "when": 1, "due": 1, "token": 1}
+_SIZES: Final = {"_id": 1, "bytes": SIZED_CANDIDATES["bytes"]}
 _SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, **HELD_CLAIMS}
 #: How many sizes a named claim reads first, and how many for each one that it has read before.
 FIRST_SIZES: Final = 10
@@ -221,7 +222,7 @@ def fitting_ids(ids: Sequence[Id], max_bytes: int) -> Plan[list[Id]]:
     taken, step = 0, FIRST_SIZES
     while taken < len(ids) and not limit.full:
         some = ids[taken : taken + step]
-        found = yield from Find({"_id": {"$in": some}}, SIZED_CANDIDATES)
+        found = yield from Find({"_id": {"$in": some}}, _SIZES)
         sizes = {each["_id"]: each.get("bytes", 0) for each in found}
         limit.begin()
         fits = limit.fitting([sizes.get(id, 0) for id in some])

@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType
 import signals as buses
 from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
 from pyqueue.backends.reading import backlog, due_in
+from pyqueue.concurrently import concurrently
 from pyqueue.connecting import runner_of
 from pyqueue.errors import Fenced, Unavailable
 from pyqueue.messages import Id
@@ -167,23 +168,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, runner: StreamRunner, token: str, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         options, run = self._options, self._options.run
-        if lineage_of(start) == runner.lineage:
-            # Spark has committed everything up to ``start``.
-            self._acknowledge(runner, token, start["n"])
-        after = self._acknowledged
+        # Spark has committed everything up to ``start``.
+        done = start["n"] if lineage_of(start) == runner.lineage else 0
+        after = max(done, self._acknowledged)
         # If this is more, a former process claimed it and died before Spark logged the offset.
-        if self._claimed <= after:
+        if self._claimed > after:
+            self._acknowledge(runner, token, done)
+        else:
             due_s = 0.0 if self._since is not None else run(due_in(options.queue))
             if due_s > 0:
+                self._acknowledge(runner, token, done)
                 run(runner.claims.progress(token))  # another runner ends this one
                 self._count_at, self._backlog = None, (0, None)
                 self._idle.rest(due_s)
                 return start
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
-            plan = self._recorded(runner).claim(
+            claim = self._recorded(runner).claim(
                 token, most, options.lease, since=self._since, max_bytes=options.max_bytes
             )
-            n = run(plan)
+            n = self._acknowledge(runner, token, done, claim)
             if n is None:  # the queue is paused, or other consumers were faster
                 self._count_at = self._count_at or -math.inf
                 self._idle.rest(math.inf)
@@ -266,13 +269,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with suppress(Fenced):  # ``partitions`` says so, if there is a batch
             self._acknowledge(runner, token, end["n"])
 
-    def _acknowledge(self, runner: StreamRunner, token: str, n: int) -> None:
-        if n <= self._acknowledged:
-            return
-        _, upto, ids = self._batch
-        plan = self._recorded(runner).acknowledge(token, n, len(ids) if upto == n else None)
-        self._options.run(plan)
-        self._acknowledged, self._claimed = n, max(n, self._claimed)
+    def _acknowledge(
+        self, runner: StreamRunner, token: str, n: int, claim: Plan[int | None] | None = None
+    ) -> int | None:
+        """Finish the claims up to ``n``, and make the next one meanwhile.
+
+        A claim does not wait for the last acknowledgement: if that fails, the next runner adopts
+        both.
+
+        Returns:
+            The number of the next claim.
+        """
+        plans = [] if claim is None else [claim]
+        if n > self._acknowledged:
+            _, upto, ids = self._batch
+            held = len(ids) if upto == n else None
+            plans.append(self._recorded(runner).acknowledge(token, n, held))
+        results = self._options.run(concurrently(plans))
+        self._acknowledged, self._claimed = max(n, self._acknowledged), max(n, self._claimed)
+        return None if claim is None else results[0]
 
     def stop(self) -> None:
         """Renew nothing any more, and hear no signals.

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-from pyqueue import Client
-from tests.bench.figures import at_least
+from pyqueue import Client, Queue
+from tests.bench.figures import at_least, at_most
 from tests.bench.harness import (
     RAW_RESERVE,
     WRITE,
@@ -25,6 +25,8 @@ from tests.bench.harness import (
 )
 
 BATCH = 10_000
+#: Pushes that start Python workers, and the seconds between the end of a batch and the next push.
+WARM, PAUSE_S = 10, 0.3
 
 numbers = itertools.count()
 
@@ -42,6 +44,7 @@ def run(bench: Bench) -> None:
     try:
         with bench.blocking("majority") as (client, raw):
             url = str(client.url)
+            visible(bench, spark, url, client)
             streamed(bench, spark, url, raw, count, rounds)
             written(bench, spark, url, raw, count, rounds)
             read(bench, spark, url, client, raw, count, rounds)
@@ -106,18 +109,54 @@ def streamed(bench: Bench, spark: Any, url: str, raw: Any, count: int, rounds: i
             ]
             return seconds(lambda: raw.insert_many(documents, ordered=False), count)
 
-        def ours() -> float:
+        def ours(delivery: str) -> float:
             writer = files.writeStream.format("pyqueue").options(
-                uri=url, queue=name(), stage=uuid4().hex
+                uri=url, queue=name(), stage=uuid4().hex, delivery=delivery
             )
             writer = writer.option("checkpointLocation", f"{folder}/{uuid4().hex}").trigger(
                 availableNow=True
             )
             return seconds(lambda: writer.start().awaitTermination(), count)
 
-        before, after = interleave(rounds, theirs, ours)
-    label = f"stream's write of {count}, against insert_many"
-    bench.speed(label, before, after, rounds * count, at_least(0.7))
+        before, once, plain = interleave(
+            rounds, theirs, lambda: ours("exactly-once"), lambda: ours("at-least-once")
+        )
+    label = f"stream's write of {count}, {{}}, against insert_many"
+    bench.speed(label.format("exactly once"), before, once, rounds * count)
+    bench.speed(label.format("at least once"), before, plain, rounds * count, at_least(0.7))
+
+
+def visible(bench: Bench, spark: Any, url: str, client: Client) -> None:
+    """Push one message at a time, and wait until the stream's output shows it."""
+    pushes = bench.either(10, 60)
+    for output in ("foreachBatch", "at-least-once", "exactly-once"):
+        source, target = client.queue(name()), client.queue(name())
+
+        def show(rows: Any, _: int, target: Queue[Any] = target) -> None:
+            target.push_many([row["payload"] for row in rows.collect()])
+
+        rows = spark.readStream.format("pyqueue").options(
+            uri=url, queue=source.name, group="visible", numPartitions="1"
+        )
+        writer = rows.load().writeStream
+        if output == "foreachBatch":
+            writer = writer.foreachBatch(show)
+        else:
+            writer = writer.format("pyqueue").options(
+                uri=url, queue=target.name, stage="visible", delivery=output
+            )
+        times = []
+        with TemporaryDirectory() as folder:
+            query = writer.option("checkpointLocation", folder).start()
+            for number in range(WARM + pushes):
+                began = time.perf_counter()
+                source.push(payload(number))
+                assert target.pop(timeout=60) is not None
+                times.append(time.perf_counter() - began)
+                time.sleep(PAUSE_S)
+            query.stop()
+        label = f"from a push to the output of a stream, {output}: p50"
+        bench.row(label, "s", times[WARM:], pushes, at_most(0.3))
 
 
 def read(

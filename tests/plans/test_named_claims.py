@@ -443,6 +443,49 @@ def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
     ] * 2
 
 
+def test_claim_and_acknowledgement_may_run_at_once() -> None:
+    """Each of them runs as a whole before each request of the other one."""
+    places = [
+        [place for place in range(20) if at_once(place, claims_first=claims_first)]
+        for claims_first in (False, True)
+    ]
+    assert places == [[*range(4)], [*range(11)]]
+
+
+def at_once(place: int, *, claims_first: bool) -> bool:
+    """Run one plan before request number ``place`` of the other. Return whether it has so many."""
+    bench = Bench(5)
+    claims = bench.claims()
+    token = bench.run(claims.adopt(LEASE))
+    assert bench.run(claims.claim(token, 3, LEASE)) == 1
+    claim, acknowledgement = claims.claim(token, 9, LEASE), claims.acknowledge(token, 1, 3)
+    outer, inner = (claim, acknowledgement) if claims_first else (acknowledgement, claim)
+    places, results = itertools.count(), []
+    try:
+        results.append(
+            interrupted(
+                bench,
+                outer,
+                lambda: results.append(bench.run(inner)),
+                lambda request: next(places) == place,
+            )
+        )
+    except AssertionError:  # the plan has fewer requests
+        assert not results
+        return False
+    assert sorted(results) == [2, 3]  # claim number 2, and 3 settled messages
+    assert [each["claim"] for each in bench.messages] == [{"g": "a~g", "n": 2}] * 2
+    state = bench.state()
+    assert {name: state[name] for name in ("n", "claimed", "settled", "taken")} == {
+        "n": 1,
+        "claimed": 2,
+        "settled": 3,
+        "taken": 3,
+    }
+    assert bench.run(claims.acknowledge(token, 2)) == 2
+    return True
+
+
 def test_interrupted_takeover_is_finished_by_the_next() -> None:
     """It is cut short before each of its commands in turn."""
     for steps in range(1, 8):
