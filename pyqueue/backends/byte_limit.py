@@ -10,20 +10,22 @@ messages may be too many bytes:
   are missing in it, the claim reads the sizes of what it holds, and then the rest of what fits.
 - If less than one such batch may be returned, it encodes what it read.
 
-What does not fit is given back. A named claim may have thousands of messages, and reads the sizes
-of its candidates in steps that grow.
+What does not fit is given back. A named claim may have thousands of messages, and reads its
+candidates with their sizes, in steps that grow.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import bson
 
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.documents import hashable_id
-from pyqueue.messages import Id
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document, Filter, Find, Latecomers, Plan
 
@@ -33,7 +35,7 @@ __all__ = [
     "SIZED_CANDIDATES",
     "ByteLimit",
     "Limits",
-    "fitting_ids",
+    "find_fitting",
     "read_claimed",
     "size_of",
 ]
@@ -46,7 +48,7 @@ SIZED_CANDIDATES: Final = {**CANDIDATES, "bytes": {"$bsonSize": "$$ROOT"}}
 HELD_CLAIMS: Final[Mapping[str, object]] = {"_id": 1, "when": 1, "due": 1, "token": 1}
 _SIZES: Final = {"_id": 1, "bytes": SIZED_CANDIDATES["bytes"]}
 _SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, **HELD_CLAIMS}
-#: How many sizes a named claim reads first, and how many for each one that it has read before.
+#: How many sizes a named claim reads first, and how many times as many in the next step.
 FIRST_SIZES: Final = 10
 SIZES_GROWTH: Final = 10
 
@@ -210,24 +212,19 @@ def read_claimed(
     return limit.cut(read) if limit.left < BATCH_BYTES else read
 
 
-def fitting_ids(ids: Sequence[Id], max_bytes: int) -> Plan[list[Id]]:
-    """Return the first ids of messages, as many as fit together; at least one.
+def find_fitting(find: Find, max_bytes: int) -> Plan[list[Document]]:
+    """Return the ids of the first messages, as many as fit together; at least one.
 
-    The server reads a message to find out its size. So this reads few sizes first, and then as many
-    as will fit if the rest is alike.
+    The server reads a message to find out its size. So this looks at few messages first, and then
+    at as many as will fit if the rest is alike.
     """
-    limit = ByteLimit(ScanState(), [Limits(len(ids), max_bytes)])
-    if not limit.wants_sizes(len(ids)):
-        return list(ids)
-    taken, step = 0, FIRST_SIZES
-    while taken < len(ids) and not limit.full:
-        some = ids[taken : taken + step]
-        found = yield from Find({"_id": {"$in": some}}, _SIZES)
-        sizes = {each["_id"]: each.get("bytes", 0) for each in found}
-        limit.begin()
-        fits = limit.fitting([sizes.get(id, 0) for id in some])
-        limit.add(found[:fits])
-        taken += fits
-        alike = taken * limit.left // max(1, limit.taken_at_most)
-        step = max(FIRST_SIZES, min(alike + 1, SIZES_GROWTH * taken))
-    return list(ids[:taken])
+    look = FIRST_SIZES
+    while True:
+        some = replace(find, projection=_SIZES, limit=min(look, find.limit))
+        found = yield from some
+        ends = list(accumulate(each.get("bytes", 0) for each in found))
+        fit = max(1, bisect_right(ends, max_bytes))
+        if fit < len(found) or len(found) < some.limit or some.limit == find.limit:
+            return found[:fit]
+        alike = fit * max_bytes // max(1, ends[-1])
+        look = min(alike + 1, SIZES_GROWTH * look)

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, cast, overload
 from bson import ObjectId
 
 from pyqueue.backends import acknowledging, invalid, namespace, reading, receiving, transitions
-from pyqueue.backends.byte_limit import fitting_ids
+from pyqueue.backends.byte_limit import find_fitting
 from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
 from pyqueue.backends.encoded import FindEncoded
@@ -146,16 +146,15 @@ class NamedClaims(ClaimGroup):
                 return None
             now = yield from ServerTime()
             match = kind.claimable(backend.queue, now if since is None else min(now, since), None)
-            found = yield from Find(
+            ready = Find(
                 match, {"_id": 1}, sort=kind.order, limit=min(limit, MAX_CLAIM), hint=kind.index
             )
+            found = yield from (ready if max_bytes is None else find_fitting(ready, max_bytes))
             if not found:
                 return None
             ids = yield from self._valid_ids(found, now)
             if not ids:
                 continue
-            if max_bytes is not None:
-                ids = yield from fitting_ids(ids, max_bytes)
             n = progress.claimed + 1
             begun = {"$set": {"claimed": n, "adopted": 0}}
             yield from self._advance(token, begun, claimed=progress.claimed)

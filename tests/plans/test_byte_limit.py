@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pyqueue.backends.byte_limit import Limits, fitting_ids
+from pyqueue.backends.byte_limit import Limits, find_fitting
 from pyqueue.errors import ConfigurationError, QueueError, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.requests import Coalesce, Command, Delete, Find, Plan, UpdateEach
@@ -259,49 +259,43 @@ MB = 2**20
 
 def fitting(sizes: Sequence[int], max_bytes: int) -> tuple[int, list[int]]:
     """Return how many of the first messages fit, and how many sizes each look has read."""
-    names = [f"m{number}" for number in range(len(sizes))]
-    plan, looks = fitting_ids(names, max_bytes), []
+    stored = [{"_id": number, "bytes": size} for number, size in enumerate(sizes)]
+    plan, looks = find_fitting(Find({"q": "a"}, limit=10_000), max_bytes), []
     answer: Any = None
     while True:
         try:
             request = plan.send(answer)
         except StopIteration as stop:
-            fit: list[str] = stop.value
+            fit: list[Any] = stop.value
             break
         assert isinstance(request, Find)
-        some = request.filter["_id"]["$in"]
-        looks.append(len(some))
-        # The server returns them in any order.
-        answer = [{"_id": id, "bytes": sizes[int(id[1:])]} for id in reversed(some)]
-    assert fit == names[: len(fit)]
+        answer = stored[: request.limit]
+        looks.append(len(answer))
+    assert fit == stored[: len(fit)]
     return len(fit), looks
 
 
 @pytest.mark.parametrize(
     ("sizes", "fit", "looks"),
     [
-        ([300] * 10_000, 10_000, [10, 100, 1100, 8790]),
-        ([MB] * 10_000, 64, [10, 55]),
-        ([MB] * 64 + [1], 64, [10, 55]),
+        ([300] * 20_000, 10_000, [10, 100, 1000, 10_000]),
+        ([300] * 500, 500, [10, 100, 500]),
+        ([MB] * 10_000, 64, [10, 65]),
+        ([MB] * 64 + [1], 64, [10, 65]),
         ([65 * MB, 1, 1, 1, 1], 1, [5]),
         ([1, 65 * MB, 1, 1, 1], 1, [5]),
         ([1] * 10 + [MB] * 10_000, 73, [10, 100]),
-        ([16 * MB] * 4, 4, []),
-        ([1], 1, []),
+        ([16 * MB] * 4, 4, [4]),
+        ([1], 1, [1]),
+        ([], 0, [0]),
     ],
-    ids=["small", "large", "exactly", "one", "second", "unlike", "few", "single"],
+    ids=[
+        *("small", "all", "large", "exactly", "one", "second", "unlike", "few", "single", "none"),
+    ],
 )
 def test_named_claim_reads_few_more_sizes_than_fit(
     sizes: list[int], fit: int, looks: list[int]
 ) -> None:
     assert fitting(sizes, 64 * MB) == (fit, looks)
-    assert fit == 1 or sum(sizes[:fit]) <= 64 * MB
-    assert fit == len(sizes) or sum(sizes[: fit + 1]) > 64 * MB
-
-
-def test_message_that_is_gone_takes_no_bytes() -> None:
-    plan = fitting_ids([f"m{number}" for number in range(6)], 100)
-    next(plan)
-    with pytest.raises(StopIteration) as stop:
-        plan.send([{"_id": "m5", "bytes": 50}, {"_id": "m3", "bytes": 50}])
-    assert stop.value.value == [f"m{number}" for number in range(6)]
+    assert fit <= 1 or sum(sizes[:fit]) <= 64 * MB
+    assert fit in (len(sizes), 10_000) or sum(sizes[: fit + 1]) > 64 * MB
