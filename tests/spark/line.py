@@ -1,4 +1,4 @@
-"""The programs of a line: a Python link, a Spark stream, a Spark stage and a Python sink.
+"""The programs of a line: one of two Python links, a Spark stream, a Spark stage and a Python sink.
 
 Run one with ``python -m tests.spark.line NAME URL FOLDER MASTER BATCH``. Each runs until it is
 killed, or until an error ends it; the test starts it again. ::
@@ -47,6 +47,15 @@ def link(url: str, folder: str, master: str, batch: str) -> None:
     asyncio.run(run())
 
 
+def bulk_link(url: str, folder: str, master: str, batch: str) -> None:
+    """Parse the lines, hundreds at a time."""
+    with Client(url) as client:
+        raw = client.queue("raw", lease=60)
+        while True:
+            held = raw.reserve_many(500)
+            raw.move_many([(each, parse(each.payload)) for each in held], to="parsed")
+
+
 def stream(url: str, folder: str, master: str, batch: str) -> None:
     """Copy the flights by a stream with structs."""
     df = started(master).readStream.format("pyqueue")
@@ -90,6 +99,7 @@ def sink(url: str, folder: str, master: str, batch: str) -> None:
 
 PROGRAMS: dict[str, Callable[[str, str, str, str], None]] = {
     "link": link,
+    "bulk_link": bulk_link,
     "stream": stream,
     "stage": stage,
     "sink": sink,
