@@ -28,7 +28,7 @@ class To(Generic[Q]):
         queue: the name of the queue.
         payload: the new payload. Without it the message keeps its payload.
         priority: its priority there, if that queue has priorities. Without it the message keeps
-            its priority.
+            its priority, and each output of ``Many`` has that of the message.
 
     Raises:
         ConfigurationError: The priority is not allowed.

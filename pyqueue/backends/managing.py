@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -246,10 +246,10 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     return done
 
 
-def pause(queue: str, kind: Kind, value: bool) -> Plan[None]:
+def pause(queue: str, kind: Kind, shape: Mapping[str, object], value: bool) -> Plan[None]:
     """Pause the consumers of every process, or resume them."""
     yield from namespace.check_kind(queue, kind)
-    yield from namespace.set_paused(queue, kind.name, value)
+    yield from namespace.set_paused(queue, kind.name, shape, value)
     yield from Signal(queue, None)
 
 

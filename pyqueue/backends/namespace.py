@@ -435,23 +435,30 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
     found = yield from Find({"_id": record_id(queue), "deleted": {"$exists": False}}, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: there is no queue {queue!r} yet: give these options to client.queue()"
+            f"name: there is no queue {queue!r} yet: give these options to client.queue(), or "
+            "to client.stream()"
         )
-    kind = kinds.lookup(_readable_kind(queue, found[0]))
+    kind = _readable_kind(queue, found[0])
+    known = STREAM_SHAPE if kind == STREAM else kinds.lookup(kind).shape
+    if not shape:
+        options = ", ".join(known) or "none"
+        raise ConfigurationError(
+            f"reshape: give an option to change: queue {queue!r} has {options}"
+        )
     for name in shape:
-        if name not in kind.shape:
+        if name not in known:
             raise ConfigurationError(
-                f"{name}: queue {queue!r} is of kind {kind.name!r}, which has no such option"
+                f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
             )
     put = {f"shape.{name}": value for name, value in shape.items()}
     yield from Update({"_id": record_id(queue)}, {"$set": put})
     yield from Signal(queue, None)
 
 
-def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
-    """Pause or resume a queue."""
+def set_paused(queue: str, kind: str, shape: Mapping[str, object], value: bool) -> Plan[None]:
+    """Pause or resume a queue. ``shape`` is that of a new record."""
     now = yield from ServerTime()
-    record = _new_record(queue, now, kind, {})
+    record = _new_record(queue, now, kind, shape)
     put = {"paused": value, "q": record.pop("q")}
     update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)

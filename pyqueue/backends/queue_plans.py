@@ -206,7 +206,7 @@ class QueuePlans:
 
     def pause(self, value: bool) -> Plan[None]:
         """Pause the consumers of every process, or resume them."""
-        return managing.pause(self.queue, self.kind, value)
+        return managing.pause(self.queue, self.kind, self.options.shape, value)
 
     def paused(self) -> Plan[bool]:
         """Return whether the queue is paused."""

@@ -233,7 +233,8 @@ class Verdicts:
                 payload = backend_of(self._queue).codec.dump(message.payload)
             _, payloads, ids, levels = groups.setdefault(queue.name, (queue, [], [], []))
             payloads.append(payload)
-            levels.append(priority)
+            inherits = priority is None and "priority" in backend_of(queue).kind.capabilities
+            levels.append(message.priority if inherits else priority)
             ids.append(_derived_id(message, queue.name, index))
         return list(groups.values())
 

@@ -281,6 +281,16 @@ def test_reshape_changes_what_all_users_agree_on(
         world.connect().queue(name, strict=False).push(4)
 
 
+def test_pause_of_a_new_queue_stores_what_was_given(client: AnyClient, name: str) -> None:
+    queue = client.queue(name, strict=True)
+    queue.pause()
+    queue.push(1)
+    with pytest.raises(ConfigurationError, match=r"strict=True.*strict=False"):
+        client.queue(name, strict=False).push(2)
+    queue.resume()
+    assert queue.pop(0).payload == 1
+
+
 def test_reshape_of_the_wrong_queue_is_refused(client: AnyClient, name: str) -> None:
     with pytest.raises(ConfigurationError, match="no queue"):
         client.reshape(name, strict=True)

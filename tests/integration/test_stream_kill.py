@@ -12,37 +12,14 @@ from pathlib import Path
 import pytest
 
 from pyqueue import Client
-from tests.integration import stream_kills
-from tests.support.processes import program
-
-
-class Ledger:
-    """What the killed processes noted."""
-
-    def __init__(self, path: Path) -> None:
-        self.appended: dict[int, str] = {}
-        self.ended: dict[str, Counter[int]] = {}
-        for line in path.read_text().splitlines():
-            what, *words = line.split()
-            if what == "appended":
-                self.appended[int(words[1])] = words[0]
-            elif what != "started":
-                self.ended.setdefault(what, Counter()).update(map(int, words))
-
-    def __getitem__(self, what: str) -> Counter[int]:
-        return self.ended.get(what, Counter())
+from tests.support.kills import LEASE_S, ledger_of
 
 
 @pytest.mark.parametrize(
     "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
 )
 def test_killed_processes_leave_an_exact_ledger(kills: int, url: str, tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    arguments = (url, str(kills), "7", str(path))
-    with program("-m", "tests.integration.stream_kills", *arguments) as killing:
-        output, _ = killing.communicate(timeout=280)
-        assert killing.returncode == 0, output
-    ledger = Ledger(path)
+    ledger = ledger_of("tests.integration.stream_kills", url, kills, tmp_path / "ledger")
     with Client(url) as client:
         log = client.stream("log")
         contents: dict[int, str] = {}
@@ -50,12 +27,12 @@ def test_killed_processes_leave_an_exact_ledger(kills: int, url: str, tmp_path: 
             contents |= {each.position: each.payload for each in page}
         assert list(contents) == list(range(len(contents))), "contiguous"
         assert max(Counter(contents.values()).values()) == 1, "stored twice"
-        for position, payload in ledger.appended.items():
-            assert contents[position] == payload, "acknowledged, and missing"
+        for payload, position in ledger.lines("appended"):
+            assert contents[int(position)] == payload, "acknowledged, and missing"
 
         group = log.consumer("g", max_tries=None)
         delivered: list[int] = []
-        while held := group.reserve_many(5000, timeout=2 * stream_kills.LEASE_S):
+        while held := group.reserve_many(5000, timeout=2 * LEASE_S):
             delivered += [each.position for each in held]
             group.commit(*held)
         dead = [
@@ -63,9 +40,10 @@ def test_killed_processes_leave_an_exact_ledger(kills: int, url: str, tmp_path: 
         ]
         hidden = client.database["pyqueue"].count_documents({"q": {"$regex": "^~handover"}})
     assert hidden <= kills * 3, "only copies that no burial decided on"
-    ends = Counter(delivered) + Counter(dead) + ledger["commit"]
+    committed, begun = ({*map(int, ledger[what])} for what in ("commit", "begin-commit"))
+    assert max(ledger["commit"].values()) == 1, "finished twice"
+    ends = Counter(delivered) + Counter(dead) + Counter(committed)
     assert max(ends.values()) == 1, "finished twice"
-    assert set(ledger["bury"]) <= set(dead)
-    unknown = set(ledger["begin-commit"])
-    assert set(contents) - set(ends) <= unknown, "lost"
-    assert len(ledger["commit"]) > kills, "it did no work"
+    assert {*map(int, ledger["bury"])} <= set(dead)
+    assert set(contents) - set(ends) <= begun, "lost"
+    assert len(committed) > kills, "it did no work"

@@ -8,10 +8,10 @@ stored is compared with the model. Every reservation is kept, so former holders 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -31,7 +31,7 @@ from tests.model.places import Cluster
 from tests.model.reference import Clash, Held, Item, Lost, Model, Rules
 from tests.plans.runner import NOW
 
-__all__ = ["Machine"]
+__all__ = ["RULES", "Machine", "clients", "delays", "duplicates", "keys", "many", "queues"]
 
 #: The queues, their options, and their dead-letter queues.
 RULES = {
@@ -85,6 +85,7 @@ FIELDS = (
     "checkpoint",
     "dead",
     "trail",
+    "priority",
 )
 
 
@@ -118,11 +119,12 @@ class Machine(RuleBasedStateMachine):
 
     #: Creates an empty database with clients of it.
     make: Callable[[], Cluster]
+    options: ClassVar[Mapping[str, Rules]] = RULES
 
     def __init__(self) -> None:
         super().__init__()
         self.cluster = type(self).make()
-        self.model = Model(RULES)
+        self.model = Model(dict(self.options))
         self.handles: list[Handle] = []
         self.ids: list[Any] = ["m0"]
         self.count = 0
@@ -132,7 +134,7 @@ class Machine(RuleBasedStateMachine):
 
     def queue(self, client: int, name: str) -> Any:
         """Return a queue of a client, with the options of the model."""
-        rules = RULES[name]
+        rules = self.options[name]
         return self.cluster.clients[client].queue(
             name,
             lease=rules.lease / 1000,
@@ -140,6 +142,8 @@ class Machine(RuleBasedStateMachine):
             dead_letter=rules.grave,
             history=timedelta(days=18_000) if rules.history else None,
             backoff=Backoff(jitter=0),
+            kind="priority" if rules.priorities else "standard",
+            strict=not rules.by_age if rules.priorities else None,
         )
 
     def payload(self) -> dict[str, Any]:
@@ -155,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         Some are former ones. ``elsewhere``: they are pickled, as if another process had them.
         """
         if which[0] == 0 and not any(self.model.holds(each.held) for each in self.handles):
-            ready = [queue for queue in RULES if self.model.ready(queue)]
+            ready = [queue for queue in self.options if self.model.ready(queue)]
             for queue in ready[:1]:
                 self.reserve(client, queue, 2, None)
         likely = sorted(self.handles, key=lambda each: self.model.holds(each.held), reverse=True)
@@ -390,7 +394,7 @@ class Machine(RuleBasedStateMachine):
         assert surely <= lost <= surely | unknown
         if unknown:
             assert len(given) > 1, "only of a batch is not all known"
-            assert not RULES[given[0].reservation.queue].history
+            assert not self.options[given[0].reservation.queue].history
             assert not {each.id for each in unknown} & set(self.model.items), "they are still there"
         return [each for each in given if each.held not in lost]
 
@@ -562,7 +566,7 @@ class Machine(RuleBasedStateMachine):
 
     def _where(self, queue: str, has: Callable[[str], object]) -> str:
         """Return the queue, or another one that has a wanted message."""
-        return next((each for each in (queue, *RULES) if has(each)), queue)
+        return next((each for each in (queue, *self.options) if has(each)), queue)
 
     @rule(client=clients, queue=queues, limit=st.sampled_from([None, None, 1]))
     def redrive(self, client: int, queue: str, limit: int | None) -> None:
@@ -625,7 +629,7 @@ class Machine(RuleBasedStateMachine):
         else:
             assert (shown_fields(found), found.state) == (expected(item), model.state(item))
         listed = {each.name: each for each in self.cluster.clients[client].queues()}
-        assert {each.queue for each in model.items.values()} <= set(listed) <= set(RULES)
+        assert {each.queue for each in model.items.values()} <= set(listed) <= set(self.options)
         for name, each in listed.items():
             self._counted(each.counts, name)
             assert each.paused == (name in model.paused)

@@ -55,6 +55,9 @@ class Rules:
     lease: Millis = 60_000
     max_tries: int | None = None
     history: bool = False
+    #: Whether its messages have priorities, and whether claims go by age all the same.
+    priorities: bool = False
+    by_age: bool = False
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Item:
     trail: list[dict[str, Any]] = field(default_factory=list)
     processed: Millis | None = None
     outcome: str | None = None
+    priority: int | None = None
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -119,8 +123,23 @@ class Model:
         return sorted(live, key=lambda each: each.order)
 
     def ready(self, queue: str) -> list[Item]:
-        """Return the messages that can be received, in order; expired leases included."""
-        return [each for each in self.live(queue) if each.when <= self.now]
+        """Return the messages that can be received, in order; expired leases included.
+
+        Where messages have priorities, the highest come first.
+        """
+        ready = [each for each in self.live(queue) if each.when <= self.now]
+        if self._rules[queue].priorities:
+            ready.sort(key=lambda each: -(each.priority or 0))
+        return ready
+
+    def _next(self, queue: str) -> list[Item]:
+        """Return what consumers get, in order; nothing if the queue is paused."""
+        if queue in self.paused:
+            return []
+        ready = self.ready(queue)
+        if self._rules[queue].by_age:
+            ready.sort(key=lambda each: each.order)
+        return ready
 
     def free(self, queue: str) -> list[Item]:
         """Return the messages without a live lease."""
@@ -166,6 +185,7 @@ class Model:
         delay: Millis = 0,
         headers: dict[str, Any] | None = None,
         on_duplicate: str = "ignore",
+        priority: int | None = None,
     ) -> list[Id | None]:
         """Push (payload, key, id) and return the ids; None for a message that its key kept out."""
         when = self.now + delay
@@ -178,6 +198,7 @@ class Model:
                 "headers": dict(headers or {}),
                 "when": when,
                 "due": when,
+                "priority": self._level(queue, priority),
             }
             if twin and on_duplicate == "replace":
                 self.items[twin.id] = self._bare(replace(twin, **fresh, tries=0))
@@ -204,7 +225,7 @@ class Model:
     def reserve(self, queue: str, limit: int, lease: Millis | None = None) -> list[Item]:
         """Claim the first messages; a message that was claimed too often is buried instead."""
         rules, taken = self._rules[queue], list[Item]()
-        for item in self.ready(queue) if queue not in self.paused else []:
+        for item in self._next(queue):
             if len(taken) == limit:
                 break
             if rules.max_tries is not None and item.tries >= rules.max_tries and not item.dead:
@@ -217,7 +238,7 @@ class Model:
 
     def pop(self, queue: str, limit: int) -> list[Item]:
         """Finish the first messages and return them as they were."""
-        taken = self.ready(queue)[:limit] if queue not in self.paused else []
+        taken = self._next(queue)[:limit]
         before = [replace(each) for each in taken]
         for item in taken:
             self._finish(item, "popped")
@@ -300,6 +321,7 @@ class Model:
         headers: dict[str, Any] | None = None,
         delay: Millis = 0,
         key: str | None = None,
+        priority: int | None = None,
     ) -> None:
         """Move them to another queue, with a new payload, or with the old one for ``...``.
 
@@ -313,12 +335,22 @@ class Model:
         def act(item: Item) -> None:
             payload = payloads[Held(item.id, item.claim)]
             self._leave(item, to, self.now + delay)
+            if priority is not None:
+                item.priority = priority
             item.payload = item.payload if payload is ... else payload
             item.headers, item.key = item.headers | (headers or {}), key
 
         self._settle(payloads, act)
 
     # ---- operations of any client
+
+    def reprioritize(self, queue: str, id: Id, priority: int) -> bool:
+        """Give a live message another priority, held or not."""
+        for item in self.live(queue):
+            if item.id == id:
+                item.priority = priority
+                return True
+        return False
 
     def redrive(self, queue: str, limit: int | None = None) -> int:
         """Return dead messages to their first queue, with their keys if those are free."""
@@ -383,7 +415,12 @@ class Model:
         """
         item.trail = [*item.trail, {"q": item.queue, "at": self.now}][-20:]
         item.queue, item.when, item.due, item.tries, item.key = queue, when, when, 0, None
+        item.priority = self._level(queue, item.priority)
         self._bare(item, *kept)
+
+    def _level(self, queue: str, priority: int | None) -> int | None:
+        """Return the priority that a message has in a queue; elsewhere it keeps what it has."""
+        return 4 if priority is None and self._rules[queue].priorities else priority
 
     @staticmethod
     def _bare(item: Item, *kept: str) -> Item:

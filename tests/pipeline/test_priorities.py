@@ -54,6 +54,24 @@ def test_outputs_take_priorities(place: Place) -> None:
     assert found == [("x", 9), (8, 8), ("seed", 5), ("default", 4), ("low", 1)]
 
 
+def test_outputs_of_many_inherit_the_priority(place: Place) -> None:
+    """As a single output keeps it. A queue without priorities takes none."""
+    urgent, plain = place.queue("urgent", kind="priority"), place.queue("plain")
+    urgent.push("seed", priority=5)
+    place.queue("in", kind="priority").push("x", priority=8)
+
+    def build(client: Any) -> Any:
+        outputs = [To("urgent"), To("urgent", "low", priority=1), To("plain")]
+        return client.pipeline().choice(
+            "in", lambda _: Many(outputs), to=["urgent", "plain"], kind="priority"
+        )
+
+    place.run(build, until_empty=True)
+    found = [(each.payload, each.priority) for each in urgent.pop_many(9, timeout=0)]
+    assert found == [("x", 8), ("seed", 5), ("low", 1)]
+    assert [(each.payload, each.priority) for each in plain.peek()] == [("x", None)]
+
+
 def test_workers_and_recipes_take_the_kind(memory: Place, tmp_path: Path) -> None:
     path = tmp_path / "jobs.toml"
     path.write_text(RECIPE)

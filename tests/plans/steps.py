@@ -38,7 +38,7 @@ from pyqueue.requests import (
 )
 from tests.plans.runner import NOW
 
-__all__ = ["Cut", "Steps", "lost_reply", "lost_request"]
+__all__ = ["WRITES", "Cut", "Steps", "lost_reply", "lost_request"]
 
 T = TypeVar("T")
 WRITES: Final = (Insert, Update, Delete, FindAndModify)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from bson import ObjectId
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqueue import ConfigurationError, Unavailable
+from pyqueue import ConfigurationError, LeaseLost, Unavailable
 from pyqueue.backends import by_level, managing, namespace, transitions
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.levels import LEVEL_ORDER, LevelStarts, listed_levels, ready_by_level
@@ -27,6 +28,7 @@ from pyqueue.messages import Backoff
 from pyqueue.requests import Command, EnsureQueue, Plan
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after
+from tests.plans.steps import WRITES
 from tests.plans.store import Process, Store, Task, World, instant, matches, place
 from tests.support.samples import spread
 
@@ -113,6 +115,8 @@ class Meddler(Runner):
         self.store, self.place, self.meddle = store, place, meddle
         self.answers = [self.carried] * 1000
         self.listening = False
+        #: What a fail-over leaves: writes at w:1 count once a write at majority follows them.
+        self.safe = deepcopy(store.documents)
 
     def carried(self, request: Command[Any]) -> Any:
         """Carry a command out."""
@@ -121,7 +125,14 @@ class Meddler(Runner):
                 self.place += 1  # the next commands fail too
                 raise Unavailable("no answer")
             self.meddle()
-        return self.store.answer(None, request)  # type: ignore[arg-type]  # no process asks
+        answer = self.store.answer(None, request)  # type: ignore[arg-type]  # no process asks
+        if isinstance(request, WRITES) and not request.w1:
+            self.safe = deepcopy(self.store.documents)
+        return answer
+
+    def fail_over(self) -> None:
+        """Undo the writes at w:1."""
+        self.store.documents = deepcopy(self.safe)
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, EnsureQueue):
@@ -211,6 +222,61 @@ def test_operations_beside_each_other_lose_nothing(first: str, second: str) -> N
                 if hasattr(each, "id")
             ]
             assert len(both) == len(set(both)), "one message was received twice"
+            check(store)
+
+
+def receive_and_settle(how: str) -> Callable[[], Plan[Any]]:
+    """Return a maker of a receive of all, whose messages are then settled one by one."""
+
+    def work() -> Plan[list[Any]]:
+        queue, settled = plans(), []
+        for each in (yield from queue.receive(Waiters("t"), 10, timeout=0)):
+            with contextlib.suppress(LeaseLost):
+                yield from getattr(queue, how)([each])
+                settled.append(each)
+        return settled
+
+    return work
+
+
+UNDONE = OPERATIONS | {how: receive_and_settle(how) for how in ("release", "rollback", "bury")}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", UNDONE)
+def test_fail_over_at_any_command_loses_no_priority(name: str, strict: bool) -> None:
+    """The operation goes on after it. A claim that was undone may be made again by another."""
+    whole = Meddler(stored(strict=strict))
+    whole.run(UNDONE[name]())
+    for stall in range(len(whole.commands) + 1):
+        for again in (False, True):
+            store = stored(strict=strict)
+            runner = Meddler(store, stall)
+            other: list[Any] = []
+
+            def meddle(
+                store: Store = store,
+                runner: Meddler = runner,
+                other: list[Any] = other,
+                again: bool = again,
+            ) -> None:
+                runner.fail_over()
+                if again:
+                    other += Meddler(store).run(receive(10)())
+
+            runner.meddle = meddle
+            found = runner.run(UNDONE[name]())
+            if stall >= len(runner.commands):
+                meddle()
+            if name in ("release", "rollback", "bury"):
+                kept = {each["_id"]: each for each in store.documents.values()}
+                for each in other:
+                    assert kept[each.id]["token"] == each.token, "settled by a former holder"
+                assert all(each.priority == kept[each.id].get("priority") for each in found)
+            for each in store.documents.values():
+                if each["q"] == "a.dead" and "record" not in each:
+                    each["q"] = "a"  # as a redrive does
+                    each.pop("dead")
             check(store)
 
 
