@@ -117,10 +117,13 @@ class AsyncClient(Connected[AsyncConnection]):
         """Delete a queue. See ``Client.delete_queue``."""
         return await self._connection.run(listing.delete_queue(name, force))
 
-    async def reshape(self, name: str, *, strict: bool) -> None:
+    async def reshape(
+        self, name: str, *, strict: bool | None = None, retention: Duration | None = None
+    ) -> None:
         """Change the options on which all users of a queue agree. See ``Client.reshape``."""
         arguments.queue_name(name)
-        await self._connection.run(namespaces.reshape(name, shape_of(strict=strict)))
+        shape = shape_of(strict=strict, retention=retention)
+        await self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

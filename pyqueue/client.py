@@ -28,15 +28,16 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def shape_of(**given: bool | None) -> dict[str, object]:
+def shape_of(*, strict: bool | None = None, retention: Duration | None = None) -> dict[str, object]:
     """Return the options, of those on which all users of a queue agree, that were given.
 
     Raises:
         ConfigurationError: A value is not allowed.
     """
-    for name, value in given.items():
-        if value is not None and not isinstance(value, bool):
-            raise ConfigurationError(f"{name}: give True or False, not {type(value).__name__}")
+    if strict is not None and not isinstance(strict, bool):
+        raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
+    kept_s = None if retention is None else arguments.retention(retention)
+    given = {"strict": strict, "retention": kept_s}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -81,7 +82,7 @@ def make_stream_backend(
 ) -> StreamPlans:
     """Check the options of a stream and return its plans."""
     arguments.queue_name(name)
-    shape = {} if retention is None else {"retention": arguments.retention(retention)}
+    shape = shape_of(retention=retention)
     return StreamPlans(
         name,
         Codec(model),
@@ -266,20 +267,25 @@ class Client(Connected[Connection]):
         """
         return self._connection.run(listing.delete_queue(name, force))
 
-    def reshape(self, name: str, *, strict: bool) -> None:
-        """Change the options of a queue on which all of its users agree.
+    def reshape(
+        self, name: str, *, strict: bool | None = None, retention: Duration | None = None
+    ) -> None:
+        """Change the options of a queue or a stream on which all of its users agree.
 
-        Running processes follow within 5 s, at once with a bus.
+        Running processes follow within 5 s, at once with a bus; the retention counts within a
+        minute.
 
         Args:
-            name: the name of the queue.
-            strict: as in ``queue``.
+            name: the name of the queue, or of the stream.
+            strict: as in ``queue``; None leaves it unchanged.
+            retention: as in ``stream``; None leaves it unchanged.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
         """
         arguments.queue_name(name)
-        self._connection.run(namespaces.reshape(name, shape_of(strict=strict)))
+        shape = shape_of(strict=strict, retention=retention)
+        self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

@@ -851,7 +851,7 @@ CLIENT = {
     "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
-    "reshape": "name, *, strict",
+    "reshape": "name, *, strict=None, retention=None",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",

@@ -38,6 +38,7 @@ from pyqueue.cli.common import (
     emit,
     unconnected,
 )
+from pyqueue.cli.streams_check import check_stream, streams
 from pyqueue.server_errors import translated
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "check_member_clocks",
     "check_parameters",
     "check_retryable_writes",
+    "check_streams",
     "check_topology",
     "check_version",
     "findings",
@@ -66,6 +68,8 @@ Document = Mapping[str, Any]
 OLDEST_VERSION = (6, 0)
 CLOCK_SAMPLES = 5
 MAX_HIDDEN_PER_RANGE = 10
+#: How much is said of streams.
+MAX_SHOWN = 5
 #: How long to wait for the answer of a member, to compare the clocks.
 MEMBER_TIMEOUT_S = 2.0
 #: Clocks that differ by more are reported.
@@ -143,6 +147,7 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
         "retryable writes": lambda: check_retryable_writes(hello),
         "indexes": lambda: check_indexes(client),
         "documents": lambda: check_documents(client),
+        "streams": lambda: check_streams(client),
         "clock": lambda: check_clock(lambda: database.command("hello")),
         "member clocks": lambda: check_member_clocks(client.url, hello),
         "bus": lambda: check_bus(client, signals),
@@ -311,6 +316,19 @@ def check_documents(client: Client) -> Finding:
 
 def _first_ids(ids: list[Any]) -> str:
     return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
+
+
+def check_streams(client: Client) -> Finding:
+    """Look for gaps in streams, for groups that lie outside, and for documents of another kind."""
+    if HOT not in client.database[client.namespace].index_information():
+        return Finding("streams", "ok", "not checked without the indexes")
+    names = streams(client)
+    wrong = [f"stream {name!r}: {text}" for name in names for text in check_stream(client, name)]
+    if wrong:
+        more = f"; and {len(wrong) - MAX_SHOWN} more" if len(wrong) > MAX_SHOWN else ""
+        return Finding("streams", "wrong", "; ".join(wrong[:MAX_SHOWN]) + more)
+    text = f"{len(names)} checked, the newest packs of each" if names else "there are none"
+    return Finding("streams", "ok", text)
 
 
 # ---- clocks

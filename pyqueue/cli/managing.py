@@ -73,12 +73,16 @@ def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> Non
 def reshape(
     name: Name,
     strict: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--strict/--no-strict",
             help="Of a queue with priorities: whether high levels may starve the lower ones.",
         ),
-    ],
+    ] = None,
+    retention: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Of a stream: how long messages are kept."),
+    ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -86,11 +90,13 @@ def reshape(
 ) -> None:
     """Change the options of a queue on which all programs agree. They follow within 5 s."""
     with connect(url, namespace, signals) as client:
-        client.reshape(name, strict=strict)
+        client.reshape(name, strict=strict, retention=retention)
+    given = {"strict": strict, "retention": retention}
+    changed = {option: value for option, value in given.items() if value is not None}
     if as_json:
-        emit({"queue": name, "strict": strict})
+        emit({"queue": name, **changed})
     else:
-        print(f"{name}: {'strict' if strict else 'not strict'}")
+        print(f"{name}: {', '.join(f'{option}={value}' for option, value in changed.items())}")
 
 
 # ---- rm

@@ -302,7 +302,7 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
     client.queue("jobs", kind="priority").push(1)
     assert shell.json("reshape", "jobs", "--strict") == [{"queue": "jobs", "strict": True}]
     client.queue("jobs", kind="priority", strict=True).push(2)
-    assert shell.run("reshape", "jobs", "--no-strict") == (0, "jobs: not strict\n", "")
+    assert shell.run("reshape", "jobs", "--no-strict") == (0, "jobs: strict=False\n", "")
     status, _, error = shell.run("reshape", "job", "--strict")
     assert status == 2
     assert "no queue 'job'" in error

@@ -39,6 +39,14 @@ def test_consumers_and_seek(shell: Shell, client: Client) -> None:
     assert group.reserve(0) is None
 
 
+def test_reshape_changes_the_retention(shell: Shell, client: Client) -> None:
+    client.stream("clicks").append(1)
+    assert shell.run("reshape", "clicks", "--retention", "3600")[1] == "clicks: retention=3600.0\n"
+    client.stream("clicks", retention=3600).append(2)
+    status, _, error = shell.run("reshape", "clicks")
+    assert (status, "give an option to change" in error) == (2, True)
+
+
 def test_ls_shows_the_kind(shell: Shell, client: Client) -> None:
     client.stream("clicks").append(1)
     client.queue("jobs").push(1)

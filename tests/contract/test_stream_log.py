@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from pyqueue import ConfigurationError, InvalidMessage, InvalidName, StreamMessage
+from pyqueue.backends import stream_retention
 from tests.contract.world import AnyClient, World, near
 
 pytestmark = pytest.mark.needs("fifo")
@@ -115,6 +116,31 @@ def test_stream_refuses_wrong_options(client: AnyClient, name: str) -> None:
     client.stream(name).append(3)
     with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=7200.0"):
         client.stream(name, retention=7200).append(4)
+
+
+def test_reshape_changes_the_retention(
+    world: World, client: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_retention, "RETENTION_INTERVAL_S", 0)
+    log = client.stream(name, retention=86400)
+    log.append_many(range(3))
+    old = datetime.now(UTC) - timedelta(hours=2)
+    world.raw().update_many({"q": f"~log:{name}"}, {"$set": {"pushed": old}})
+    log.append(3)
+    assert len(log.read()) == 4
+    client.reshape(name, retention=timedelta(hours=1))
+    log.append(4)  # it agreed before, and follows
+    assert [each.payload for each in log.read()] == [3, 4]
+    with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=86400.0"):
+        world.connect().stream(name, retention=86400).append(5)
+    with pytest.raises(ConfigurationError, match=r"retention: .* at least 600"):
+        client.reshape(name, retention=599)
+    with pytest.raises(ConfigurationError, match=r"strict: .*of kind 'stream'"):
+        client.reshape(name, strict=True)
+    with pytest.raises(ConfigurationError, match=r"give an option to change: .* has retention"):
+        client.reshape(name)
+    with pytest.raises(ConfigurationError, match=r"no queue .*client.stream\(\)"):
+        client.reshape(f"{name}-other", retention=600)
 
 
 def test_trim_keeps_young_messages(client: AnyClient, name: str) -> None:

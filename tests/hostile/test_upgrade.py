@@ -391,5 +391,67 @@ def test_record_of_a_later_version_is_left_alone(place: Place, change: dict[str,
     leaves_alone(place, change, ENTERING)
 
 
+# ---- what the first release does with the kinds of this one
+
+
+@pytest.mark.parametrize("kind", ["stream", "priority"])
+def test_first_release_leaves_a_new_kind_alone(
+    place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows records up to version 1, and refuses the rest. Its own queues go on."""
+    client = place.client
+    log, urgent = client.stream("later"), client.queue("later", kind="priority")
+    group = log.consumer("audit")
+    try:
+        client.queue("source").push(1)
+        held = client.queue("source").reserve(0)
+        assert held is not None
+        if kind == "stream":
+            log.append_many(range(3))
+            reserved: Any = group.reserve_many(2, timeout=0)
+        else:
+            urgent.push_many([0, 1, 2], priorities=[1, 9, 9])
+            reserved = urgent.reserve_many(1, timeout=0)
+        with monkeypatch.context() as first:
+            first.setattr(namespace, "LATEST_VERSION", 1)
+            before = place.bytes()
+            for name, operation in ENTERING.items():
+                if name == "redrive to it":
+                    continue
+                runner_of(client).open().known.forget_records()
+                with pytest.raises(ConfigurationError, match=rf"queue 'later' is of kind '{kind}'"):
+                    operation(client, client.queue("later", history=60), held)
+                assert place.bytes() == before, name
+            client.queue("source").commit(held)
+            client.queue("source").push(2)
+            assert client.queue("source").pop(0).payload == 2  # type: ignore[union-attr]
+        runner_of(client).open().known.forget_records()
+        if kind == "stream":
+            group.commit(*reserved)
+            assert [each.payload for each in group.reserve_many(9, timeout=0)] == [2]
+        else:
+            urgent.commit(*reserved)
+            assert [each.payload for each in urgent.pop_many(9, timeout=0)] == [2, 0]
+    finally:
+        place.raw.delete_many({})
+        runner_of(client).open().known.forget_records()
+
+
+def test_consumers_of_queues_pass_over_a_stream(place: Place) -> None:
+    """Whatever a first release asks by ``q`` and ``when``: packs and groups have no ``when``."""
+    client = place.client
+    try:
+        log = client.stream("clicks")
+        log.append_many(range(3))
+        log.consumer("audit").reserve(0)
+        names = [each["q"] for each in place.raw.find({"_id": {"$regex": "^~(log|group)"}})]
+        assert sorted(names) == ["~group:clicks", "~log:clicks"]
+        assert not place.raw.count_documents({"q": {"$in": names}, "when": {"$exists": True}})
+        assert {each.name for each in client.queues()} == {"clicks"}
+    finally:
+        place.raw.delete_many({})
+        runner_of(client).open().known.forget_records()
+
+
 if __name__ == "__main__":
     make(Path(sys.argv[1]))
