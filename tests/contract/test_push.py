@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -110,6 +111,24 @@ def test_push_many_keeps_the_order_of_ids(queue: AnyQueue) -> None:
     ids = queue.push_many(range(10))
     assert [message.payload for id in ids if (message := queue.get(id))] == list(range(10))
     assert len(set(ids)) == 10
+
+
+def test_pushes_of_threads_reach_their_queues(queue: AnyQueue, other: AnyQueue) -> None:
+    """Concurrent pushes may share a command, whatever queue they are for."""
+
+    def push(thread: int) -> None:
+        for number in range(8):
+            target = queue if (thread + number) % 2 else other
+            payload = [target.name, thread, number]
+            message = target.get(target.push(payload))
+            assert message is not None
+            assert message.payload == payload
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(push, range(4)))
+    for each in (queue, other):
+        assert {name for name, _, _ in payloads(each)} == {each.name}
+        assert each.counts().total == 16
 
 
 def test_push_many_of_nothing(world: World, queue: AnyQueue) -> None:
