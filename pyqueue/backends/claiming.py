@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -171,7 +172,8 @@ def claim(
         if by_level and behind is not None:
             scan.levels.move_back(behind)
         if (by_level or not documents) and scan.wants_sentinel(after):
-            yield from _move_sentinels(terms.queue, scan, after)
+            with suppress(Unavailable) if documents else nullcontext():  # they must reach callers
+                yield from _move_sentinels(terms.queue, scan, after)
     if not documents and start is not None and scan.start(after, by_level=by_level) is None:
         # A rescan is due.
         return (yield from claim(terms, scan, after, wanted, room, delete=delete))

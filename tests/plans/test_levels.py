@@ -25,7 +25,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST, ScanState
 from pyqueue.messages import Backoff
-from pyqueue.requests import Command, EnsureQueue, Plan
+from pyqueue.requests import Command, EnsureQueue, Plan, Update
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after
 from tests.plans.steps import WRITES
@@ -197,6 +197,24 @@ def test_operation_cut_at_any_command_loses_nothing(name: str, strict: bool) -> 
         with contextlib.suppress(Unavailable):
             Meddler(store, cut).run(OPERATIONS[name]())
         check(store)
+
+
+@pytest.mark.parametrize("pop", [True, False])
+def test_receive_outlives_a_sentinel_that_does_not_move(pop: bool) -> None:
+    """The sentinels only make scans fast. The message would be lost, or held in vain."""
+
+    def received(place: int) -> Meddler:
+        waiters = Waiters("t")
+        waiters.scan.levels.in_use = (9, 1)
+        waiters.scan.sentinel_until = after(300)
+        runner = Meddler(stored(), place)
+        found = runner.run(plans().receive(waiters, 1, timeout=0, pop=pop))
+        assert [each.id for each in found] == ["high"]
+        return runner
+
+    commands = received(-1).commands
+    assert isinstance(commands[-1], Update)
+    received(len(commands) - 1)
 
 
 @pytest.mark.parametrize("second", OPERATIONS)
