@@ -105,7 +105,7 @@ class Driver(BaseDriver[Listener]):
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            return self._drive(self.known.ensure(request))
+            return self._coalescer.join(self.known.ensuring(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
@@ -257,7 +257,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            return self._drive(self.known.ensure(request))
+            return self._coalescer.join(self.known.ensuring(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):

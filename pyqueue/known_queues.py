@@ -7,13 +7,13 @@ because the queue may have been deleted. This module does no I/O: its plans do.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyqueue.backends import kind as kinds
 from pyqueue.backends import namespace
 from pyqueue.backends.kind import IndexTerms
-from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.requests import Coalesce, EnsureQueue, Plan
 
 __all__ = ["KnownQueues"]
 
@@ -50,7 +50,22 @@ class KnownQueues:
             return None  # reading the record raises the error, if there is one
         return record.kind if record.levels.issuperset(request.levels) else None
 
-    def ensure(self, request: EnsureQueue) -> Plan[str]:
+    def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
+        """Read or create the record of a queue once for all who need it at the same time."""
+        shape = repr(sorted(request.shape.items()))
+        key = ("ensure", request.queue, request.kind, shape, tuple(request.levels))
+        return Coalesce(key, request, self._ensure_each, max_in_flight=1, threads=True)
+
+    def _ensure_each(self, requests: Sequence[EnsureQueue]) -> Plan[list[str]]:
+        kinds: list[str] = []
+        for request in requests:
+            kind = self.kind_of(request)
+            if kind is None:
+                kind = yield from self._ensure(request)
+            kinds.append(kind)
+        return kinds
+
+    def _ensure(self, request: EnsureQueue) -> Plan[str]:
         """Read or create the record of a queue, and remember what it says."""
         queue, shown = request.queue, request.options and request.options()
         stored = self._options.setdefault(queue, [])
