@@ -25,8 +25,6 @@ RUN_S = 600.0
 SPEC = """
 name: flights
 storage: file://{folder}/storage
-configuration:
-  spark.sql.catalogImplementation: in-memory
 libraries:
   - glob:
       include: transformations/**
@@ -84,7 +82,7 @@ def run(project: Path, url: str) -> None:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": f"{ROOT}:{modules}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(modules), os.environ.get("PYTHONPATH", "")]),
     }
     command = [str(home / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"]
     done = subprocess.run(
