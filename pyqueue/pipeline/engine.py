@@ -33,7 +33,7 @@ from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueErro
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.graph import Graph, Stage
-from pyqueue.pipeline.spark_stage import run_batches
+from pyqueue.pipeline.spark_stage import batches_of, run_batches
 from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts, log_failure
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
@@ -229,12 +229,16 @@ class Run:
         async with anyio.create_task_group() as handling:
             with self._fetching:
                 async with anyio.create_task_group() as fetchers:
+                    checked = []
                     for running in self._stages.values():
                         if running.stage.batches is None:
                             fetchers.start_soon(self._fetch, running, handling)
                         else:
-                            fetchers.start_soon(self._run_spark_stage, running)
+                            checked.append(anyio.Event())
+                            fetchers.start_soon(self._run_spark_stage, running, checked[-1])
                     if self._until_empty:
+                        for each in checked:  # an empty queue must not hide a wrong option
+                            await each.wait()
                         fetchers.start_soon(self._stop_when_empty)
             if self._in_flight:
                 with anyio.move_on_after(self._grace):
@@ -360,11 +364,13 @@ class Run:
         """Return the seconds until half of a message's lease is over."""
         return self._runner.seconds_left(message) - message.lease / 2
 
-    async def _run_spark_stage(self, running: RunningStage) -> None:
+    async def _run_spark_stage(self, running: RunningStage, checked: anyio.Event) -> None:
         try:
             with self._runner.blocking_connection() as connection:
                 targets = [backend_of(await self._runner.target(name)) for name in running.stage.to]
-                await run_batches(running.stage, targets, connection, self._threads, running.count)
+                batches = batches_of(running.stage, targets, connection)
+                checked.set()
+                await run_batches(running.stage, batches, self._threads, running.count)
         except QueueError as error:
             self._fail(error)
 

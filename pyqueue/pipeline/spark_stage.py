@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyqueue.spark.batches import Batches
     from pyqueue.spark.outputs import Report
 
-__all__ = ["run_batches"]
+__all__ = ["batches_of", "run_batches"]
 
 log = logging.getLogger("pyqueue")
 
@@ -38,11 +38,7 @@ _RELEASE_S: Final = 2.0
 
 
 async def run_batches(
-    stage: Stage,
-    targets: Sequence[QueuePlans],
-    connection: Connection,
-    threads: DaemonThreadPool,
-    count: Callable[[str, int], None],
+    stage: Stage, batches: Batches, threads: DaemonThreadPool, count: Callable[[str, int], None]
 ) -> None:
     """Transform batch after batch until the caller is cancelled.
 
@@ -51,16 +47,14 @@ async def run_batches(
 
     Args:
         stage: a Spark stage.
-        targets: the queues that follow.
-        connection: runs the plans.
+        batches: what ``batches_of`` returned for it.
         threads: run the batches.
         count: takes the name of a counter, and what to add to it.
 
     Raises:
-        ConfigurationError: The stage cannot run, or its transform returned something unusable.
+        ConfigurationError: The transform returned something unusable.
         QueueClosed: The client was closed.
     """
-    batches = _batches(stage, targets, connection)
     try:
         await _run_batches(stage, batches, threads, count)
     finally:
@@ -104,7 +98,17 @@ async def _run_batches(
         await anyio.sleep(next(idle))
 
 
-def _batches(stage: Stage, targets: Sequence[QueuePlans], connection: Connection) -> Batches:
+def batches_of(stage: Stage, targets: Sequence[QueuePlans], connection: Connection) -> Batches:
+    """Return what works on the batches of a Spark stage.
+
+    Args:
+        stage: a Spark stage.
+        targets: the queues that follow.
+        connection: runs the plans.
+
+    Raises:
+        ConfigurationError: The stage cannot run.
+    """
     try:
         from pyqueue.spark.batches import Batches
     except ImportError as error:

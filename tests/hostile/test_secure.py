@@ -283,6 +283,7 @@ def test_documented_role_allows_every_operation(
         "parameters",
         "indexes",
         "documents",
+        "streams",
     }
 
 
