@@ -111,7 +111,7 @@ def operations(name: str, client: Any, raw: Any, store: Any, raw_store: Any) -> 
     quick = raw.with_options(write_concern=WRITE["acknowledged"])
 
     def ours(timed: Timed, calls: int) -> list[float]:
-        queue = client.queue(f"{name}{next(numbers)}")
+        queue = client.queue(f"q{next(numbers)}")
         if name == "push":
             call = lambda: queue.push(payload(0))  # noqa: E731
         else:
