@@ -116,7 +116,7 @@ class Driver(BaseDriver[Listener]):
         return self._wait(request)
 
     def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
-        if self.memory or len(plans) < 2:
+        if self.memory:
             return [self._drive(plan) for plan in plans]
         with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
             try:

@@ -435,8 +435,8 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
     found = yield from Find({"_id": record_id(queue), "deleted": {"$exists": False}}, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: there is no queue {queue!r} yet: give these options to client.queue(), or "
-            "to client.stream()"
+            f"name: there is no queue {queue!r}: give these options to client.queue() or "
+            "client.stream(), which make it"
         )
     kind = _readable_kind(queue, found[0])
     known = STREAM_SHAPE if kind == STREAM else kinds.lookup(kind).shape

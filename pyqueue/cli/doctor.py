@@ -38,7 +38,7 @@ from pyqueue.cli.common import (
     emit,
     unconnected,
 )
-from pyqueue.cli.streams_check import check_stream, streams
+from pyqueue.cli.streams_check import check_stream, first_ids, streams
 from pyqueue.server_errors import translated
 
 __all__ = [
@@ -304,7 +304,7 @@ def check_documents(client: Client) -> Finding:
         *ids_between((MIN_KEY, MIN_KEY), ("", MIN_KEY)),
         *ids_between(({}, MIN_KEY), (MAX_KEY, MAX_KEY)),
     ]
-    lists = [f"of {where}: {_first_ids(ids)}" for where, ids in hidden.items() if ids]
+    lists = [f"of {where}: {first_ids(ids)}" for where, ids in hidden.items() if ids]
     if lists:
         text = (
             "no receive finds these messages, because `when` is not a date in the usual range, or "
@@ -312,10 +312,6 @@ def check_documents(client: Client) -> Finding:
         )
         return Finding("documents", "advice", text)
     return Finding("documents", "ok", "receives can find all of them")
-
-
-def _first_ids(ids: list[Any]) -> str:
-    return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
 
 
 def check_streams(client: Client) -> Finding:

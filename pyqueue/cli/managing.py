@@ -59,11 +59,10 @@ def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> Non
     refuse_unknown(client, name)
     target = queue_with_stored_options(client, name)
     (target.pause if pause else target.resume)()
-    paused = target.paused()
     if as_json:
-        emit({"queue": target.name, "paused": paused})
+        emit({"queue": target.name, "paused": pause})
     else:
-        print(f"{target.name}: {'paused' if paused else 'not paused'}")
+        print(f"{target.name}: {'paused' if pause else 'not paused'}")
 
 
 # ---- reshape

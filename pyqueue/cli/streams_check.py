@@ -13,12 +13,10 @@ from pyqueue.backends.namespace import HOT, RECORD_IDS, STREAM, record_id
 from pyqueue.backends.stream_packs import pack_id
 from pyqueue.backends.stream_ranges import group_id
 
-__all__ = ["check_stream", "streams"]
+__all__ = ["check_stream", "first_ids", "streams"]
 
 #: How many of the newest packs are checked: a probe may run the doctor every minute.
 MAX_PACKS: Final = 100
-#: How many strange documents are named.
-_SHOWN: Final = 3
 #: What is read of a pack.
 _PACK: Final = {
     **dict.fromkeys(("s", "n", "q", "pushed"), 1),
@@ -56,11 +54,21 @@ def check_stream(client: Client, name: str) -> Iterator[str]:
     yield from _strangers(collection, name)
 
 
+def first_ids(ids: Sequence[object]) -> str:
+    """Return the first three ids, and whether there are more."""
+    return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
+
+
+def _beginning(prefix: str) -> Document:
+    """Return the filter of the ids that begin so. Every character of a name sorts before 7f."""
+    return {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
+
+
 def _packs(collection: Collection[dict[str, Any]], name: str) -> Sequence[Document]:
     """Return the newest packs, in order. Reading all of a long log would take too long."""
-    prefix = f"~log:{name}~"
-    match = {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
-    found = collection.find(match, _PACK, sort=[("_id", DESCENDING)], limit=MAX_PACKS)
+    found = collection.find(
+        _beginning(f"~log:{name}~"), _PACK, sort=[("_id", DESCENDING)], limit=MAX_PACKS
+    )
     return list(found)[::-1]
 
 
@@ -90,8 +98,7 @@ def _gaps(name: str, packs: Sequence[Document]) -> Iterator[str]:
 def _groups(collection: Collection[dict[str, Any]], name: str, end: int) -> Iterator[str]:
     """Yield what is wrong with consumer groups."""
     prefix = group_id(name, "")
-    match = {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
-    for document in collection.find(match, sort=[("_id", ASCENDING)]):
+    for document in collection.find(_beginning(prefix), sort=[("_id", ASCENDING)]):
         group, place = document["_id"].removeprefix(prefix), document.get("next")
         remedy = f"run `pyqueue stream seek {name} {group} ...`"
         if isinstance(place, bool) or not isinstance(place, int):
@@ -107,10 +114,9 @@ def _groups(collection: Collection[dict[str, Any]], name: str, end: int) -> Iter
 def _strangers(collection: Collection[dict[str, Any]], name: str) -> Iterator[str]:
     """Yield messages that lie where only the record of a stream belongs."""
     match = {"q": name, "_id": {"$ne": record_id(name)}}
-    ids = [each["_id"] for each in collection.find(match, {"_id": 1}, limit=_SHOWN + 1, hint=HOT)]
+    ids = [each["_id"] for each in collection.find(match, {"_id": 1}, limit=4, hint=HOT)]
     if ids:
-        shown = ", ".join(map(str, ids[:_SHOWN])) + (" and more" if len(ids) > _SHOWN else "")
         yield (
-            f"there are messages of a queue under its name: {shown}; no receive finds them: append "
-            "their payloads, and delete them"
+            f"there are messages of a queue under its name: {first_ids(ids)}; no receive finds "
+            "them: append their payloads, and delete them"
         )
