@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyqueue.async_queues import AsyncQueue
     from pyqueue.async_streams import AsyncConsumer, AsyncStream
     from pyqueue.client import Client
-    from pyqueue.delivery import Delivery, Drop, Many, Reject, RetryLater, To
+    from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
     from pyqueue.streams import Consumer, Stream
@@ -50,6 +50,7 @@ __all__ = [
     "AsyncQueue",
     "AsyncStream",
     "Backoff",
+    "BatchFailed",
     "Client",
     "ConfigurationError",
     "Consumer",
@@ -93,7 +94,9 @@ if not TYPE_CHECKING:
             "async_queues": ["AsyncQueue"],
             "async_streams": ["AsyncConsumer", "AsyncStream"],
             "client": ["Client"],
-            "delivery": ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"],
+            "delivery": [
+                *("BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "To"),
+            ],
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
             "streams": ["Consumer", "Stream"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from pyqueue import arguments
@@ -12,7 +12,7 @@ from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Duration, Reservation
 from pyqueue.queues import Queue
 
-__all__ = ["Delivery", "Drop", "Many", "Reject", "RetryLater", "To"]
+__all__ = ["BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "To"]
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=str)
@@ -101,8 +101,40 @@ class RetryLater(Exception):
         self.reason = reason
 
 
+class BatchFailed(Exception):
+    """Raise it from a handler of batches when only some messages failed. The rest is settled.
+
+    Each exception applies to its message alone, as if a handler of this one message had raised it.
+
+    Args:
+        errors: the exceptions, by the index of the message in the batch.
+        results: what the handler would have returned. A link and a choice must give it; the answers
+            of messages that failed are ignored.
+
+    Raises:
+        ConfigurationError: An index is not an int, or a value is not an exception.
+    """
+
+    def __init__(
+        self, errors: Mapping[int, BaseException], results: list[Any] | None = None
+    ) -> None:
+        if not isinstance(errors, Mapping) or not all(
+            isinstance(index, int) and isinstance(error, BaseException)
+            for index, error in errors.items()
+        ):
+            raise ConfigurationError("errors: give a dict of exceptions by index: {3: error}")
+        super().__init__(errors, results)
+        self.errors = dict(errors)
+        self.results = results
+
+    def __str__(self) -> str:
+        return f"{len(self.errors)} messages of a batch failed"
+
+
 class Delivery(Generic[T]):
     """The second argument of a handler: the message, and what can be done with it meanwhile.
+
+    A handler of batches takes a list of them.
 
     An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost``
     once the handler does not hold the message any more.

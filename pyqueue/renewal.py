@@ -22,7 +22,16 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from pyqueue.backends.extending import MAX_GROUP
 from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
 
-__all__ = ["AsyncRenewer", "Entry", "LeaseRenewer", "Leased", "Renewer", "Results", "Schedule"]
+__all__ = [
+    "AsyncRenewer",
+    "Entry",
+    "LeaseRenewer",
+    "Leased",
+    "Renewer",
+    "Results",
+    "Schedule",
+    "State",
+]
 
 log = logging.getLogger("pyqueue")
 

@@ -21,9 +21,10 @@ from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of
-from pyqueue.pipeline.engine import COUNTERS, Report, Run
+from pyqueue.pipeline.engine import Report, Run
 from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage
 from pyqueue.pipeline.recipes import SparkPart, imported, read
+from pyqueue.pipeline.running_stage import COUNTERS
 from pyqueue.pipeline.show import draw
 from pyqueue.queues import Queue
 from pyqueue.streams import ConsumerBase, is_consumer_of
@@ -51,13 +52,18 @@ class BatchQueueOptions(QueueOptions, total=False):
 class StageOptions(BatchQueueOptions, total=False):
     """The options of a stage: those of the queue that it reads, and these."""
 
-    #: How many messages of the stage may be in flight at once.
+    #: How many messages of the stage, or batches of them, may be in flight at once.
     concurrency: int | None
     #: The time that a handler may take.
     time_limit: Duration | None
     #: What happens when most of the first messages do not fit the model: "stop", the default, ends
     #: the run with an error; "bury" goes on. Each of them goes to the dead-letter queue.
     on_invalid: OnInvalid
+    #: The most messages that the handler takes at once. It takes a list of payloads then, and a
+    #: list of Deliveries if it has a second argument. A link and a choice return a list.
+    batch: int | None
+    #: How long a batch waits to be full, once it has a message: at most half of the lease.
+    window: Duration | None
 
 
 class Runner:
@@ -87,6 +93,8 @@ class Runner:
         concurrency: int | None = None,
         time_limit: Duration | None = None,
         on_invalid: OnInvalid = "stop",
+        batch: int | None = None,
+        window: Duration | None = None,
         **options: Unpack[QueueOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
@@ -98,7 +106,15 @@ class Runner:
 
         def add(function: Callable[..., Any]) -> None:
             stage = make_stage(
-                stage_kind, source, function, to, concurrency, time_limit, on_invalid
+                stage_kind,
+                source,
+                function,
+                to,
+                concurrency=concurrency,
+                time_limit=time_limit,
+                on_invalid=on_invalid,
+                batch=batch,
+                window=window,
             )
             self.graph.add(stage)
 

@@ -1,10 +1,12 @@
 """One run of a pipeline or a worker: fetch messages, have them handled, stop and drain.
 
-Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each
-message in flight is a task. Two limits bound the work: ``concurrency`` handlers run at once over
-all stages, and each stage has a limit for its messages between reserving and settling.
+Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each call
+of a handler is a task, with one message or, in a stage with ``batch``, with many. Two limits bound
+the work: ``concurrency`` handlers run at once over all stages, and each stage has a limit for its
+calls between reserving and settling.
 
-``verdicts`` decides what a handler's answer means for its message.
+``calls`` says which messages share a call, and ``verdicts`` decides what the handler's answer means
+for them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ import math
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,27 +27,25 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends.invalid import Misfits
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
+from pyqueue.pipeline.calls import Call, grouped
 from pyqueue.pipeline.graph import Graph, Stage
+from pyqueue.pipeline.running_stage import RunningStage
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
-from pyqueue.pipeline.verdicts import UNAVAILABLE, Verdict, Verdicts, log_failure
+from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision, log_failure
 from pyqueue.queues import backend_of
+from pyqueue.renewal import State
 from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
 
-__all__ = ["COUNTERS", "Report", "Run"]
+__all__ = ["Report", "Run"]
 
 log = logging.getLogger("pyqueue")
 
-#: What a stage counts. A message that came in went out, or was dropped, retried, dead (buried) or
-#: lost. A released message was given back before its handler started.
-COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
-#: The most messages that one fetch reserves.
+#: The most messages that one fetch reserves for a stage without ``batch``.
 _MAX_FETCH: Final = 100
 #: The seconds for which the fetcher of a full stage waits, to fetch several messages at once.
 _GATHER_S: Final = 0.003
@@ -62,74 +61,6 @@ class Report:
     #: released.
     stages: Mapping[str, Mapping[str, int]]
     seconds: float
-
-
-class RunningStage:
-    """A stage in a run.
-
-    Args:
-        stage: the stage.
-        queue: its queue, in the async form.
-        queues: the queues of all stages of the run, by name.
-        runner: runs the plans.
-        concurrency: how many handlers the run has at once.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        queue: AsyncQueue[Any],
-        queues: Mapping[str, AsyncQueue[Any]],
-        runner: ClientRunner,
-        concurrency: int,
-    ) -> None:
-        self.stage = stage
-        self.queue = queue
-        self.verdicts = Verdicts(stage, queue, queues, runner)
-        #: One slot for each message between reserving and settling. By default there are as many as
-        #: handlers run at once, and as many again for messages that are being settled.
-        self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
-        self.counters = dict.fromkeys(COUNTERS, 0)
-        self._runner = runner
-        self._misfits = Misfits(self._count_misfit, stop=stage.on_invalid == "stop")
-
-    async def reserve(self, limit: int) -> list[Reservation[Any]]:
-        """Reserve up to ``limit`` messages; wait for the first one without limit.
-
-        Raises:
-            ConfigurationError: Most of the first messages did not fit the model.
-        """
-        waiters, misfits = self._runner.waiters(self.stage.name), self._misfits
-        plan = backend_of(self.queue).receive(waiters, limit, timeout=None, misfits=misfits)
-        return await self._runner.run(plan)
-
-    def _count_misfit(self) -> None:
-        self.count("in")
-        self.count("dead")
-        self._runner.stats["dead"] += 1
-
-    def count(self, counter: str, number: int = 1) -> None:
-        """Add to a counter."""
-        self.counters[counter] += number
-
-
-class InFlight:
-    """A message whose handler has started."""
-
-    __slots__ = ("cancelled", "delivery", "message", "scope")
-
-    def __init__(self, message: Reservation[Any], delivery: Delivery[Any]) -> None:
-        self.message = message
-        self.delivery = delivery
-        self.scope = anyio.CancelScope()
-        #: Why the handler was cancelled: "lost" (its lease), "late" (its time limit) or "stopped".
-        self.cancelled: str | None = None
-
-    def cancel(self, reason: str) -> None:
-        """Cancel the handler. A handler in a thread is abandoned instead: its thread goes on."""
-        self.cancelled = self.cancelled or reason
-        self.delivery.lost = True
-        self.scope.cancel()
 
 
 class Run:
@@ -166,7 +97,7 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._fetching, self._drained = anyio.CancelScope(), anyio.Event()
         self._handler_slots = anyio.Semaphore(concurrency, fast_acquire=True)
-        self._in_flight: set[InFlight] = set()
+        self._in_flight: set[Call] = set()
         self._error: BaseException | None = None
         self._stages: dict[str, RunningStage] = {}
         self._stopping = self._forced = False
@@ -231,7 +162,7 @@ class Run:
                 async with anyio.create_task_group() as fetchers:
                     checked = []
                     for running in self._stages.values():
-                        if running.stage.batches is None:
+                        if running.stage.spark is None:
                             fetchers.start_soon(self._fetch, running, handling)
                         else:
                             checked.append(anyio.Event())
@@ -243,8 +174,8 @@ class Run:
             if self._in_flight:
                 with anyio.move_on_after(self._grace):
                     await self._drained.wait()
-            for work in self._in_flight:
-                work.cancel("stopped")
+            for call in self._in_flight:
+                call.cancel("stopped")
 
     async def _watch_signals(self) -> None:
         with (
@@ -294,75 +225,77 @@ class Run:
 
     async def _fetch(self, running: RunningStage, handling: TaskGroup) -> None:
         """Reserve messages of a stage and have them handled, until cancelled."""
-        delays = RetryDelays(UNAVAILABLE)
+        stage, delays = running.stage, RetryDelays(UNAVAILABLE)
+        # In a run that ends, a batch waits only for messages that this run may send.
+        expected = (lambda: bool(self._in_flight)) if self._until_empty else None
         while True:
             full = not running.slots.value
-            await running.slots.acquire()
-            if full and running.stage.concurrency is None:
+            async with running.slots:
+                pass  # only this task takes slots
+            if full and stage.concurrency is None:
                 # The slots wait for settling, not for handlers. More of them come free right now.
                 await anyio.sleep(_GATHER_S)
             async with self._handler_slots:
                 pass  # a handler may start now, so it makes sense to fetch
             # Reserve no more than can start now. Another process could start the rest.
-            wanted = max(1, min(self._handler_slots.value, running.slots.value + 1, _MAX_FETCH))
-            for _ in range(wanted - 1):
-                running.slots.acquire_nowait()
-            fetched: deque[Reservation[Any]] = deque()
+            startable = max(1, min(self._handler_slots.value, running.slots.value, _MAX_FETCH))
+            fetched: list[Reservation[Any]] = []
             try:
-                fetched.extend(await running.reserve(wanted))
-                delays.reset()
-            except (ConfigurationError, QueueClosed) as error:
-                self._fail(error)
-                return
-            except QueueError as error:
-                delay = next(delays)
-                log.warning(
-                    "queue %r: could not receive, trying again in %g s: %s",
-                    running.stage.name,
-                    delay,
-                    error,
-                )
-                await anyio.sleep(delay)
+                try:
+                    fetched = await running.reserve(stage.batch or startable)
+                    await running.fill(fetched, expected)
+                    delays.reset()
+                except (ConfigurationError, QueueClosed) as error:
+                    self._fail(error)
+                    return
+                except QueueError as error:
+                    delay = next(delays)
+                    log.warning(
+                        "queue %r: could not receive, trying again in %g s: %s",
+                        stage.name,
+                        delay,
+                        error,
+                    )
+                    if not fetched:
+                        await anyio.sleep(delay)
+                await self._start_handlers(running, fetched, handling)
             finally:
-                for _ in range(wanted - len(fetched)):
-                    running.slots.release()
-            await self._start_handlers(running, fetched, handling)
+                if fetched:
+                    with anyio.CancelScope(shield=True):
+                        await running.give_back(fetched)
 
     async def _start_handlers(
-        self, running: RunningStage, fetched: deque[Reservation[Any]], handling: TaskGroup
+        self, running: RunningStage, fetched: list[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Start a handler for each message as slots come free.
+        """Start handlers as slots come free, and take their messages out of the list.
 
-        A message that would start with less than half of its lease left is given back.
+        Messages that would start with too little of their lease left stay in it.
         """
-        try:
-            while fetched:
-                try:
-                    self._handler_slots.acquire_nowait()
-                except anyio.WouldBlock:
-                    with anyio.move_on_after(self._wait_left(fetched[0])):
-                        await self._handler_slots.acquire()
-                        handling.start_soon(self._handle, running, fetched.popleft())
-                        continue
-                    return
-                if self._wait_left(fetched[0]) < 0:
-                    self._handler_slots.release()
-                    return
-                handling.start_soon(self._handle, running, fetched.popleft())
-        finally:
-            if fetched:
-                with anyio.CancelScope(shield=True):
-                    try:
-                        await running.queue.release(*fetched)
-                    except QueueError as error:  # they come back when their leases end
-                        log.info("queue %r: %s", running.stage.name, error)
-                running.count("released", len(fetched))
-                for _ in fetched:
-                    running.slots.release()
+        calls = grouped(running.stage, running.verdicts.max_tries, fetched)
+        fetched[:] = [message for messages in calls for message in messages]
+        for messages in calls:
+            if not await self._take_slots(running, running.wait_left(messages[0])):
+                return
+            handling.start_soon(self._handle, running, messages)
+            del fetched[: len(messages)]
 
-    def _wait_left(self, message: Reservation[Any]) -> float:
-        """Return the seconds until half of a message's lease is over."""
-        return self._runner.seconds_left(message) - message.lease / 2
+    async def _take_slots(self, running: RunningStage, limit_s: float) -> bool:
+        """Take a slot of a stage and one of the run. Return whether they came free in time."""
+        if limit_s < 0:
+            return False
+        if running.slots.value and self._handler_slots.value:
+            running.slots.acquire_nowait()
+            self._handler_slots.acquire_nowait()
+            return True
+        with anyio.move_on_after(limit_s):
+            await running.slots.acquire()
+            try:
+                await self._handler_slots.acquire()
+            except BaseException:
+                running.slots.release()
+                raise
+            return True
+        return False
 
     async def _run_spark_stage(self, running: RunningStage, checked: anyio.Event) -> None:
         try:
@@ -376,69 +309,84 @@ class Run:
 
     # ---- handling
 
-    async def _handle(self, running: RunningStage, message: Reservation[Any]) -> None:
-        """Have a message handled, and settle it. The caller took a handler slot for it."""
-        stage = running.stage
-        delivery: Delivery[Any] = Delivery(
-            message, running.queue, None if stage.awaited else self._loop
-        )
-        work = InFlight(message, delivery)
-        self._in_flight.add(work)
-        running.count("in")
-        renewer = self._runner.renewer
-        on_lost = partial(self._on_lost_lease, stage, work)
-        renewer.add(message, self._runner.renewal, on_lost, stage.name)
-        answer, failure = await self._call_handler(stage, work)
-        lease = renewer.discard(message)
+    async def _handle(self, running: RunningStage, messages: Sequence[Reservation[Any]]) -> None:
+        """Have messages handled in one call, and settle them. The caller took the slots for it."""
+        stage, renewer = running.stage, self._runner.renewer
+        call = Call(messages, stage, running.queue, None if stage.awaited else self._loop)
+        self._in_flight.add(call)
+        running.count("in", len(messages))
+        for message, delivery in zip(messages, call.deliveries, strict=True):
+            on_lost = partial(self._on_lost_lease, stage, call, delivery)
+            age_s = message.lease - self._runner.seconds_left(message)
+            renewer.add(message, self._runner.renewal, on_lost, stage.name, age_s)
+        answer, failure = await self._call_handler(stage, call)
+        states = [renewer.discard(each) for each in messages]
         try:
             with anyio.CancelScope(shield=True):
-                if work.cancelled == "lost" or lease == "lost":
-                    counter = "lost"
-                elif lease is None or (lease == "suspended" and failure is None):
-                    counter = _settled_by_handler(failure)
-                else:
-                    verdict = _verdict(running, work, answer, failure)
-                    counter = await running.verdicts.settle(message, verdict, lambda: self._forced)
-            running.count(counter)
-            if counter == "lost":
-                log.warning(
-                    "message %s of queue %r: its lease was lost, its result was not applied",
-                    message.id,
-                    stage.name,
-                )
+                await self._settle(running, call, states, answer, failure)
         finally:
-            delivery.lost = True
+            for delivery in call.deliveries:
+                delivery.lost = True
             running.slots.release()
-            self._in_flight.discard(work)
+            self._in_flight.discard(call)
             if self._stopping and not self._in_flight:
                 self._drained.set()
 
-    async def _call_handler(
-        self, stage: Stage, work: InFlight
-    ) -> tuple[object, BaseException | None]:
+    async def _settle(
+        self,
+        running: RunningStage,
+        call: Call,
+        states: Sequence[State | None],
+        answer: object,
+        failure: BaseException | None,
+    ) -> None:
+        """Settle and count the messages of a call whose handler ended."""
+        held: dict[int, Reservation[Any]] = {}
+        counted: list[tuple[Reservation[Any], str]] = []
+        for place, (message, state) in enumerate(zip(call.messages, states, strict=True)):
+            if state == "lost":
+                counted.append((message, "lost"))
+            elif state is None or (state == "suspended" and failure is None):
+                counted.append((message, _settled_by_handler(message, failure)))
+            else:
+                held[place] = message
+        if held:
+            decisions = _decisions(running, call, held, answer, failure)
+            counted += await running.verdicts.settle(decisions, lambda: self._forced)
+        elif None in states and failure is not None and not isinstance(failure, LeaseLost):
+            log_failure(failure, "a handler failed after it had settled its message")
+        for _, counter in counted:
+            running.count(counter)
+        if lost := [message.id for message, counter in counted if counter == "lost"]:
+            log.warning(
+                "message %s%s of queue %r: the lease was lost, the result was not applied",
+                lost[0],
+                f" and {len(lost) - 1} more" if len(lost) > 1 else "",
+                running.stage.name,
+            )
+
+    async def _call_handler(self, stage: Stage, call: Call) -> tuple[object, BaseException | None]:
         """Call the handler. Return its answer, and the exception if it raised one."""
         answer: object = None
         failure: BaseException | None = None
         limit = (
             None
             if stage.time_limit is None
-            else self._loop.call_later(stage.time_limit, work.cancel, "late")
+            else self._loop.call_later(stage.time_limit, call.cancel, "late")
         )
-        payload = work.message.payload
-        arguments = (payload, work.delivery) if stage.delivery else (payload,)
         try:
-            with work.scope:
+            with call.scope:
                 if stage.awaited:
-                    answer = await stage.handler(*arguments)
+                    answer = await stage.handler(*call.arguments)
                 else:
-                    answer = await self._threads.run(stage.handler, *arguments)
+                    answer = await self._threads.run(stage.handler, *call.arguments)
                     if inspect.isawaitable(answer):
                         answer = await answer
         except asyncio.CancelledError as error:
             failure = error
             # A handler may raise CancelledError itself. Only a cancelled scope means a stop.
             if anyio.current_effective_deadline() == -math.inf:
-                work.cancel("stopped")
+                call.cancel("stopped")
         except BaseException as error:
             failure = error
         finally:
@@ -447,40 +395,39 @@ class Run:
                 limit.cancel()
         return answer, failure
 
-    def _on_lost_lease(self, stage: Stage, work: InFlight) -> None:
-        """Note that the lease was lost. The renewer of a blocking client calls it in a thread."""
-        work.delivery.lost = True
+    def _on_lost_lease(self, stage: Stage, call: Call, delivery: Delivery[Any]) -> None:
+        """Note that a lease was lost. The renewer of a blocking client calls it in a thread."""
+        delivery.lost = True
         if stage.awaited:
-            self._loop.call_soon_threadsafe(work.cancel, "lost")
-        else:
-            work.cancelled = "lost"
+            self._loop.call_soon_threadsafe(call.lose_one)
 
 
-def _verdict(
-    running: RunningStage, work: InFlight, answer: object, failure: BaseException | None
-) -> Verdict:
-    """Return how to settle a message whose handler ended."""
-    verdicts, message = running.verdicts, work.message
+def _decisions(
+    running: RunningStage,
+    call: Call,
+    held: Mapping[int, Reservation[Any]],
+    answer: object,
+    failure: BaseException | None,
+) -> list[Decision]:
+    """Return how to settle the messages of a call that are still held, by their places in it."""
+    verdicts = running.verdicts
     # A handler may end well although it was cancelled. Then its answer counts.
-    if work.cancelled is not None and (failure is not None or work.scope.cancelled_caught):
-        if work.cancelled == "stopped":
-            return verdicts.retry(message, "the worker was stopped while the handler ran", delay=0)
-        return verdicts.retry(
-            message,
-            f"the handler took longer than its time limit of {running.stage.time_limit:g} s",
-        )
-    if failure is not None:
-        return verdicts.of_failure(message, failure)
-    return verdicts.of_answer(message, answer)
+    if call.cancelled is None or (failure is None and not call.scope.cancelled_caught):
+        return verdicts.of_call(held, len(call.messages), answer, failure)
+    delay = 0 if call.cancelled == "stopped" else None
+    reason = "the worker was stopped while the handler ran"
+    if call.cancelled == "late":
+        limit = running.stage.time_limit
+        reason = f"the handler took longer than its time limit of {limit:g} s"
+    return [(each, verdicts.retry(each, reason, delay)) for each in held.values()]
 
 
-def _settled_by_handler(failure: BaseException | None) -> str:
+def _settled_by_handler(message: Reservation[Any], failure: BaseException | None) -> str:
     """Return the counter of a message that its handler settled."""
-    if isinstance(failure, LeaseLost):
-        return "lost"
-    if failure is not None:
-        log_failure(failure, "a handler failed after it had settled its message")
-    return "out"
+    if not isinstance(failure, LeaseLost):
+        return "out"
+    gone = (*failure.lost, *failure.unknown)
+    return "lost" if not gone or any(each is message for each in gone) else "out"
 
 
 @contextmanager

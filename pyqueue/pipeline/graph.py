@@ -14,7 +14,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Duration
 from pyqueue.queues import Queue
 
-__all__ = ["BatchOptions", "Graph", "Kind", "OnInvalid", "Stage", "make_spark_stage", "make_stage"]
+__all__ = ["Graph", "Kind", "OnInvalid", "SparkOptions", "Stage", "make_spark_stage", "make_stage"]
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
@@ -22,7 +22,7 @@ Kind = Literal["link", "choice", "sink", "spark"]
 OnInvalid = Literal["stop", "bury"]
 
 
-class BatchOptions(TypedDict):
+class SparkOptions(TypedDict):
     """How a Spark stage makes its batches."""
 
     #: The durable name of this consumer.
@@ -46,17 +46,21 @@ class Stage:
     handler: Callable[..., Any]
     #: The queues that its messages may go to.
     to: tuple[str, ...]
-    #: How many of its messages may be in flight at once. None means the limit of the run.
+    #: How many of its messages, or batches, may be in flight at once. None: the limit of the run.
     concurrency: int | None
     #: The seconds that a handler may take. None means no limit.
     time_limit: float | None
-    #: Whether the handler takes a Delivery as well.
+    #: Whether the handler takes a Delivery as well; for batches, a list of them.
     delivery: bool
     #: Whether the handler is an async function.
     awaited: bool
-    #: Set for a Spark stage only.
-    batches: BatchOptions | None = None
     on_invalid: OnInvalid = "stop"
+    #: The most messages that the handler takes at once, as a list. None: it takes one, as it is.
+    batch: int | None = None
+    #: The seconds for which a batch waits to be full, once it has a message.
+    window: float = 0.0
+    #: Set for a Spark stage only.
+    spark: SparkOptions | None = None
 
     @property
     def name(self) -> str:
@@ -80,9 +84,12 @@ def make_stage(
     queue: Queue[Any] | AsyncQueue[Any],
     handler: Callable[..., Any],
     to: Iterable[str],
+    *,
     concurrency: int | None,
     time_limit: Duration | None,
     on_invalid: OnInvalid,
+    batch: int | None,
+    window: Duration | None,
 ) -> Stage:
     """Check what can be known of a stage alone, and return it.
 
@@ -102,6 +109,12 @@ def make_stage(
             f"which is not in its to={list(targets)}"
         )
     arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
+    if batch is None and window is not None:
+        raise ConfigurationError(
+            f"window: of queue {name!r}: only a handler of batches waits for more messages; give "
+            "batch= as well"
+        )
+    first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
         kind,
         queue,
@@ -109,10 +122,12 @@ def make_stage(
         targets,
         None if concurrency is None else arguments.count("concurrency", concurrency),
         None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
-        arguments.takes_second(f"handler: of queue {name!r}", handler, ("payload", "delivery")),
+        arguments.takes_second(f"handler: of queue {name!r}", handler, (first, second)),
         inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
         on_invalid=on_invalid,
+        batch=None if batch is None else arguments.count("batch", batch),
+        window=0.0 if window is None else arguments.duration("window", window),
     )
 
 
@@ -140,7 +155,7 @@ def make_spark_stage(
     by_column, targets = arguments.choices(queue.name, to)
     # A stage that gets one more target keeps its group, and so what it has claimed.
     default = f"{queue.name}>{to}" if isinstance(to, str) else queue.name
-    batches: BatchOptions = {
+    options: SparkOptions = {
         "group": arguments.group(group or default),
         "output": output,
         "max_messages": max_messages,
@@ -156,22 +171,28 @@ def make_spark_stage(
         time_limit=None,
         delivery=False,
         awaited=False,
-        batches=batches,
+        spark=options,
     )
 
 
 def _annotated_targets(handler: Callable[..., Any]) -> Iterator[str]:
     """Yield the queues that the return annotation of a handler names.
 
-    The annotation is ``To[Literal["late", "on-time"]]``, alone or in a union.
+    The annotation is ``To[Literal["late", "on-time"]]``, alone, in a union or in a list.
     """
     try:
         annotation = get_type_hints(handler).get("return")
     except Exception:  # a name that exists for type checkers only
         return
-    for each in (annotation, *get_args(annotation)):
-        if get_origin(each) is To:
-            yield from (name for name in get_args(get_args(each)[0]) if isinstance(name, str))
+    yield from _named_targets(annotation)
+
+
+def _named_targets(annotation: object) -> Iterator[str]:
+    for each in get_args(annotation):
+        if get_origin(annotation) is To:
+            yield from (name for name in get_args(each) if isinstance(name, str))
+        else:
+            yield from _named_targets(each)
 
 
 class Graph:

@@ -98,6 +98,8 @@ class StagePart(QueuePart):
     concurrency: int | None = None
     time_limit: float | None = None
     on_invalid: str | None = None
+    batch: int | None = None
+    window: float | None = None
 
 
 def _kind(stage: object) -> str:

@@ -116,9 +116,9 @@ def batches_of(stage: Stage, targets: Sequence[QueuePlans], connection: Connecti
             f"spark: the stage of queue {stage.name!r} needs PySpark: "
             'pip install "pyqueue-mongo[spark]"'
         ) from error
-    assert stage.batches is not None
+    assert stage.spark is not None
     return Batches(
-        connection, backend_of(stage.queue), targets, transform=stage.handler, **stage.batches
+        connection, backend_of(stage.queue), targets, transform=stage.handler, **stage.spark
     )
 
 

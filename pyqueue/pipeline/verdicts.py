@@ -1,15 +1,16 @@
-"""Decide from what a handler returned or raised how its message is settled, and settle it.
+"""Decide from what a handler returned or raised how its messages are settled, and settle them.
 
-``Verdicts`` does this for the messages of one stage. The server can refuse a settlement, for
-instance because the payload is too large. Then a second verdict buries the message or has it tried
-again, so no answer of a handler stops the stage.
+``Verdicts`` does this for the messages of one stage. Messages of a batch that are settled in the
+same way share a command. The server can refuse a settlement, for instance because the payload is
+too large. Then a second verdict buries the message or has it tried again, so no answer of a handler
+stops the stage.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,17 +21,19 @@ from pydantic import BaseModel
 from pymongo.errors import PyMongoError
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.delivery import Drop, Many, Reject, RetryLater, To
+from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
+from pyqueue.documents import hashable_id
 from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
 from pyqueue.payloads import Codec, traceback_text
 from pyqueue.pipeline.blocking import ClientRunner
+from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
 from pyqueue.server_errors import shown_cause, translated
 
-__all__ = ["UNAVAILABLE", "Verdict", "Verdicts", "log_failure"]
+__all__ = ["UNAVAILABLE", "Decision", "Verdict", "Verdicts", "log_failure"]
 
 log = logging.getLogger("pyqueue")
 
@@ -60,7 +63,16 @@ class Verdict:
 
     #: The counter that counts the message once it is settled.
     counter: str
-    settle: Callable[[], Awaitable[object]]
+    #: Settles several messages, which have verdicts of equal groups.
+    settle: Callable[[Sequence[Decision]], Awaitable[object]]
+    #: Verdicts of equal groups are carried out together. None: this one alone.
+    group: Hashable = None
+    #: The payload with which the message moves on.
+    payload: Any = UNCHANGED
+
+
+#: A message and the verdict on it.
+Decision = tuple[Reservation[Any], Verdict]
 
 
 class Verdicts:
@@ -85,47 +97,96 @@ class Verdicts:
         self._queue = queue
         self._queues = queues
         self._runner = runner
-        self._max_tries: int | None = backend_of(stage.queue).options.max_tries
+        #: How often a message is tried.
+        self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
     # ---- deciding
 
-    def of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
+    def of_call(
+        self,
+        held: Mapping[int, Reservation[Any]],
+        number: int,
+        answer: object,
+        failure: BaseException | None,
+    ) -> list[Decision]:
+        """Return the decisions after a call of the handler.
+
+        Args:
+            held: the messages that this process still holds, by their places in the call.
+            number: how many messages the call had.
+            answer: what the handler returned.
+            failure: what it raised instead.
+        """
+        answers = [answer]
+        if self._stage.batch is not None:
+            failed = failure if isinstance(failure, BatchFailed) else None
+            try:
+                if failure is failed:
+                    answers, failure = answers_of(self._stage, number, answer, failed), None
+            except ValueError as error:
+                failure = error
+        if failure is not None:
+            return self.of_failure(list(held.values()), failure)
+        return [(each, self._of_item(each, answers[place])) for place, each in held.items()]
+
+    def _of_item(self, message: Reservation[Any], item: object) -> Verdict:
+        """Return the verdict on one message. In the list of a batch, an exception is a failure."""
+        if self._stage.batch is not None and isinstance(item, BaseException):
+            [(_, verdict)] = self.of_failure([message], item)
+            return verdict
+        return self._of_answer(message, item)
+
+    def _of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
         """Return the verdict on a message whose handler returned ``answer``."""
         try:
-            return self._of_answer(message, answer)
+            return self._settlement(message, answer)
         except (Reject, InvalidMessage) as error:
             return self.bury(message, error)
         except Exception as error:  # raised by the answer itself, for instance by its __repr__
             return self.retry(message, error)
 
-    def _of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
+    def _settlement(self, message: Reservation[Any], answer: object) -> Verdict:
         stage = self._stage
         if isinstance(answer, Drop):
-            return Verdict("dropped", partial(self._queue.commit, message))
+            return Verdict("dropped", self._commit, "commit")
         if isinstance(answer, Many):
             outputs = [(*self._target(each), each.priority) for each in answer.outputs]
-            return Verdict("out", partial(self._fan_out, message, outputs))
+            return Verdict("out", partial(self._fan_out, outputs))
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
         if isinstance(answer, To):
             to, payload = self._target(answer)
-            move = partial(self._queue.move, message, to=to, payload=payload)
-            return Verdict("out", partial(move, priority=answer.priority))
+            move = partial(self._move, to, answer.priority)
+            return Verdict("out", move, ("move", answer.queue, answer.priority), payload)
         if stage.kind == "choice":
             raise Reject(
                 f"{stage.label} returned {_shown(answer)}; a choice returns To, Drop or Many"
             )
-        return Verdict("out", partial(self._queue.commit, message))
+        return Verdict("out", self._commit, "commit")
 
-    def of_failure(self, message: Reservation[Any], failure: BaseException) -> Verdict:
-        """Return the verdict on a message whose handler raised ``failure``."""
+    def of_failure(
+        self, messages: Sequence[Reservation[Any]], failure: BaseException
+    ) -> list[Decision]:
+        """Return the decisions on messages whose handler raised ``failure``.
+
+        A Reject does not say which of several messages it means. So they are tried again, in
+        smaller calls, until it is clear.
+        """
+        reason: BaseException | str | None = failure
+        delay: Duration | None = None
         if isinstance(failure, RetryLater):
-            return self.retry(message, failure.reason, failure.delay)
-        if isinstance(failure, Reject):
-            return self.bury(message, failure)
-        text = "message %s of queue %r failed, try %d"
-        log_failure(failure, text, message.id, self._stage.name, message.tries)
-        return self.retry(message, failure)
+            reason, delay = failure.reason, failure.delay
+        elif isinstance(failure, Reject):
+            if len(messages) == 1:
+                return [(each, self.bury(each, failure)) for each in messages]
+            log.warning("%d messages of queue %r: %s", len(messages), self._stage.name, failure)
+        elif len(messages) == 1:
+            text = "message %s of queue %r failed, try %d"
+            log_failure(failure, text, messages[0].id, self._stage.name, messages[0].tries)
+        elif messages:
+            text = "a batch of %d messages of queue %r failed, the first is %s"
+            log_failure(failure, text, len(messages), self._stage.name, messages[0].id)
+        return [(each, self.retry(each, reason, delay)) for each in messages]
 
     def retry(
         self,
@@ -141,14 +202,10 @@ class Verdicts:
             delay: seconds until the next try; None means the stage's backoff.
         """
         last = (
-            message.dead is None
-            and self._max_tries is not None
-            and message.tries >= self._max_tries
+            message.dead is None and self.max_tries is not None and message.tries >= self.max_tries
         )
-        return Verdict(
-            "dead" if last else "retried",
-            partial(self._queue.rollback, message, error=error, delay=delay),
-        )
+        group = ("retry", _identity(error), delay)
+        return Verdict("dead" if last else "retried", partial(self._roll_back, error, delay), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
         """Return the verdict to send a message to the dead-letter queue.
@@ -163,7 +220,7 @@ class Verdicts:
             self._stage.name,
             error,
         )
-        return Verdict("dead", partial(self._queue.bury, message, error=error))
+        return Verdict("dead", partial(self._bury, error), ("bury", _identity(error)))
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
         """Return the queue that an answer names, and the payload in the form that it takes."""
@@ -180,45 +237,108 @@ class Verdicts:
     # ---- settling
 
     async def settle(
-        self, message: Reservation[Any], verdict: Verdict, hurried: Callable[[], bool]
-    ) -> str:
-        """Carry a verdict out, again while the server does not answer and the lease lasts.
+        self, decisions: Iterable[Decision], hurried: Callable[[], bool]
+    ) -> Sequence[tuple[Reservation[Any], str]]:
+        """Carry decisions out, those of a group in one command.
+
+        While the server does not answer, they are tried again as long as the leases last.
 
         Args:
-            message: the message.
-            verdict: how it is settled.
+            decisions: the messages, and the verdicts on them.
             hurried: whether to give up instead of waiting for the server.
 
         Returns:
-            The counter that counts the message.
+            The messages, each with the counter that counts it.
         """
+        groups: dict[Hashable, list[Decision]] = {}
+        for place, decision in enumerate(decisions):
+            group = decision[1].group
+            groups.setdefault(place if group is None else group, []).append(decision)
+        return await self._settle_groups(list(groups.values()), hurried)
+
+    async def _settle_groups(
+        self, groups: Sequence[list[Decision]], hurried: Callable[[], bool]
+    ) -> list[tuple[Reservation[Any], str]]:
+        counted: list[tuple[Reservation[Any], str]] = []
+
+        async def settle(group: list[Decision]) -> None:
+            counted.extend(await self._settle_group(group, hurried))
+
+        if len(groups) == 1:
+            await settle(groups[0])
+        else:
+            async with anyio.create_task_group() as tasks:
+                for group in groups:
+                    tasks.start_soon(settle, group)
+        return counted
+
+    async def _settle_group(
+        self, group: list[Decision], hurried: Callable[[], bool]
+    ) -> list[tuple[Reservation[Any], str]]:
+        """Settle messages in one command, or each alone if that fails."""
+        counters = {id(each): verdict.counter for each, verdict in group}
+        messages = [each for each, _ in group]
+        lost: Sequence[Reservation[Any]] = ()
         delays = RetryDelays(UNAVAILABLE)
         replaced = False
         while True:
             try:
-                await verdict.settle()
-                return verdict.counter
-            except LeaseLost:
-                return "lost"
+                await group[0][1].settle(group)
+                break
+            except LeaseLost as error:
+                lost = (*error.lost, *error.unknown)
+                break
             except Unavailable as error:
+                # The rest of the group is settled.
+                open_ids = {hashable_id(each) for each in error.ids}
+                group = [each for each in group if hashable_id(each[0].id) in open_ids] or group
                 delay = next(delays)
-                if hurried() or self._runner.seconds_left(message) < delay:
-                    log.warning(
-                        "message %s of queue %r is left to its lease: %s",
-                        message.id,
-                        self._stage.name,
-                        error,
-                    )
-                    return "lost"
+                left_s = max(self._runner.seconds_left(each) for each, _ in group)
+                if hurried() or left_s < delay:
+                    lost = [each for each, _ in group]
+                    log.warning("%s to the lease: %s", self._described(lost), error)
+                    break
                 await anyio.sleep(delay)
             except Exception as error:
+                if len(group) > 1:
+                    return await self._settle_groups([[each] for each in group], hurried)
+                [(message, _)] = group
                 if replaced:
-                    text = "message %s of queue %r is left to its lease"
-                    log_failure(error, text, message.id, self._stage.name)
-                    return "lost"
+                    log_failure(error, "%s to its lease", self._described([message]))
+                    lost = [message]
+                    break
                 replaced = True
                 invalid = isinstance(error, (InvalidMessage, TypeError))
                 verdict = (self.bury if invalid else self.retry)(message, error)
+                counters[id(message)] = verdict.counter
+                group = [(message, verdict)]
+        counters.update((id(each), "lost") for each in lost)
+        return [(each, counters[id(each)]) for each in messages]
+
+    def _described(self, left: Sequence[Reservation[Any]]) -> str:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        verb = "are" if more else "is"
+        return f"message {left[0].id}{more} of queue {self._stage.name!r} {verb} left"
+
+    async def _commit(self, group: Sequence[Decision]) -> None:
+        await self._queue.commit(*(each for each, _ in group))
+
+    async def _move(
+        self, to: AsyncQueue[Any] | str, priority: int | None, group: Sequence[Decision]
+    ) -> None:
+        pairs = [(each, verdict.payload) for each, verdict in group]
+        await self._queue.move_many(pairs, to=to, priority=priority)
+
+    async def _roll_back(
+        self,
+        error: BaseException | str | None,
+        delay: Duration | None,
+        group: Sequence[Decision],
+    ) -> None:
+        await self._queue.rollback(*(each for each, _ in group), error=error, delay=delay)
+
+    async def _bury(self, error: BaseException, group: Sequence[Decision]) -> None:
+        await self._queue.bury(*(each for each, _ in group), error=error)
 
     # ---- Many
 
@@ -238,8 +358,9 @@ class Verdicts:
             ids.append(_derived_id(message, queue.name, index))
         return list(groups.values())
 
-    async def _fan_out(self, message: Reservation[Any], targets: Sequence[_Target]) -> None:
+    async def _fan_out(self, targets: Sequence[_Target], group: Sequence[Decision]) -> None:
         """Push the outputs and commit the message, in one transaction if the server has any."""
+        [(message, _)] = group
         outputs = await self._by_queue(message, targets)
 
         async def push(session: Any) -> None:
@@ -300,4 +421,9 @@ def _shown(answer: object) -> str:
     """Return what an error says of an answer. A payload may hold secrets, so it is left out."""
     if isinstance(answer, To):
         return f"To({answer.queue!r})"
-    return "None" if answer is None else f"a value of type {type(answer).__name__}"
+    return shown(answer)
+
+
+def _identity(error: BaseException | str | None) -> Hashable:
+    """Return what is equal for errors that can be stored by one command."""
+    return id(error) if isinstance(error, BaseException) else error

@@ -244,7 +244,9 @@ def test_dead_message_is_retried_instead_of_buried(place: Place) -> None:
 
 def test_settling_that_fails_is_retried(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unforeseen failure to settle costs a try."""
-    failed = fail_first(monkeypatch, AsyncQueue, "move", QueueError("the disk is full"), times=2)
+    failed = fail_first(
+        monkeypatch, AsyncQueue, "move_many", QueueError("the disk is full"), times=2
+    )
     server.queue("in").push("x")
     assert server.run_stage(lambda x: To("a"), backoff=NOW) == {"in": 3, "retried": 2, "out": 1}
     assert len(failed) == 2
@@ -254,7 +256,7 @@ def test_message_that_cannot_be_settled_is_left_to_its_lease(
     server: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The move fails, and so does the rollback that follows."""
-    moves = fail_first(monkeypatch, AsyncQueue, "move", QueueError("the disk is full"))
+    moves = fail_first(monkeypatch, AsyncQueue, "move_many", QueueError("the disk is full"))
     rollbacks = fail_first(monkeypatch, AsyncQueue, "rollback", QueueError("the disk is full"))
     server.queue("in").push("x")
     assert server.run_stage(lambda x: To("a"), lease=1) == {"in": 2, "lost": 1, "out": 1}

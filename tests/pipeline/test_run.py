@@ -28,7 +28,7 @@ from pyqueue import (
     Worker,
 )
 from pyqueue.pipeline import verdicts
-from pyqueue.pipeline.engine import RunningStage
+from pyqueue.pipeline.running_stage import RunningStage
 from tests.pipeline.place import Gate, Place, Running, counted, fail_first
 from tests.support.eventually import LONG, async_eventually, eventually
 

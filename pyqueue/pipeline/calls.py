@@ -1,0 +1,126 @@
+"""Calls of a handler: which messages share one, and what it said about each of them.
+
+A stage without ``batch`` has calls of one message. In a stage with it, a call has as many messages
+as are there. A message that comes again has calls that are smaller each time, because one message
+may fail a whole call, or kill its process. In its last try it is alone, so that it takes no other
+message to the dead-letter queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.delivery import BatchFailed, Delivery
+from pyqueue.messages import Reservation
+from pyqueue.pipeline.graph import Stage
+
+__all__ = ["Call", "answers_of", "grouped", "shown"]
+
+
+class Call:
+    """One call of a handler, and the messages that it is about.
+
+    Args:
+        messages: the messages.
+        stage: the stage whose handler is called.
+        queue: the queue of the stage, in the async form.
+        loop: the event loop, for a handler that runs in a thread.
+    """
+
+    __slots__ = ("_held", "arguments", "cancelled", "deliveries", "messages", "scope")
+
+    def __init__(
+        self,
+        messages: Sequence[Reservation[Any]],
+        stage: Stage,
+        queue: AsyncQueue[Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.messages = messages
+        self.deliveries: list[Delivery[Any]] = [Delivery(each, queue, loop) for each in messages]
+        payloads = [each.payload for each in messages]
+        #: What the handler takes.
+        self.arguments: tuple[Any, ...] = (payloads, list(self.deliveries))
+        if stage.batch is None:
+            self.arguments = (payloads[0], self.deliveries[0])
+        if not stage.delivery:
+            self.arguments = self.arguments[:1]
+        self.scope = anyio.CancelScope()
+        #: Why the handler was cancelled: "lost" (all its leases), "late" (its time limit) or
+        #: "stopped".
+        self.cancelled: str | None = None
+        self._held = len(messages)
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the handler. A handler in a thread is abandoned instead: its thread goes on."""
+        self.cancelled = self.cancelled or reason
+        for each in self.deliveries:
+            each.lost = True
+        self.scope.cancel()
+
+    def lose_one(self) -> None:
+        """Note that the lease of one more message was lost. Cancel when none is left."""
+        self._held -= 1
+        if not self._held:
+            self.cancel("lost")
+
+
+def grouped(
+    stage: Stage, max_tries: int | None, messages: Sequence[Reservation[Any]]
+) -> list[Sequence[Reservation[Any]]]:
+    """Return the calls for messages, in order: the more often tried, the fewer share a call."""
+    if stage.batch is None:
+        return [[each] for each in messages]
+    groups: dict[int, list[Reservation[Any]]] = {}
+    for each in messages:
+        last = max_tries is not None and each.tries >= max_tries
+        size = 1 if last else max(1, stage.batch // 8 ** max(0, each.tries - 1))
+        groups.setdefault(size, []).append(each)
+    return [
+        group[start : start + size]
+        for size, group in groups.items()
+        for start in range(0, len(group), size)
+    ]
+
+
+def answers_of(
+    stage: Stage, number: int, answer: object, failed: BatchFailed | None = None
+) -> list[object]:
+    """Return what a handler of batches said about each message: an answer, or an exception.
+
+    Args:
+        stage: the stage.
+        number: how many messages the handler had.
+        answer: what it returned.
+        failed: what it raised instead.
+
+    Raises:
+        ValueError: The handler said nothing about some messages, or it had fewer.
+    """
+    errors = {} if failed is None else failed.errors
+    if wrong := [index for index in errors if not 0 <= index < number]:
+        raise ValueError(
+            f"{stage.label} raised BatchFailed for index {wrong[0]} of a batch of {number} "
+            f"messages: give indexes from 0 to {number - 1}"
+        )
+    answers = answer if failed is None else failed.results
+    if not isinstance(answers, list) and (stage.kind == "sink" or len(errors) == number):
+        answers = [None] * number
+    if not isinstance(answers, list) or len(answers) != number:
+        found = f"a list of {len(answers)}" if isinstance(answers, list) else shown(answers)
+        verb = "returned" if failed is None else "raised BatchFailed with results="
+        raise ValueError(
+            f"{stage.label} {verb} {found} for a batch of {number} messages: give a list with one "
+            "answer for each message, in their order"
+        )
+    return [errors.get(index, each) for index, each in enumerate(answers)]
+
+
+def shown(answer: object) -> str:
+    """Return what an error says of an answer. A payload may hold secrets, so it is left out."""
+    return "None" if answer is None else f"a value of type {type(answer).__name__}"

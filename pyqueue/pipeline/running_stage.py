@@ -1,0 +1,122 @@
+"""A stage in a run: its slots and counters, and how it receives messages and gives them back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+
+from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.invalid import Misfits
+from pyqueue.errors import QueueError
+from pyqueue.messages import Reservation
+from pyqueue.pipeline.blocking import ClientRunner
+from pyqueue.pipeline.graph import Stage
+from pyqueue.pipeline.verdicts import Verdicts
+from pyqueue.queues import backend_of
+
+__all__ = ["COUNTERS", "RunningStage"]
+
+log = logging.getLogger("pyqueue")
+
+#: What a stage counts. A message that came in went out, or was dropped, retried, dead (buried) or
+#: lost. A released message was given back before its handler started.
+COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
+#: The longest time for which messages gather before a batch takes them, in seconds.
+_GATHER_S: Final = 0.05
+#: The longest time for which a batch waits for a message before it sees whether any is expected.
+_LOOK_S: Final = 0.05
+
+
+class RunningStage:
+    """A stage in a run.
+
+    Args:
+        stage: the stage.
+        queue: its queue, in the async form.
+        queues: the queues of all stages of the run, by name.
+        runner: runs the plans.
+        concurrency: how many handlers the run has at once.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        queue: AsyncQueue[Any],
+        queues: Mapping[str, AsyncQueue[Any]],
+        runner: ClientRunner,
+        concurrency: int,
+    ) -> None:
+        self.stage = stage
+        self.queue = queue
+        self.verdicts = Verdicts(stage, queue, queues, runner)
+        #: One slot for each call until it is settled. By default there are as many as handlers run
+        #: at once, and as many again for calls that are being settled.
+        self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self._runner = runner
+        self._misfits = Misfits(self._count_misfit, stop=stage.on_invalid == "stop")
+
+    async def reserve(self, limit: int, timeout: float | None = None) -> list[Reservation[Any]]:
+        """Reserve up to ``limit`` messages; wait for the first one up to ``timeout``.
+
+        Raises:
+            ConfigurationError: Most of the first messages did not fit the model.
+        """
+        waiters, misfits = self._runner.waiters(self.stage.name), self._misfits
+        plan = backend_of(self.queue).receive(waiters, limit, timeout=timeout, misfits=misfits)
+        return await self._runner.run(plan)
+
+    async def fill(
+        self, batch: list[Reservation[Any]], expected: Callable[[], bool] | None
+    ) -> None:
+        """Add messages to a batch until it is full, its window ends, or no more are expected.
+
+        A message waits here for half of its lease at most.
+
+        Args:
+            batch: the messages so far.
+            expected: whether more messages are expected. None: always.
+        """
+        size, window_s = self.stage.batch, self.stage.window
+        if size is None or not window_s or not batch:
+            return
+        first = batch[0]
+        window_s = min(window_s, self._runner.seconds_left(first) - first.lease / 2)
+        end = time.monotonic() + window_s
+        while len(batch) < size and (expected is None or expected()):
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return
+            # Let messages gather, so that they do not cost a claim each.
+            await anyio.sleep(min(left_s, window_s / 10, _GATHER_S))
+            wait_s = left_s if expected is None else min(left_s, _LOOK_S)
+            batch += await self.reserve(size - len(batch), wait_s)
+
+    def wait_left(self, message: Reservation[Any]) -> float:
+        """Return the seconds until too much of a message's lease is over to start its handler.
+
+        That is half of it. A batch takes up to half of it to fill, and may wait a quarter more.
+        """
+        least = message.lease / (2 if self.stage.batch is None else 4)
+        return self._runner.seconds_left(message) - least
+
+    async def give_back(self, messages: Sequence[Reservation[Any]]) -> None:
+        """Release messages whose handler has not started."""
+        try:
+            await self.queue.release(*messages)
+        except QueueError as error:  # they come back when their leases end
+            log.info("queue %r: %s", self.stage.name, error)
+        self.count("released", len(messages))
+
+    def _count_misfit(self) -> None:
+        self.count("in")
+        self.count("dead")
+        self._runner.stats["dead"] += 1
+
+    def count(self, counter: str, number: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[counter] += number
