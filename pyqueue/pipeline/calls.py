@@ -113,9 +113,9 @@ def answers_of(
         answers = [None] * number
     if not isinstance(answers, list) or len(answers) != number:
         found = f"a list of {len(answers)}" if isinstance(answers, list) else shown(answers)
-        verb = "returned" if failed is None else "raised BatchFailed with results="
+        said = "returned " if failed is None else "raised BatchFailed with results="
         raise ValueError(
-            f"{stage.label} {verb} {found} for a batch of {number} messages: give a list with one "
+            f"{stage.label} {said}{found} for a batch of {number} messages: give a list with one "
             "answer for each message, in their order"
         )
     return [errors.get(index, each) for index, each in enumerate(answers)]

@@ -87,14 +87,15 @@ class RunningStage:
         first = batch[0]
         window_s = min(window_s, self._runner.seconds_left(first) - first.lease / 2)
         end = time.monotonic() + window_s
-        while len(batch) < size and (expected is None or expected()):
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return
+        while len(batch) < size and (left_s := end - time.monotonic()) > 0:
+            if expected is not None:
+                if not expected():  # what was expected before is in the queue by now
+                    batch += await self.reserve(size - len(batch), 0)
+                    return
+                left_s = min(left_s, _LOOK_S)
             # Let messages gather, so that they do not cost a claim each.
             await anyio.sleep(min(left_s, window_s / 10, _GATHER_S))
-            wait_s = left_s if expected is None else min(left_s, _LOOK_S)
-            batch += await self.reserve(size - len(batch), wait_s)
+            batch += await self.reserve(size - len(batch), left_s)
 
     def wait_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until too much of a message's lease is over to start its handler.

@@ -168,7 +168,7 @@ class Running:
 
 
 class Gate:
-    """A handler of (payload, delivery) that waits until the gate is opened."""
+    """A handler of (payload, delivery), or of lists of them, that waits for an open gate."""
 
     def __init__(self, awaited: bool) -> None:
         self.begun: list[Any] = []
@@ -178,24 +178,34 @@ class Gate:
         self.open = threading.Event()
         self.handler: Any = self._awaited if awaited else self._plain
 
-    def _begin(self, payload: Any, delivery: Delivery[Any]) -> None:
-        self.deliveries.append(delivery)
+    def _begin(self, payload: Any, delivery: Any) -> None:
+        self.deliveries += listed(delivery)
         self.begun.append(payload)
 
-    def _plain(self, payload: Any, delivery: Delivery[Any]) -> None:
+    def _plain(self, payload: Any, delivery: Any) -> None:
         self._begin(payload, delivery)
-        eventually(lambda: self.open.is_set() or delivery.lost, "an open gate")
+        eventually(lambda: self.open.is_set() or lost(delivery), "an open gate")
         (self.ended if self.open.is_set() else self.cancelled).append(payload)
 
-    async def _awaited(self, payload: Any, delivery: Delivery[Any]) -> None:
+    async def _awaited(self, payload: Any, delivery: Any) -> None:
         self._begin(payload, delivery)
         try:
             await async_eventually(self.open.is_set, "an open gate")
         except asyncio.CancelledError:
-            assert delivery.lost
+            assert lost(delivery)
             self.cancelled.append(payload)
             raise
         self.ended.append(payload)
+
+
+def listed(delivery: Any) -> list[Delivery[Any]]:
+    """Return what a handler takes beside payloads, as a list."""
+    return delivery if isinstance(delivery, list) else [delivery]
+
+
+def lost(delivery: Any) -> bool:
+    """Return whether a handler has lost all that it held."""
+    return all(each.lost for each in listed(delivery))
 
 
 def counted(report: Report, queue: str) -> dict[str, int]:

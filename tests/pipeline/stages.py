@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -12,8 +13,11 @@ from pydantic import BaseModel
 
 from pyqueue import AsyncClient, Client, Delivery, Many, To, Worker
 from pyqueue.pipeline import verdicts
+from tests.support.eventually import eventually
 
 NO_FUNCTION = 5
+#: How many messages the program "batches" finds.
+TOTAL = 200
 
 
 class Row(BaseModel):
@@ -38,6 +42,11 @@ def store(number: int) -> None:
     assert number >= 0
 
 
+def store_all(numbers: list[int]) -> None:
+    for number in numbers:
+        store(number)
+
+
 # ---- programs
 
 
@@ -59,6 +68,21 @@ def work(url: str, mode: str) -> None:
         report = worker.run()
         print(report.stages["in"], flush=True)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def store_batches(client: Client, killed: bool) -> Worker:
+    """Store rows in batches. A process that is to be killed holds the third batch."""
+    stored, queue = client.database["stored"], client.queue("in")
+
+    def store(rows: list[int], deliveries: list[Delivery[int]]) -> None:
+        size = len(rows)
+        stored.insert_many([{"row": each.message.payload, "size": size} for each in deliveries])
+        if killed and stored.count_documents({}) == 3 * size:
+            eventually(lambda: queue.counts().total == TOTAL - 2 * size, "two commits")
+            print("begun", flush=True)
+            threading.Event().wait()
+
+    return Worker(client, concurrency=1).on("in", store, batch=50, window=0.1, lease=3600)
 
 
 def pipeline(client: Any, *, lease: float = 1.5) -> Any:
@@ -94,7 +118,10 @@ def run_pipeline(url: str, blocking: bool) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "pipeline":
+    if sys.argv[1] == "batches":
+        with Client(sys.argv[2]) as client:
+            store_batches(client, killed=True).run()
+    elif sys.argv[1] == "pipeline":
         verdicts.TRANSACTION_LEASE_S = float(sys.argv[4])
         run_pipeline(sys.argv[2], sys.argv[3] == "blocking")
     else:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import pymongo
 import pytest
 
 from pyqueue import Client
+from tests.pipeline.stages import TOTAL, store_batches
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import program
 
@@ -66,6 +68,30 @@ def test_second_signal_gives_everything_back(url: str, client: Client) -> None:
         assert worker.returncode == 0
         assert "'in': 1, 'out': 0, 'dropped': 0, 'retried': 1" in output
     assert {each.payload: each.tries for each in queue.peek()} == {1: 1, 2: 0}
+
+
+def test_killed_with_a_batch_in_flight(url: str, client: Client) -> None:
+    """Only the messages of the batch that was not committed come again, in smaller calls."""
+    queue = client.queue("in")
+    queue.push_many(range(TOTAL))
+    with process("batches", url) as worker:
+        expect(worker, "begun")
+        worker.kill()
+        worker.wait(LONG)
+    assert queue.counts().reserved == 50
+    held = {"q": "in", "token": {"$exists": True}}
+    lapsed = {"$set": {"when": datetime.now(UTC) - timedelta(seconds=1)}}
+    client.database[client.namespace].update_many(held, lapsed)  # as if an hour had passed
+    report = store_batches(client, killed=False).run(until_empty=True)
+    assert report.stages["in"]["out"] == TOTAL - 100
+    assert queue.counts().total == 0
+    sizes: dict[int, list[int]] = {}
+    for each in client.database["stored"].find(sort=[("_id", 1)]):
+        sizes.setdefault(each["row"], []).append(each["size"])
+    assert sorted(sizes) == list(range(TOTAL))
+    assert [row for row, seen in sizes.items() if len(seen) == 2] == list(range(100, 150))
+    assert all(seen[0] == 50 for seen in sizes.values())
+    assert all(len(seen) == 1 or (len(seen) == 2 and seen[1] <= 6) for seen in sizes.values())
 
 
 # ---- killed at random

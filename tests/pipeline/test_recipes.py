@@ -71,6 +71,13 @@ def test_recipe_sets_every_option(offline: Client, tmp_path: Path) -> None:
     assert parsed.awaited
 
 
+def test_recipe_stage_takes_batches(offline: Client, tmp_path: Path) -> None:
+    text = STAGE.replace("store", "store_all") + "batch = 500\nwindow = 0.5"
+    pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
+    [stage] = pipeline.graph.stages.values()
+    assert (stage.batch, stage.window) == (500, 0.5)
+
+
 def test_recipe_name_defaults_to_the_file_name(offline: Client, tmp_path: Path) -> None:
     path = write(tmp_path / "letters.toml", GOOD.replace('name = "numbers"', ""))
     assert Pipeline.from_recipe(offline, path).name == "letters"
@@ -118,6 +125,7 @@ WRONG = {
         "'tests.pipeline.stages:Rows' cannot be imported",
     ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
+    "a window alone": (STAGE + "window = 1", "window: of queue 'raw': .* give batch= as well"),
     "two stages": (STAGE + STAGE, "'raw' has two stages"),
     "name": (STAGE.replace('"raw"', '"ra w"'), "invalid queue name"),
 }
