@@ -18,6 +18,7 @@ class Worker(Runner):
     """Consumes queues with functions.
 
     A message is committed when its handler ends, and tried again later when the handler raises.
+    With ``batch`` a handler takes many messages at once, and may raise ``BatchFailed`` for some.
 
     Args:
         client: a Client or an AsyncClient. On either, handlers may be ``def`` or ``async def``.
@@ -57,11 +58,13 @@ class Worker(Runner):
 
         Args:
             queue: the queue, or a consumer group of a stream, which has its options already.
-            handler: takes (payload) or (payload, delivery).
+            handler: takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
+                that and a list of deliveries.
             to: queues to which the handler may send messages, by To or Many.
             options: model, concurrency (of this queue), time_limit (of the handler, in seconds),
-                on_invalid ("stop" or "bury": what happens when most of the first messages do not
-                fit the model), lease, max_tries, backoff, history and the other options of
-                ``Client.queue``.
+                batch (the most messages that the handler takes at once), window (how many seconds a
+                batch waits to be full), on_invalid ("stop" or "bury": what happens when most of the
+                first messages do not fit the model), lease, max_tries, backoff, history and the
+                other options of ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)

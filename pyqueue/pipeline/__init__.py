@@ -266,8 +266,11 @@ class Pipeline(Runner):
 
     All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
     ``model``; ``concurrency``, how many messages of the stage may be in flight at once;
-    ``time_limit``, the seconds that a handler may take; and ``on_invalid``, whether the run stops
-    when most of the first messages of the stage do not fit its model ("stop" or "bury").
+    ``time_limit``, the seconds that a handler may take; ``batch``, how many messages the handler
+    takes at once, as a list, and ``window``, the seconds for which a batch waits to be full; and
+    ``on_invalid``, whether the run stops when most of the first messages of the stage do not fit
+    its model ("stop" or "bury"). A handler of batches returns a list with an answer for each
+    message, or raises ``BatchFailed`` for some of them.
 
     Args:
         client: a Client or an AsyncClient.
@@ -296,10 +299,10 @@ class Pipeline(Runner):
 
         Args:
             queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery).
+            handler: takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: the next queue.
-            options: model, concurrency, time_limit, on_invalid, lease, max_tries, backoff, history
-                and the other options of a queue.
+            options: model, concurrency, time_limit, batch, window, on_invalid, lease, max_tries,
+                backoff, history and the other options of a queue.
         """
         if not isinstance(to, str):
             raise ConfigurationError(
@@ -334,7 +337,7 @@ class Pipeline(Runner):
 
         Args:
             queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery).
+            handler: takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: the queues to choose from.
             options: as of ``link``.
         """

@@ -55,7 +55,7 @@ class Stage:
     #: Whether the handler is an async function.
     awaited: bool
     on_invalid: OnInvalid = "stop"
-    #: The most messages that the handler takes at once, as a list. None: it takes one, as it is.
+    #: The most messages that the handler takes at once, as a list. None: it takes one payload.
     batch: int | None = None
     #: The seconds for which a batch waits to be full, once it has a message.
     window: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tests.support.eventually import async_eventually, eventually
 
 NOW = Backoff(base=0)
 #: A window that outlives any test.
-FOREVER = {"window": 3600, "lease": LONG_LEASE}
+FOREVER: dict[str, Any] = {"window": 3600, "lease": LONG_LEASE}
 
 
 class Calls:
@@ -219,7 +220,13 @@ def test_values_in_the_list_apply_to_one_message(
 def test_answer_of_another_length_rolls_all_back(place: Place) -> None:
     calls = Calls(place, lambda rows, tries: rows[1:] if tries == 1 else rows)
     place.queue("in").push_many(range(16))
-    options = {"kind": "link", "to": "a", "batch": 16, "concurrency": 1, "backoff": NOW}
+    options: dict[str, Any] = {
+        "kind": "link",
+        "to": "a",
+        "batch": 16,
+        "concurrency": 1,
+        "backoff": NOW,
+    }
     counters = place.run_stage(calls.handler, **options)
     assert counters == {"in": 32, "retried": 16, "out": 16}
     assert calls.sizes == [16, *[2] * 8]
@@ -241,7 +248,13 @@ def test_message_that_fails_its_batch_is_buried_alone(place: Place, error: Excep
     """All are rolled back. They come again in calls that are smaller, and alone in the end."""
     place.queue("in").push_many(range(32))
     calls = Calls(place, fail_on(20, error))
-    options = {"kind": "link", "to": "a", "batch": 32, "concurrency": 1, "backoff": NOW}
+    options: dict[str, Any] = {
+        "kind": "link",
+        "to": "a",
+        "batch": 32,
+        "concurrency": 1,
+        "backoff": NOW,
+    }
     counters = place.run_stage(calls.handler, max_tries=3, **options)
     assert counters == {"in": 32 + 32 + 4, "retried": 32 + 4, "dead": 1, "out": 31}
     assert sorted(calls.sizes) == [1, 1, 1, 1, *[4] * 8, 32]
@@ -258,7 +271,7 @@ def test_batch_failed_rolls_back_only_some(place: Place, monkeypatch: pytest.Mon
         return rows
 
     place.queue("in").push_many(range(6))
-    options = {"kind": "link", "to": "a", "batch": 6, "backoff": NOW}
+    options: dict[str, Any] = {"kind": "link", "to": "a", "batch": 6, "backoff": NOW}
     counters = place.run_stage(Calls(place, answer).handler, **options)
     assert counters == {"in": 7, "out": 5, "dead": 1, "retried": 1}
     assert sorted(place.payloads("a")) == [0, 1, 20, 40, 50]
@@ -416,10 +429,6 @@ def test_time_limit_ends_the_whole_batch(server: Place, gate: Gate) -> None:
 # ---- the window
 
 
-def waiting(place: Place, number: int = 1) -> bool:
-    return place.queue("in").counts().reserved == number
-
-
 def watch_looks(monkeypatch: pytest.MonkeyPatch, *fail: int) -> list[int]:
     """Return a list that grows by how many messages each look asks for. Some of them fail."""
     real = RunningStage.reserve
@@ -443,9 +452,13 @@ def test_full_batch_does_not_wait_for_its_window(place: Place) -> None:
     """Messages that come one after the other share a call."""
     calls = Calls(place)
     running = start_batch(place, calls, batch=3, **FOREVER)
+
+    def full(number: int) -> bool:
+        return place.queue("in").counts().reserved == number or bool(calls.batches)
+
     for number in range(3):
         place.queue("in").push(number)
-        eventually(lambda number=number: waiting(place, number + 1) or calls.batches)
+        eventually(partial(full, number + 1))
     running.counted("in", "out", 3)
     running.finish()
     assert calls.batches == [[0, 1, 2]]
@@ -502,7 +515,7 @@ def test_cancelled_run_gives_back_a_batch_that_fills(
 def test_until_empty_does_not_wait_for_the_window(place: Place) -> None:
     calls = Calls(place)
     place.queue("in").push_many([1, 2])
-    options = {"kind": "sink", "to": (), "batch": 5, **FOREVER}
+    options: dict[str, Any] = {"kind": "sink", "to": (), "batch": 5, **FOREVER}
     assert place.run_stage(calls.handler, **options) == {"in": 2, "out": 2}
     assert calls.batches == [[1, 2]]
 

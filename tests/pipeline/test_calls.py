@@ -16,8 +16,26 @@ from pyqueue.pipeline.graph import Stage
 
 def message(id: str, tries: int) -> Reservation[Any]:
     now = datetime.now(UTC)
-    rest = (tries, None, None, None, [], "reserved", None, "t", now, "o", 60.0)
-    return Reservation(id, "q", None, {}, None, now, now, *rest)
+    return Reservation(
+        id=id,
+        queue="q",
+        payload=None,
+        headers={},
+        key=None,
+        when=now,
+        pushed=now,
+        tries=tries,
+        error=None,
+        progress=None,
+        checkpoint=None,
+        trail=[],
+        state="reserved",
+        dead=None,
+        token="t",
+        until=now,
+        owner="o",
+        lease=60,
+    )
 
 
 def rows(payloads: list[Any]) -> Any:
