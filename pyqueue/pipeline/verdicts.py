@@ -126,13 +126,13 @@ class Verdicts:
             except ValueError as error:
                 failure = error
         if failure is not None:
-            return self.of_failure(list(held.values()), failure)
+            return self._of_failure(list(held.values()), failure, alone=number == 1)
         return [(each, self._of_item(each, answers[place])) for place, each in held.items()]
 
     def _of_item(self, message: Reservation[Any], item: object) -> Verdict:
         """Return the verdict on one message. In the list of a batch, an exception is a failure."""
         if self._stage.batch is not None and isinstance(item, BaseException):
-            [(_, verdict)] = self.of_failure([message], item)
+            [(_, verdict)] = self._of_failure([message], item, alone=True)
             return verdict
         return self._of_answer(message, item)
 
@@ -164,26 +164,26 @@ class Verdicts:
             )
         return Verdict("out", self._commit, "commit")
 
-    def of_failure(
-        self, messages: Sequence[Reservation[Any]], failure: BaseException
+    def _of_failure(
+        self, messages: Sequence[Reservation[Any]], failure: BaseException, *, alone: bool
     ) -> list[Decision]:
         """Return the decisions on messages whose handler raised ``failure``.
 
-        A Reject does not say which of several messages it means. So they are tried again, in
-        smaller calls, until it is clear.
+        A Reject does not say which message of a call it means. Unless there is one alone, they are
+        tried again, in smaller calls, until it is clear.
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
         if isinstance(failure, RetryLater):
             reason, delay = failure.reason, failure.delay
         elif isinstance(failure, Reject):
-            if len(messages) == 1:
+            if alone:
                 return [(each, self.bury(each, failure)) for each in messages]
             log.warning("%d messages of queue %r: %s", len(messages), self._stage.name, failure)
-        elif len(messages) == 1:
+        elif alone:
             text = "message %s of queue %r failed, try %d"
             log_failure(failure, text, messages[0].id, self._stage.name, messages[0].tries)
-        elif messages:
+        else:
             text = "a batch of %d messages of queue %r failed, the first is %s"
             log_failure(failure, text, len(messages), self._stage.name, messages[0].id)
         return [(each, self.retry(each, reason, delay)) for each in messages]

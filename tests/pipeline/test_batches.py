@@ -314,18 +314,18 @@ def test_payload_that_cannot_move_is_buried_alone(place: Place) -> None:
 
 
 def test_messages_settled_by_the_handler_are_left_alone(server: Place) -> None:
-    """It settles two itself and fails then; only the third is tried again."""
+    """It settles two itself and fails then. Only the third is tried again, and is not rejected."""
 
     def build(client: Any) -> Worker:
         def blocking(rows: list[Any], deliveries: list[Delivery[Any]]) -> None:
             if len(rows) == 3:
                 client.queue("in").commit(*(each.message for each in deliveries[:2]))
-                raise OSError
+                raise Reject("one of them")
 
         async def awaited(rows: list[Any], deliveries: list[Delivery[Any]]) -> None:
             if len(rows) == 3:
                 await client.queue("in").commit(*(each.message for each in deliveries[:2]))
-                raise OSError
+                raise Reject("one of them")
 
         handler = blocking if server.blocking else awaited
         return Worker(client).on("in", handler, batch=3, backoff=NOW)
