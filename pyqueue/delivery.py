@@ -59,8 +59,7 @@ class Drop:
 class Many:
     """An answer: the message is finished, and each output is a new message.
 
-    On a replica set this is one transaction. Elsewhere the outputs are written first. Their ids are
-    the same in every try, so a repeated try writes no second copy.
+    All of it happens, or nothing. No transaction is needed.
 
     Args:
         outputs: a ``To`` for each. One without a payload takes the payload of the message.

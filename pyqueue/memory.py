@@ -18,6 +18,7 @@ from typing import Any
 import bson
 from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
+from pymongo import UpdateMany
 from pymongo.errors import BulkWriteError, WriteError
 from pymongo.results import BulkWriteResult
 
@@ -78,13 +79,13 @@ class MemoryCollection:
                 self._collection.create_index(keys, name=name, **options)
 
     def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
-        """Run UpdateOne operations one by one. mongomock refuses those of a current pymongo."""
+        """Run updates one by one. mongomock refuses the operations of a current pymongo."""
         matched, errors = 0, []
         for place, operation in enumerate(operations):
+            many = isinstance(operation, UpdateMany)
+            update = self.update_many if many else self.update_one
             try:
-                matched += self.update_one(
-                    operation._filter, operation._doc, session=session
-                ).matched_count
+                matched += update(operation._filter, operation._doc, session=session).matched_count
             except WriteError as error:
                 errors.append(
                     {

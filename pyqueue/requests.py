@@ -2,9 +2,7 @@
 
 A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
-and which part of the raw result is its answer (``read``). Only a driver gives it a collection. The
-driver itself answers the other requests, from ``ServerTime`` to ``Signal``.
-
+and what its answer is (``read``). Only a driver gives it a collection, and answers the rest itself.
 A request is typed by its answer: in ``found = yield from Find(...)``, that is a list of documents.
 """
 
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from pymongo import UpdateOne
+from pymongo import UpdateMany, UpdateOne
 
 from pyqueue.errors import QueueError
 
@@ -285,10 +283,12 @@ class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
     """Apply pairs of a filter and an update. The answer: the number of matches, and refusals."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]
+    many: bool = False  # each updates all of its matches
 
     def send(self, collection: Any) -> Any:
         """Send a bulk write."""
-        updates = [UpdateOne(*pair) for pair in self.pairs]
+        update: Any = UpdateMany if self.many else UpdateOne
+        updates = [update(*pair) for pair in self.pairs]
         return collection.bulk_write(updates, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> tuple[int, list[WriteFailure]]:

@@ -360,7 +360,11 @@ def _check_time_left(held: Reservation[Any], now: datetime) -> None:
 
 
 def update_with_key(
-    match: Filter, update: Mapping[str, Mapping[str, Any]], key: str | None
+    match: Filter,
+    update: Mapping[str, Mapping[str, Any]],
+    key: str | None,
+    *,
+    majority: bool = False,
 ) -> Plan[bool]:
     """Update one message and restore its key, if that is free. Return whether it matched."""
     if key is not None:
@@ -369,7 +373,7 @@ def update_with_key(
         keyed["$unset"]["last_key"] = ""
         keyed.pop("$rename", None)
         try:
-            return bool((yield from Update(match, keyed)).matched)
+            return bool((yield from Update(match, keyed, majority=majority)).matched)
         except DuplicateKey:
             pass
-    return bool((yield from Update(match, update)).matched)
+    return bool((yield from Update(match, update, majority=majority)).matched)

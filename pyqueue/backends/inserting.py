@@ -8,6 +8,7 @@ from datetime import datetime
 
 from bson.raw_bson import RawBSONDocument
 
+from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
@@ -174,7 +175,8 @@ def ids_of_this_queue(
     for document in found:
         trail = without_fields(document, invalid_fields(document)).get("trail", ())
         passed = {document.get("q"), *(stop["q"] for stop in trail)}
-        mine[document["_id"]] = queue in passed
+        # A message that is being handed over is as good as finished.
+        mine[document["_id"]] = not passed.isdisjoint((queue, hidden_queue(queue)))
     return mine
 
 

@@ -8,6 +8,7 @@ from pyqueue import arguments
 from pyqueue.backends import (
     namespace,
     reading,
+    recovering,
     stream_consumers,
     stream_packs,
     stream_retention,
@@ -87,6 +88,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     arguments.queue_name(queue)
     if (yield from namespace.kind_of(queue)) == namespace.STREAM:
         return (yield from _delete_stream(queue, force))
+    yield from recovering.recover_queue(queue)  # no consumer does it later
     if not force:
         yield from _refuse_live(queue)
     yield from namespace.bury_record(queue)

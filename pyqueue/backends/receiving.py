@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
-from pyqueue.backends import invalid, namespace, reading
+from pyqueue.backends import invalid, namespace, reading, recovering
 from pyqueue.backends.by_level import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
@@ -116,6 +116,7 @@ def receive(
             scan.observe(now)
             if scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL:
                 yield from _read_record(queue, scan, now)
+            yield from recovering.recover_next(queue, scan, now)
             if not scan.paused:
                 claimed = yield from Coalesce(
                     how,

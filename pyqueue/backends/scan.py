@@ -117,6 +117,9 @@ class ScanState:
     levels: LevelStarts = field(default_factory=LevelStarts)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
+    #: When to look for handovers of processes that died, and where the last such look ended.
+    recover_at: datetime | None = None
+    recovered_to: ScanStart | None = None
     _idle_rescan_s: float = IDLE_RESCAN_S
     #: How long the last rescan took.
     _rescan_took_s: float = 0.0

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
+from pyqueue.backends.handover import Handover, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.moving import dump
 from pyqueue.backends.options import Options, Target
-from pyqueue.errors import ConfigurationError
-from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.backends.pushing import new_document
+from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Plan, ServerTime
 
-__all__ = ["bury", "checkpoint", "commit", "progress", "release", "rollback"]
+__all__ = ["Output", "bury", "checkpoint", "commit", "fan_out", "progress", "release", "rollback"]
 
 ErrorRecord = Mapping[str, Any] | None
 
@@ -60,6 +62,65 @@ def commit(
         ],
         session,
     )
+
+
+class Output(NamedTuple):
+    """A new message that a finished one leaves behind."""
+
+    #: A new id. A call that is repeated has the same one.
+    id: Id
+    target: Target
+    payload: Any
+    priority: int | None
+
+
+def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
+    """Finish a message, and make others of it, which get its headers. All of it happens, or none.
+
+    Call it again with the same outputs if it is unavailable.
+
+    Args:
+        source: the queue of the message.
+        held: its reservation.
+        outputs: what it becomes.
+
+    Raises:
+        LeaseLost: the message is no longer held, and no output was written.
+    """
+    queue, kind = source.queue, source.kind
+    headers = arguments.headers(held.headers)
+    for each in outputs:
+        if each.priority is not None:
+            require(each.target.kind, each.target.queue, "priority")
+    values = [dump(each.target.codec, each.payload) for each in outputs]
+    targets = {each.target.queue: each.target for each in outputs}
+    for target in targets.values():
+        levels = {each.priority for each in outputs if each.target.queue == target.queue}
+        yield from namespace.ensure(target.queue, target.kind, target.options, levels)
+    now = yield from ServerTime()
+    copies = [
+        new_document(
+            each.target.queue,
+            each.target.kind,
+            each.target.codec.name,
+            now,
+            now,
+            value,
+            headers,
+            None,
+            each.id,
+            each.priority,
+        )
+        for each, value in zip(outputs, values, strict=True)
+    ]
+    handover = Handover(queue, held.id, held.token, copies)
+    history_s = None if source.options is None else source.options.history
+    finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
+    match = transitions.holds_filter([held])
+    if (yield from hand_over_whole(handover, match, kind, finishing)) == "lost":
+        yield from discard(handover)
+        text = f"message {held.id} of queue {queue!r} is no longer held"
+        raise LeaseLost(text, lost=[held])
 
 
 def rollback(

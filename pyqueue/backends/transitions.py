@@ -39,6 +39,8 @@ UpdateFields = dict[str, dict[str, Any]]
 HELD_FIELDS: Final = ("token", "owner", "reserved", "claim")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
+#: The beginning of the ``q`` of documents that no queue has yet, or no more; see ``handover``.
+HIDDEN: Final = "~handover:"
 #: How many of the queues that it passed a message remembers.
 TRAIL_LENGTH: Final = 20
 
@@ -51,6 +53,11 @@ def new_token() -> str:
 def record_id(queue: str) -> str:
     """Return the _id of a queue's record. No message can have it."""
     return f"~queue:{queue}"
+
+
+def hidden_queue(queue: str) -> str:
+    """Return the ``q`` of what is being handed over from a queue. No queue can have this name."""
+    return HIDDEN + queue
 
 
 def level_record_id(queue: str, level: int) -> str:

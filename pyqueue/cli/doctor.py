@@ -1,8 +1,8 @@
 """``pyqueue doctor``: check that server, indexes, clocks and bus are as the queues need them.
 
-Each line says OK, or what to do. The doctor changes nothing: it creates no index and writes no
-message, and it tries the bus on a separate topic. It never prints credentials: the addresses that
-it shows are those that the server gives.
+Each line says OK, or what to do. The doctor creates no index and pushes no message, and it tries
+the bus on a separate topic. It finishes handovers that a crash left half done, as consumers do. It
+never prints credentials: the addresses that it shows are those that the server gives.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import signals as buses
 from pyqueue import Client, QueueError
 from pyqueue.backends.kind import known
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
+from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
     CONNECT_TIMEOUT_S,
     Commands,
@@ -39,6 +40,8 @@ from pyqueue.cli.common import (
     unconnected,
 )
 from pyqueue.cli.streams_check import check_stream, first_ids, streams
+from pyqueue.connecting import runner_of
+from pyqueue.errors import NotPermitted
 from pyqueue.server_errors import translated
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "check_bus",
     "check_clock",
     "check_documents",
+    "check_handovers",
     "check_indexes",
     "check_member_clocks",
     "check_parameters",
@@ -98,9 +102,10 @@ def doctor(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Check the server, the indexes, the clocks and the bus. Change nothing.
+    """Check the server, the indexes, the clocks and the bus.
 
-    Exit status 1 if something is wrong.
+    It changes nothing, except that it shows the outputs of workers that died while they pushed
+    them. Exit status 1 if something is wrong.
     """
     wrong = False
     try:
@@ -148,6 +153,7 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
         "indexes": lambda: check_indexes(client),
         "documents": lambda: check_documents(client),
         "streams": lambda: check_streams(client),
+        "handovers": lambda: check_handovers(client),
         "clock": lambda: check_clock(lambda: database.command("hello")),
         "member clocks": lambda: check_member_clocks(client.url, hello),
         "bus": lambda: check_bus(client, signals),
@@ -325,6 +331,24 @@ def check_streams(client: Client) -> Finding:
         return Finding("streams", "wrong", "; ".join(wrong[:MAX_SHOWN]) + more)
     text = f"{len(names)} checked, the newest packs of each" if names else "there are none"
     return Finding("streams", "ok", text)
+
+
+def check_handovers(client: Client) -> Finding:
+    """Finish handovers whose processes died; see ``backends.recovering``."""
+    name = "handovers"
+    found = client.database[client.namespace].index_information()
+    if not INDEXES.keys() <= found.keys():  # a client would create them
+        return Finding(name, "ok", "not checked without the indexes")
+    try:
+        number = runner_of(client).run(recover_all())
+    except NotPermitted:
+        return Finding(name, "advice", "this user may not ask; ignore this if the queues work")
+    except QueueError as error:
+        return Finding(name, "wrong", str(error))
+    if number:
+        text = f"finished or cleaned up after processes that died: {number} documents"
+        return Finding(name, "ok", text)
+    return Finding(name, "ok", "none is left over from a process that died")
 
 
 # ---- clocks

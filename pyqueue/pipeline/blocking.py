@@ -6,13 +6,10 @@ adapter that runs each command in a thread.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, Self, TypeVar, Unpack
-
-import anyio
+from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.namespace import kind_of
@@ -31,10 +28,6 @@ from pyqueue.waiters import Waiters
 __all__ = ["AnyClient", "ClientRunner", "connection_of"]
 
 R = TypeVar("R")
-
-#: How many transactions run at once. Each takes several round trips, and more of them at once only
-#: wait for each other.
-_MAX_TRANSACTIONS: Final = 8
 
 
 class AnyClient(Protocol):
@@ -83,7 +76,6 @@ class ClientRunner:
         self._threads = threads
         #: The kinds of the queues that stages only write to, by name.
         self._kinds: dict[str, str] = {}
-        self._transactions = anyio.Semaphore(_MAX_TRANSACTIONS)
 
     @classmethod
     async def open(cls, client: AnyClient, threads: DaemonThreadPool) -> Self:
@@ -120,11 +112,6 @@ class ClientRunner:
         """What extends leases, for the renewer of the client."""
         return renewal(self._connection)
 
-    @property
-    def replicated(self) -> bool:
-        """Whether the server has transactions. Known once the first command was answered."""
-        return self._driver.replicated
-
     async def run(self, plan: Plan[R]) -> R:
         """Run a plan and return its result."""
         return await self._driver.run(plan)
@@ -147,23 +134,6 @@ class ClientRunner:
     def seconds_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until the lease of a message ends."""
         return seconds_left(message, self._driver.clock.now())
-
-    async def run_transaction(self, fn: Callable[[Any], Awaitable[None]]) -> None:
-        """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
-        connection = self._connection
-        async with self._transactions:
-            if isinstance(connection, AsyncConnection):
-                await connection.run_transaction(fn)
-                return
-            loop = asyncio.get_running_loop()
-
-            async def attempt(session: Any) -> None:
-                await fn(session)
-
-            def attempt_in_thread(session: Any) -> None:
-                asyncio.run_coroutine_threadsafe(attempt(session), loop).result()
-
-            await self._threads.run(connection.run_transaction, attempt_in_thread)
 
     @contextmanager
     def blocking_connection(self) -> Iterator[Connection]:

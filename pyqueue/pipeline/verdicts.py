@@ -8,7 +8,6 @@ stops the stage.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -18,9 +17,9 @@ from typing import Any, Final
 import anyio
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo.errors import PyMongoError
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.settling import Output, fan_out
 from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id
 from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
@@ -31,7 +30,6 @@ from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
-from pyqueue.server_errors import shown_cause, translated
 
 __all__ = ["UNAVAILABLE", "Decision", "Verdict", "Verdicts", "log_failure"]
 
@@ -40,21 +38,11 @@ log = logging.getLogger("pyqueue")
 #: The seconds between two tries while the server does not answer.
 UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
 
-#: A message is held for at least this many seconds while a transaction settles it. The settlement
-#: needs 20 s of it, and the pushes before it take some time. If the process dies and the lease ends
-#: under its open transaction, claims pass over the message.
-TRANSACTION_LEASE_S = 30.0
-
 #: Dumps values of pydantic models and dataclasses by their own type.
 _ANY_TYPE: Final = Codec[Any](Any)
 
-#: An output of Many: a queue, the payloads for it, their ids in case there is no transaction, and
-#: their priorities.
-_Output = tuple[AsyncQueue[Any], list[Any], list[ObjectId], list[int | None]]
-
-
-#: A queue, or its name; a payload for it; and its priority there.
-_Target = tuple[AsyncQueue[Any] | str, Any, int | None]
+#: An output of Many: its new id; a queue, or its name; a payload for it; and its priority there.
+_Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +138,8 @@ class Verdicts:
         if isinstance(answer, Drop):
             return Verdict("dropped", self._commit, "commit")
         if isinstance(answer, Many):
-            outputs = [(*self._target(each), each.priority) for each in answer.outputs]
+            # The ids are the same if the settlement is repeated.
+            outputs = [(ObjectId(), *self._target(each), each.priority) for each in answer.outputs]
             return Verdict("out", partial(self._fan_out, outputs))
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
@@ -342,48 +331,21 @@ class Verdicts:
 
     # ---- Many
 
-    async def _by_queue(
-        self, message: Reservation[Any], outputs: Sequence[_Target]
-    ) -> list[_Output]:
-        """Return the outputs of a message grouped by queue. Those of one queue keep their order."""
-        groups: dict[str, _Output] = {}
-        for index, (to, payload, priority) in enumerate(outputs):
-            queue = await self._runner.target(to) if isinstance(to, str) else to
+    async def _fan_out(self, outputs: Sequence[_Output], group: Sequence[Decision]) -> None:
+        """Commit the message and make the outputs, all or none."""
+        [(message, _)] = group
+        if not outputs:
+            await self._queue.commit(message)
+            return
+        made = []
+        for id, to, payload, priority in outputs:
+            target = backend_of(await self._runner.target(to) if isinstance(to, str) else to)
             if payload is UNCHANGED:
                 payload = backend_of(self._queue).codec.dump(message.payload)
-            _, payloads, ids, levels = groups.setdefault(queue.name, (queue, [], [], []))
-            payloads.append(payload)
-            inherits = priority is None and "priority" in backend_of(queue).kind.capabilities
-            levels.append(message.priority if inherits else priority)
-            ids.append(_derived_id(message, queue.name, index))
-        return list(groups.values())
-
-    async def _fan_out(self, targets: Sequence[_Target], group: Sequence[Decision]) -> None:
-        """Push the outputs and commit the message, in one transaction if the server has any."""
-        [(message, _)] = group
-        outputs = await self._by_queue(message, targets)
-
-        async def push(session: Any) -> None:
-            for queue, payloads, ids, levels in outputs:
-                await queue.push_many(
-                    payloads,
-                    headers=message.headers,
-                    ids=ids if session is None else None,
-                    priorities=levels,
-                    session=session,
-                )
-            await self._queue.commit(message, session=session)
-
-        if not outputs or not self._runner.replicated:
-            await push(None)
-            return
-        if self._runner.seconds_left(message) < TRANSACTION_LEASE_S:
-            await self._queue.extend(message, lease=TRANSACTION_LEASE_S)
-        try:
-            await self._runner.run_transaction(push)
-        except PyMongoError as error:
-            meant = translated(error)
-            raise meant from shown_cause(error, meant)
+            if priority is None and "priority" in target.kind.capabilities:
+                priority = message.priority
+            made.append(Output(id, target.target, payload, priority))
+        await self._runner.run(fan_out(backend_of(self._queue).target, message, made))
 
 
 def _dumped(payload: Any) -> Any:
@@ -391,21 +353,6 @@ def _dumped(payload: Any) -> Any:
     if isinstance(payload, BaseModel) or is_dataclass(payload):
         return _ANY_TYPE.dump(payload)
     return payload
-
-
-def _derived_id(message: Reservation[Any], target: str, index: int) -> ObjectId:
-    """Return the id of an output where there are no transactions.
-
-    It is the same in every try, so a repeated try writes no second copy. It is another one when the
-    message arrives again, by a move or a replay: each leaves a mark in the trail. A burial and the
-    redrive that follows leave two marks, which do not count.
-    """
-    trail = [(mark["q"], str(mark["at"])) for mark in message.trail]
-    while len(trail) > 1 and trail[-2][0] == message.queue and trail[-1][0] != message.queue:
-        del trail[-2:]
-    source = repr((str(message.id), type(message.id).__name__, message.queue, trail[-1:], target))
-    digest = hashlib.blake2b(source.encode(), digest_size=9).digest()
-    return ObjectId(digest + index.to_bytes(3, "big"))
 
 
 def log_failure(failure: BaseException, text: str, *values: object) -> None:

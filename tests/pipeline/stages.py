@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from pyqueue import AsyncClient, Client, Delivery, Many, To, Worker
-from pyqueue.pipeline import verdicts
 from tests.support.eventually import eventually
 
 NO_FUNCTION = 5
@@ -122,7 +121,6 @@ if __name__ == "__main__":
         with Client(sys.argv[2]) as client:
             store_batches(client, killed=True).run()
     elif sys.argv[1] == "pipeline":
-        verdicts.TRANSACTION_LEASE_S = float(sys.argv[4])
         run_pipeline(sys.argv[2], sys.argv[3] == "blocking")
     else:
         work(sys.argv[2], sys.argv[1])

@@ -34,6 +34,7 @@ from pyqueue.requests import (
     ServerTime,
     Signal,
     Update,
+    UpdateEach,
     Wait,
 )
 from tests.plans.runner import NOW
@@ -41,7 +42,7 @@ from tests.plans.runner import NOW
 __all__ = ["WRITES", "Cut", "Steps", "lost_reply", "lost_request"]
 
 T = TypeVar("T")
-WRITES: Final = (Insert, Update, Delete, FindAndModify)
+WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify)
 
 #: Called with the number of a command and whether it was carried out; may raise.
 Fault = Callable[[int, bool], None]

@@ -12,13 +12,25 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pyqueue import LeaseLost
+from pyqueue import Client, LeaseLost
+from pyqueue.backends.recovering import recover
+from pyqueue.connecting import runner_of
+from tests.support.eventually import eventually
 from tests.support.processes import program
 
-__all__ = ["LEASE_S", "Ledger", "Note", "kill_again_and_again", "ledger_of", "settle"]
+__all__ = [
+    "LEASE_S",
+    "Ledger",
+    "Note",
+    "kill_again_and_again",
+    "ledger_of",
+    "recover_all",
+    "settle",
+]
 
 #: The lease of what a killed consumer held.
 LEASE_S = 1.0
@@ -116,3 +128,14 @@ def ledger_of(module: str, url: str, kills: int, path: Path) -> Ledger:
         output, _ = killing.communicate(timeout=280)
         assert killing.returncode == 0, output
     return Ledger(path)
+
+
+def recover_all(client: Client, queue: str) -> None:
+    """Finish what killed processes have handed over from a queue, without waiting for a pass."""
+    collection = client.database[client.namespace]
+
+    def done() -> bool:
+        runner_of(client).run(recover(queue, grace=timedelta()))
+        return not collection.count_documents({"ended": {"$exists": True}})
+
+    eventually(done, "no message that has ended and is not finished")

@@ -1,0 +1,122 @@
+"""Recovery: finish handovers whose processes died, and delete what they left behind.
+
+Consumers of a queue do this from time to time, and ``pyqueue doctor`` does it for all queues. What
+is hidden has a range of the index by itself. Sources that have ended come first in it, so a pass
+finds them however many copies there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyqueue.backends import transitions
+from pyqueue.backends.handover import ENDED, HANDED, MARK, finish_decided, lists
+from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import SCAN_ORDER, ScanState, page_end
+from pyqueue.backends.transitions import HIDDEN, hidden_queue
+from pyqueue.errors import Unavailable
+from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
+
+__all__ = ["recover", "recover_all", "recover_next", "recover_queue"]
+
+#: What was decided or copied less than this ago is left to its process.
+GRACE: Final = timedelta(seconds=5)
+#: The time between two passes of a process over one queue.
+INTERVAL: Final = timedelta(seconds=10)
+#: Copies that no source lists, and none can list any more, are deleted at this age.
+ABANDONED: Final = timedelta(days=1)
+#: How many hidden documents a pass reads at once.
+PAGE_SIZE: Final = 100
+
+
+def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
+    """Finish handovers of a queue whose processes died, from time to time."""
+    if scan.recover_at is not None and now >= scan.recover_at:
+        scan.recover_at = now + INTERVAL
+        with suppress(Unavailable):  # the next pass does it
+            scan.recovered_to, _ = yield from recover(queue, scan.recovered_to)
+    elif scan.recover_at is None or scan.recover_at > now + INTERVAL:
+        scan.recover_at = now + INTERVAL
+
+
+def recover(
+    queue: str, start: ScanStart | None = None, grace: timedelta = GRACE
+) -> Plan[tuple[ScanStart | None, int]]:
+    """Look at some hidden documents of a queue: show what was decided, delete what was abandoned.
+
+    Args:
+        queue: the name of the queue.
+        start: where the last pass ended.
+        grace: what was decided or copied less than this ago is left alone.
+
+    Returns:
+        Where to go on; None: that was all. And how many sources and copies it dealt with.
+    """
+    before = (yield from ServerTime()) - grace
+    page = yield from _page(queue, None, before)  # sources that have ended come first
+    done = yield from _recover(queue, page, before)
+    if len(page) < PAGE_SIZE:
+        return None, done
+    page = yield from _page(queue, start or page_end(page), before)
+    done += yield from _recover(queue, page, before)
+    return page_end(page) if len(page) == PAGE_SIZE else None, done
+
+
+def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Document]]:
+    match = transitions.scan_range(hidden_queue(queue), {"$lt": before}, start)
+    fields = dict.fromkeys(("when", HANDED, ENDED, MARK), 1)
+    return (
+        yield from Find(match, fields, sort=SCAN_ORDER, limit=PAGE_SIZE, hint=HOT, majority=True)
+    )
+
+
+def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int]:
+    sources = [each for each in page if ENDED in each and each[ENDED]["at"] < before]
+    for each in sources:
+        yield from finish_decided(queue, each)
+    copies = [each for each in page if MARK in each]
+    if not copies:
+        return len(sources)
+    owners = [each[MARK]["source"] for each in copies]
+    fields = dict.fromkeys(("token", HANDED, ENDED), 1)
+    found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
+    listing = [each for each in found if each.get(HANDED)]
+    for source in listing:
+        yield from finish_decided(queue, source)
+    # While a source has the token of a copy, its holder may still decide, however late.
+    tokens = {each.get("token") for each in found}
+    old = before - ABANDONED
+    dead = [
+        each["_id"]
+        for each in copies
+        if each["when"] < old
+        and each[MARK]["token"] not in tokens
+        and not any(lists(source, each) for source in listing)
+    ]
+    if dead:
+        match = {"_id": {"$in": dead}, "q": hidden_queue(queue), "when": {"$lt": old}}
+        yield from Delete(match, many=True, w1=True)
+    return len(sources) + len(listing) + len(dead)
+
+
+def recover_queue(queue: str) -> Plan[int]:
+    """Finish all handovers of a queue. Return how many sources and copies it dealt with."""
+    start, done = yield from recover(queue)
+    while start is not None:
+        start, number = yield from recover(queue, start)
+        done += number
+    return done
+
+
+def recover_all() -> Plan[int]:
+    """Finish the handovers of all queues. Return how many sources and copies it dealt with."""
+    done = 0
+    for name in (yield from Distinct("q")):
+        queue = name.removeprefix(HIDDEN) if isinstance(name, str) else "~"
+        if queue != name and "~" not in queue:  # the others belong to streams
+            done += yield from recover_queue(queue)
+    return done
