@@ -21,11 +21,13 @@ from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pushing import enter, key_taken, new_document, replace
+from pyqueue.documents import priority_of
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
-from pyqueue.messages import Id
+from pyqueue.messages import HIGHEST_PRIORITY, Id
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Count,
+    CountEach,
     Delete,
     Document,
     Filter,
@@ -105,6 +107,7 @@ def documents_of(
             arguments.headers(message.headers),
             None if message.key is None else arguments.key(message.key),
             id,
+            message.priority,
         )
         document |= more or {}
         try:
@@ -150,7 +153,8 @@ def append(
     documents, encoded, given = documents_of(target, messages, now)
     if not documents:
         return 0
-    yield from namespace.ensure(target.queue, target.kind, target.options)
+    levels = {document.get("priority") for document in documents}
+    yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     ids = yield from enter(
         target.queue, target.kind, documents, encoded, given, on_duplicate, session
     )
@@ -183,9 +187,13 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
     A message whose key is taken stays hidden. One that is scheduled for later keeps its instant.
     """
-    if "priority" in target.kind.capabilities:
-        yield from namespace.ensure(target.queue, target.kind, None, [None])
     put = target.kind.entering(target.queue, now)
+    if "priority" in target.kind.capabilities:
+        every = range(HIGHEST_PRIORITY + 1)
+        counts = yield from CountEach([{"q": hidden, "priority": each} for each in every], 1)
+        in_use = [each for each in every if counts[each]]
+        yield from namespace.ensure(target.queue, target.kind, None, in_use)
+        del put["priority"]  # each row has its own
     later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
     entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}
     here: dict[str, object] = {"q": hidden}
@@ -206,7 +214,8 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
     rows = yield from Find({"q": hidden}, hint=HOT)
     for row in rows:
         document = {name: value for name, value in row.items() if name not in _HIDDEN}
-        document |= target.kind.entering(target.queue, max(now, row["when"]))
+        entering = target.kind.entering
+        document |= entering(target.queue, max(now, row["when"]), priority_of(row))
         # If the other message has finished meanwhile, this one enters with its id.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []

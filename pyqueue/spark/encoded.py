@@ -12,6 +12,7 @@ from bson.errors import BSONError
 from pyspark.sql.types import DataType
 
 from pyqueue.errors import InvalidMessage
+from pyqueue.messages import HIGHEST_PRIORITY
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document
 from pyqueue.spark.frames import batch, label, payloads
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["decoded", "encoded_batch"]
 
-_FIELDS: Final = ("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries")
+_FIELDS: Final = (
+    *("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries", "priority"),
+)
 
 
 def decoded(found: Sequence[bytes]) -> list[Document]:
@@ -58,6 +61,8 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
     ]
     due, instant = fields["due"], schema.field("when").type
     tries, _ = documents.integers(fields["tries"].without_null())
+    levels, without = documents.integers(fields["priority"])
+    without |= (levels < 0) | (levels > HIGHEST_PRIORITY)
     return pa.RecordBatch.from_arrays(
         [
             documents.texts(fields["_id"].everywhere()),
@@ -71,6 +76,7 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
             ),
             documents.instants(fields["pushed"], instant),
             pa.array(tries, pa.int32()),
+            pa.array(levels, pa.int32(), mask=without),
         ],
         schema=schema,
     )

@@ -27,6 +27,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "when": "due",
     "pushed": "pushed",
     "tries": "tries",
+    "priority": "priority",
 }
 #: The operators of the option ``match``.
 _OPERATORS: Final = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists")

@@ -1,9 +1,8 @@
 """Convert stored messages to Spark rows and back, by Arrow.
 
 A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type.
-The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back
-unchanged. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
-Nothing is cut or rounded silently.
+The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back as
+they were. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegerType,
+    IntegralType,
     LongType,
     MapType,
     NumericType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -45,11 +44,20 @@ from pyspark.sql.types import (
 
 from pyqueue import arguments
 from pyqueue.backends.options import NewMessage
-from pyqueue.documents import invalid_fields, without_fields
+from pyqueue.documents import invalid_fields, priority_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
+from pyqueue.spark.columns import columns
 
-__all__ = ["Reader", "batch", "columns", "label", "misfits", "payloads", "to_json"]
+__all__ = [
+    "Reader",
+    "batch",
+    "columns",
+    "label",
+    "misfits",
+    "payloads",
+    "to_json",
+]
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
@@ -78,25 +86,6 @@ _MISFITS: Final = (
     ValueError,
     ArithmeticError,
 )
-
-# ---- types
-
-
-def columns(payload: DataType | None) -> StructType:
-    """Return the columns of a read. A payload type of None means JSON."""
-    return StructType(
-        [
-            StructField("id", StringType(), nullable=False),
-            StructField("queue", StringType(), nullable=False),
-            StructField("payload", payload or StringType()),
-            StructField("headers", MapType(StringType(), StringType())),
-            StructField("key", StringType()),
-            StructField("when", TimestampType(), nullable=False),
-            StructField("pushed", TimestampType()),
-            StructField("tries", IntegerType(), nullable=False),
-        ]
-    )
-
 
 # ---- documents to rows
 
@@ -250,6 +239,7 @@ def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
             ),
             pa.array([each.get("pushed") for each in documents], schema.field("pushed").type),
             pa.array([each.get("tries", 0) for each in documents], pa.int32()),
+            pa.array([priority_of(each) for each in documents], pa.int32()),
         ],
         schema=schema,
     )
@@ -388,6 +378,10 @@ def _delay(value: float | Decimal | dt.timedelta | None) -> float | None:
     return arguments.duration("delay", float(value) if isinstance(value, Decimal) else value)
 
 
+def _priority(value: int | None) -> int | None:
+    return None if value is None else arguments.priority(value)
+
+
 class Reader:
     """Reads messages from the rows of a DataFrame.
 
@@ -428,6 +422,7 @@ class Reader:
         self._when = _has(schema, "when", TimestampType, "timestamp")
         seconds = (NumericType, DayTimeIntervalType)
         self._delay = _has(schema, "delay", seconds, "double, a number of seconds")
+        self._schema = schema
         self._queues = frozenset(queues)
         if queues:
             _has(schema, "queue", StringType, "string")
@@ -439,12 +434,17 @@ class Reader:
             raise ConfigurationError("headers: give a column of type map<string, string>")
         self._labels = _to_bson(labels, "headers")
 
-    def rows(self, batch: pa.RecordBatch | pa.Table) -> Iterator[NewMessage]:
+    def rows(
+        self, batch: pa.RecordBatch | pa.Table, *, priorities: bool = False
+    ) -> Iterator[NewMessage]:
         """Return the messages of a batch of rows.
+
+        Without ``priorities`` the column ``priority`` means nothing.
 
         Raises:
             InvalidMessage: A payload is not valid JSON, or cannot be stored.
-            ConfigurationError: An id is null, or a ``when``, ``delay`` or ``queue`` is invalid.
+            ConfigurationError: An id is null, or a ``when``, ``delay``, ``queue`` or ``priority``
+                is invalid.
         """
         none: list[None] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
@@ -458,6 +458,9 @@ class Reader:
         queues = (
             _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
         )
+        levels: Sequence[int | None] = none
+        if priorities and _has(self._schema, "priority", IntegralType, "int"):
+            levels = _checked(batch.column("priority").to_pylist(), ids, _priority)
         if self._delay and self._when:
             for number, both in enumerate(zip(delays, instants, strict=True)):
                 if None not in both:
@@ -465,11 +468,11 @@ class Reader:
                         f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
                         "or make one of the two null"
                     )
-        for id, payload, labels, key, delay, at, queue in zip(
-            ids, payloads, headers, keys, delays, instants, queues, strict=True
+        for id, payload, labels, key, delay, at, queue, level in zip(
+            ids, payloads, headers, keys, delays, instants, queues, levels, strict=True
         ):
             named = _apply(self._labels, labels) or None
-            yield NewMessage(id, payload, named, key, delay, at, queue)
+            yield NewMessage(id, payload, named, key, delay, at, queue, level)
 
     def _queue(self, value: str | None) -> str:
         if value not in self._queues:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import ClaimProgress
 from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.backends.namespace import options_of
+from pyqueue.backends.namespace import options_of, target
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
@@ -45,7 +45,11 @@ def recorded_claims(
         history=None if history is None else arguments.duration("history", history, positive=True),
     )
     plans = QueuePlans(
-        queue, options, owner=connection.owner, command_timeout=connection.command_timeout
+        queue,
+        options,
+        kind=connection.run(target(queue)).kind.name,
+        owner=connection.owner,
+        command_timeout=connection.command_timeout,
     )
     return NamedClaims(plans, group, member)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
@@ -12,6 +13,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import MAX_MEMBERS
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
@@ -19,8 +21,8 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.columns import columns, log_columns
 from pyqueue.spark.filters import matching
-from pyqueue.spark.frames import columns
 
 __all__ = ["CHUNK", "MAX_PARTITIONS", "Options", "checked", "payload_column", "read_columns"]
 
@@ -40,7 +42,7 @@ class Options:
     """The options of a read or a write, after the check."""
 
     address: NamespaceAddress
-    #: The queue, or the first one of ``queues``.
+    #: The queue, or the first one of ``queues``; for a read of a stream, the stream.
     queue: str
     #: The queues that the rows of a write may name. Empty: the rows name none.
     queues: tuple[str, ...]
@@ -68,19 +70,24 @@ class Options:
     push_filters: bool
     #: The import path of the model of the payloads.
     payload_model: str | None
+    #: Whether it reads a stream, and where it begins and ends: "first", "last", a position or an
+    #: instant.
+    by_position: bool
+    starting: str
+    ending: str
 
     def backend(self, queue: str | None = None) -> QueuePlans:
-        """Return the plans of a queue, and make sure that the queue is recorded.
+        """Return the plans of a queue, of the kind that its record has; make the record if needed.
 
         Args:
             queue: The name of the queue. None: that of the options.
         """
         queue = self.queue if queue is None else queue
         connection = runner_of(client_of(self.address))
-        connection.run(_record_queue(queue))
         return QueuePlans(
             queue,
             QueueOptions(dead_letter=arguments.dead_letter(queue, None)),
+            kind=connection.run(_recorded_kind(queue)),
             owner=connection.owner,
             command_timeout=connection.command_timeout,
         )
@@ -102,9 +109,15 @@ class Options:
         return runner_of(client_of(self.address)).run(plan)
 
 
-def _record_queue(queue: str) -> Plan[None]:
+def _recorded_kind(queue: str) -> Plan[str]:
     # No options are given: the record keeps those of the queue's consumers.
-    yield from EnsureQueue(queue, "standard")
+    kind = yield from EnsureQueue(queue, "standard")
+    if kind == STREAM:
+        raise ConfigurationError(
+            f'queue: {queue!r} is a stream: read it by .option("stream", {queue!r}); append to it '
+            "in foreachBatch, by Stream.append_many"
+        )
+    return kind
 
 
 _OPTIONS: Final = (
@@ -113,6 +126,9 @@ _OPTIONS: Final = (
     "namespace",
     "queue",
     "queues",
+    "stream",
+    "startingPosition",
+    "endingPosition",
     "payloadType",
     "payloadModel",
     "numPartitions",
@@ -133,6 +149,12 @@ _OPTIONS: Final = (
     "delivery",
     "staged",
     "onDuplicate",
+)
+#: The options of a read of a stream by position.
+_OF_STREAMS: Final = (
+    *("uri", "uriEnv", "namespace", "stream", "startingPosition", "endingPosition"),
+    *("payloadType", "payloadModel", "numPartitions", "columns", "maxMessagesPerBatch"),
+    *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord"),
 )
 _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
@@ -159,16 +181,13 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
     Raises:
         ConfigurationError: An option is missing, unknown or invalid.
     """
-    unknown = sorted(name for name in given if name.lower() not in _KNOWN_OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"options: {', '.join(unknown)}: unknown option; use {', '.join(_OPTIONS)}"
-        )
+    _check_names(given)
 
     def option(name: str, default: str | None = None) -> str | None:
         return given.get(name) or default
 
-    queues = _queues(option("queue"), option("queues"))
+    stream = option("stream")
+    queues = _queues(option("queue"), option("queues"), stream)
     payload_type = option("payloadType", "json") or "json"
     if not _PAYLOAD_TYPE.match(payload_type):
         raise ConfigurationError(
@@ -197,16 +216,55 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         == _DELIVERIES[1],
         _yes("staged", option("staged", "true")),
         _on_duplicate(option("onDuplicate", "ignore")),
-        *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord")),
+        *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord"), stream),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
-        _columns(option("columns")),
+        _columns(option("columns"), stream),
         None if match is None else matching(match),
         _yes("pushFilters", option("pushFilters", "false")),
         model,
+        stream is not None,
+        _position("startingPosition", option("startingPosition", "first") or ""),
+        _position("endingPosition", option("endingPosition", "last") or ""),
     )
 
 
-def _queues(queue: str | None, queues: str | None) -> tuple[str, ...]:
+def _check_names(given: Mapping[str, str]) -> None:
+    """Refuse unknown options, and those that do not go with the option ``stream``."""
+    unknown = sorted(name for name in given if name.lower() not in _KNOWN_OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"options: {', '.join(unknown)}: unknown option; use {', '.join(_OPTIONS)}"
+        )
+    names = {name.lower() for name in given} - _SPARK_OPTIONS
+    if "stream" in names:
+        known = {name.lower() for name in _OF_STREAMS}
+        if more := sorted(name for name in given if name.lower() in names - known):
+            raise ConfigurationError(
+                f"{', '.join(more)}: a read of a stream takes {', '.join(_OF_STREAMS)}"
+            )
+    elif more := sorted(name for name in given if name.lower().endswith("ingposition")):
+        raise ConfigurationError(
+            f"{', '.join(more)}: only a stream has positions: name it by the option stream, in "
+            "place of queue"
+        )
+
+
+def _position(name: str, given: str) -> str:
+    """Return where a read of a stream begins or ends."""
+    if given in ("first", "last") or (given.isascii() and given.isdecimal() and len(given) < 16):
+        return given
+    try:
+        return arguments.instant(name, datetime.fromisoformat(given)).isoformat()
+    except ValueError:  # the errors of ``instant`` are, too
+        raise ConfigurationError(
+            f'{name}: {given!r} is not allowed: give "first", "last", a position, or an instant '
+            "with its time zone, such as 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def _queues(queue: str | None, queues: str | None, stream: str | None) -> tuple[str, ...]:
+    if stream is not None:
+        return (arguments.queue_name(stream),)
     if queue is not None and queues is not None:
         raise ConfigurationError(
             "queue, queues: give one of the two. With queues, the column queue of each row names "
@@ -214,7 +272,10 @@ def _queues(queue: str | None, queues: str | None) -> tuple[str, ...]:
         )
     if queues is None:
         if queue is None:
-            raise ConfigurationError('queue: name the queue: .option("queue", "...")')
+            raise ConfigurationError(
+                'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
+                '.option("stream", "...")'
+            )
         return (arguments.queue_name(queue),)
     names = [arguments.queue_name(name.strip()) for name in queues.split(",")]
     if len(set(names)) < len(names):
@@ -241,8 +302,8 @@ def _epoch(given: str | None) -> int | None:
     return None if given is None else int(given)
 
 
-def _columns(given: str | None) -> list[str]:
-    known = columns(None).names
+def _columns(given: str | None, stream: str | None) -> list[str]:
+    known = (columns if stream is None else log_columns)(None).names
     if given is None:
         return known
     names = [name.strip() for name in given.split(",")]
@@ -255,7 +316,7 @@ def _columns(given: str | None) -> list[str]:
 
 
 def _bad_records(
-    on_bad_record: str | None, column: str | None
+    on_bad_record: str | None, column: str | None, stream: str | None
 ) -> tuple[OnBadRecord | None, str | None]:
     if on_bad_record is not None:
         arguments.one_of("onBadRecord", on_bad_record, get_args(OnBadRecord))
@@ -264,7 +325,12 @@ def _bad_records(
             "columnNameOfCorruptRecord: this column shows the payloads that are read as null: "
             'give .option("onBadRecord", "null") too'
         )
-    if column in columns(None).names:
+    if on_bad_record == "bury" and stream is not None:
+        raise ConfigurationError(
+            'onBadRecord: messages of a stream stay there, so a read cannot bury them: give "fail" '
+            '(the default) or "null"'
+        )
+    if column in (columns if stream is None else log_columns)(None).names:
         raise ConfigurationError(
             f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
         )
@@ -291,7 +357,8 @@ def read_columns(options: Options, payload: DataType | None) -> StructType:
     """Return the columns of a read. A payload type of None means JSON."""
     corrupt = options.corrupt_column
     more = [] if corrupt is None else [StructField(corrupt, StringType())]
-    return StructType([*(columns(payload)[name] for name in options.columns), *more])
+    known = (log_columns if options.by_position else columns)(payload)
+    return StructType([*(known[name] for name in options.columns), *more])
 
 
 def payload_column(options: Options, schema: StructType) -> DataType | None:
@@ -305,7 +372,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: a queue has the columns {', '.join(names)}: give no schema; "
+            f"schema: the read has the columns {', '.join(names)}: give no schema; "
             "give the type of the payload by payloadType"
         )
     return None if json or "payload" not in schema.names else payload

@@ -115,8 +115,10 @@ class Output:
                 f"transform: it returned {type(out).__name__}: return a DataFrame"
             )
         queues = [name for name in self._targets if name is not None]
+        kinds = [each.kind.capabilities for each in self._targets.values()]
+        levels = any("priority" in each for each in kinds)
         reader = Reader(out.schema, "id" if self.moves else None, queues=queues)
-        return list(reader.rows(out.toArrow()))
+        return list(reader.rows(out.toArrow(), priorities=levels))
 
     def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
         """Refuse rows that cannot be moved.

@@ -14,7 +14,7 @@ from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch, misfits, to_json
 from pyqueue.spark.options import Options, read_columns
 
-__all__ = ["rows_of"]
+__all__ = ["log_rows_of", "rows_of"]
 
 
 def rows_of(
@@ -39,10 +39,39 @@ def rows_of(
     if rows is None:
         documents = decoded(found)
         rows, corrupt, bad = _decoded_rows(options, documents, payload, default)
-    if options.corrupt_column is not None:  # then no message is buried
-        field = pa.field(options.corrupt_column, pa.string())
-        rows = rows.append_column(field, pa.array(corrupt, pa.string()))
-    return rows.select(read_columns(options, None).names), bad
+    return _with_corrupt(options, rows, corrupt).select(read_columns(options, None).names), bad
+
+
+def log_rows_of(
+    options: Options, documents: Sequence[Document], payload: DataType | None
+) -> pa.RecordBatch:
+    """Convert messages of a stream as ``onBadRecord`` says. No message is left out.
+
+    Args:
+        options: The options of the read.
+        documents: The messages, as messages of a queue, and their positions.
+        payload: The type of the payloads. None means JSON, which every payload fits.
+
+    Raises:
+        InvalidMessage: A payload does not fit, and this must fail.
+    """
+    rows, corrupt, _ = _decoded_rows(options, documents, payload, "fail")
+    positions = pa.array([each["position"] for each in documents], pa.int64())
+    # Spark compares the schemas, nullability included.
+    position = pa.field("position", pa.int64(), nullable=False)
+    stream = pa.field("stream", pa.string(), nullable=False)
+    rows = rows.append_column(position, positions).append_column(stream, rows.column("queue"))
+    return _with_corrupt(options, rows, corrupt).select(read_columns(options, None).names)
+
+
+def _with_corrupt(
+    options: Options, rows: pa.RecordBatch, corrupt: Sequence[str | None]
+) -> pa.RecordBatch:
+    """Add the column for payloads that do not fit, if there is one. Then no message is buried."""
+    if options.corrupt_column is None:
+        return rows
+    field = pa.field(options.corrupt_column, pa.string())
+    return rows.append_column(field, pa.array(corrupt, pa.string()))
 
 
 def _decoded_rows(

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.spark.options import Options, checked, payload_column, read_columns
+from pyqueue.spark.positions import LogReader
 from pyqueue.spark.tables import BatchReader, FilteringReader
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class QueueDataSource(DataSource):
             With ``uriEnv`` the URI appears in no plan and no log.
         namespace: The collection that holds the queues; "pyqueue" by default.
         queue: The name of the queue. A write may have several; see ``queues``.
+        stream: For reads, in place of ``queue``: the name of a stream, which is read by position.
 
     Options of a read:
         payloadType: "json" (default), "variant" or a Spark type.
@@ -73,6 +75,15 @@ class QueueDataSource(DataSource):
             trigger ``availableNow``, the query never waits. Without signals it looks at the queue
             every two seconds.
 
+    Options of a read of a stream, of which these take the place of those above that claim:
+        startingPosition: Where a query without a checkpoint begins, or a batch read: "first"
+            (default), "last", a position, or an instant with its time zone in ISO form, such as
+            2026-01-31T12:00:00Z. An instant means the first pack that was appended then or later.
+        endingPosition: For a batch read, the position before which it ends, in the same forms;
+            "last" by default.
+        maxMessagesPerBatch, maxWaitMs, numPartitions, columns, payloadType, payloadModel,
+        onBadRecord ("fail" or "null"), columnNameOfCorruptRecord: As above.
+
     Options of a write:
         queues: In place of ``queue``, the names of several queues, separated by commas. The column
             ``queue`` of each row names one of them; a null or another name fails the write. The
@@ -94,7 +105,9 @@ class QueueDataSource(DataSource):
             as they are written, which is faster, and a repeated batch writes those again that were
             consumed meanwhile.
 
-    Columns of a read: id, queue, payload, headers, key, when, pushed, tries.
+    Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority.
+
+    Columns of a read of a stream: id, stream, position, payload, headers, pushed.
 
     Columns of a write:
         payload: JSON in a string, a struct, a variant or any value. The other columns are optional.
@@ -104,6 +117,8 @@ class QueueDataSource(DataSource):
         delay: In place of ``when``, the seconds until then, a number or an interval. They count
             from the write of the row. A row that has both fails the write.
         queue: With the option ``queues``, the queue of the row. Otherwise it means nothing.
+        priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
+            In a queue of another kind the column means nothing.
 
     Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
@@ -144,6 +159,8 @@ class QueueDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
         options = _checked_read(self.options, self.parallelism)
+        if options.by_position:
+            return LogReader(options, payload_column(options, schema))
         if options.on_bad_record == "bury":
             raise ConfigurationError(
                 'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
@@ -156,7 +173,15 @@ class QueueDataSource(DataSource):
         """Return the reader of a streaming read."""
         options = _checked_read(self.options, self.parallelism)
         with _needs("4.2", "a streaming read"):
+            from pyqueue.spark.position_streams import PositionStreamReader
             from pyqueue.spark.readers import StreamReader
+        if options.by_position:
+            if options.ending != "last":
+                raise ConfigurationError(
+                    "endingPosition: this option is for batch reads; the trigger availableNow ends "
+                    "a query at what is there"
+                )
+            return PositionStreamReader(options, payload_column(options, schema))
         if options.match is not None or options.push_filters:
             raise ConfigurationError(
                 "match, pushFilters: these options are for batch reads: a stream claims every "
@@ -166,7 +191,7 @@ class QueueDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch write."""
-        options = checked(self.options)
+        options = _checked_write(self.options)
         if overwrite:
             raise ConfigurationError(
                 'mode: a queue cannot be overwritten: use .mode("append"), and Queue.purge() to '
@@ -201,7 +226,7 @@ class QueueDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Return the writer of a streaming write."""
-        options = checked(self.options)
+        options = _checked_write(self.options)
         if overwrite:
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
@@ -230,6 +255,16 @@ def _checked_read(given: Mapping[str, str], partitions: int) -> Options:
     if options.queues:
         raise ConfigurationError(
             "queues: this option is for writes; read each queue by itself, and unite the DataFrames"
+        )
+    return options
+
+
+def _checked_write(given: Mapping[str, str]) -> Options:
+    """Check the options of a write."""
+    options = checked(given)
+    if options.by_position:
+        raise ConfigurationError(
+            "stream: this option is for reads; append in foreachBatch, by Stream.append_many"
         )
     return options
 

@@ -50,7 +50,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
         attempt, counts = uuid4().hex, {}
-        for number, (queue, messages) in enumerate(_chunks(self._reader, iterator)):
+        for number, (queue, messages) in enumerate(_chunks(self._options, self._reader, iterator)):
             place = place_of(f"{attempt}:{number}", queue)
             counts[place] = self._options.run(self._staging.write(place, messages))
         return _Staged(counts)
@@ -80,7 +80,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of a task."""
-        return _appended(self._options, _chunks(self._reader, iterator))
+        return _appended(self._options, _chunks(self._options, self._reader, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Wake the consumers."""
@@ -162,7 +162,7 @@ class _EpochWriter:
     def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Chunks:
         """Read the rows, and give them their ids."""
         stage = self._options.stage if self._options.id_column is None else None
-        for queue, messages in _chunks(self._reader, iterator):
+        for queue, messages in _chunks(self._options, self._reader, iterator):
             if stage is not None:
                 messages = [each._replace(id=f"{stage}~{each.id}") for each in messages]
             yield queue, messages
@@ -237,9 +237,10 @@ def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
     return Reader(schema, id, queues=options.queues)
 
 
-def _chunks(reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
+def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
     """Read the rows of all batches, in lists of at most ``CHUNK``, each for one queue."""
-    rows = chain.from_iterable(map(reader.rows, batches))
+    priorities = "priority" in options.backend().kind.capabilities
+    rows = chain.from_iterable(reader.rows(each, priorities=priorities) for each in batches)
     while messages := list(islice(rows, CHUNK)):
         by_queue: dict[str | None, list[NewMessage]] = {}
         for each in messages:

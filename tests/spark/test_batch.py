@@ -65,7 +65,8 @@ def test_read_shows_ready_messages_and_consumes_none(flow: Flow, read: Read) -> 
     before = flow.stored(flow.source)
     df = read(flow.source, numPartitions="3")
     assert df.count() == df.count() == 10
-    assert df.columns == ["id", "queue", "payload", "headers", "key", "when", "pushed", "tries"]
+    names = "id queue payload headers key when pushed tries priority"
+    assert df.columns == names.split()
     rows = {row.id: row for row in df.collect()}
     assert sorted(rows) == sorted(str(id) for id in ids if id != held.id)
     row, stored = rows["mine"], flow.raw.get("mine")

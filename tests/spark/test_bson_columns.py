@@ -97,7 +97,7 @@ def test_payloads_are_the_same_by_columns(payload: DataType | None, value: Any) 
     check([message({"n": value}), message({"m": value}), message({"n": [value, 1]})], payload)
 
 
-FIELDS = ["_id", "q", "headers", "key", "when", "due", "pushed", "tries"]
+FIELDS = ["_id", "q", "headers", "key", "when", "due", "pushed", "tries", "priority"]
 
 
 @pytest.mark.parametrize(("name", "value"), sampled(product(FIELDS, [..., *VALUES]), few=60))
@@ -121,6 +121,7 @@ def test_random_messages_are_the_same_by_columns(seed: int, payload: DataType | 
             "payload": choose.choice([{"n": number, "m": "x" * number}, {"m": None}, {}, None]),
         }
         more = {"due": NOW, "pushed": NOW, "tries": 3, "key": "k", "headers": {"h": 1}, "token": ""}
+        more["priority"] = choose.randrange(-1, 12)
         fields |= {name: value for name, value in more.items() if choose.random() < 0.7}
         found.append(fields)
     check([encoded(each) for each in found], payload, by_columns=True)

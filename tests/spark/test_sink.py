@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import (
     DataType,
     DayTimeIntervalType,
     DecimalType,
     DoubleType,
     IntegerType,
+    LongType,
     StringType,
     StructField,
     StructType,
@@ -28,6 +30,7 @@ from pyspark.sql.types import (
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Message
 from pyqueue.spark import QueueDataSource, ahead
+from pyqueue.spark.frames import columns
 from tests.spark.engine import Engine, in_a_task, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually
@@ -166,6 +169,83 @@ def test_stage_of_several_queues_keeps_to_its_first(flow: Flow, sink: Sink, data
     sink.write("stream", [sink.row(0)], {}, stage="s")
     sink.write("stream", [sink.row(1, queue=sink.second)], types, stage="s", queues=sink.both)
     assert sink.stored() == [(sink.first, 0)], "the epoch was decided before"
+
+
+# ---- priority
+
+
+@ways
+def test_rows_have_the_priorities_that_they_say(sink: Sink, way: str) -> None:
+    queue = sink.flow.client.queue(sink.first, kind="priority", strict=True)
+    queue.push("seed", priority=5)
+    rows = [sink.row(n, priority=priority) for n, priority in enumerate([1, None, 9, 9])]
+    sink.write(way, rows, {"priority": LongType()})
+    assert [(each.payload, each.priority) for each in queue.peek()] == [
+        (2, 9), (3, 9), ("seed", 5), (1, 4), (0, 1),
+    ]  # fmt: skip
+    found: list[Any] = []
+
+    def received() -> bool:
+        found.extend(each.payload for each in queue.pop_many(9, timeout=0))
+        return len(found) == 5
+
+    eventually(received, "a consumer knows the new levels")
+
+
+def test_replacing_rows_bring_their_priorities(sink: Sink) -> None:
+    queue = sink.flow.client.queue(sink.first, kind="priority")
+    queue.push("old", key="k", priority=1)
+    types = {"key": StringType(), "priority": IntegerType()}
+    rows = [sink.row(0, key="k", priority=8)]
+    sink.write("staged", rows, types, onDuplicate="replace", idColumn="")
+    assert [(each.payload, each.priority) for each in queue.peek()] == [(0, 8)]
+
+
+@ways
+def test_priority_column_means_nothing_elsewhere(sink: Sink, way: str) -> None:
+    """What was read from a queue with priorities goes on into other queues."""
+    sink.write(way, [sink.row(0, priority="high")], {"priority": StringType()})
+    assert sink.messages(sink.first)[0].priority is None
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "text"),
+    [
+        (IntegerType(), 10, "^priority: 10 is not allowed: .* in the row with id"),
+        (StringType(), "9", "^priority: the column is of type string: cast it to int"),
+    ],
+)
+def test_row_with_an_invalid_priority_fails_the_write(
+    sink: Sink, type: DataType, value: Any, text: str
+) -> None:
+    sink.flow.client.queue(sink.first, kind="priority").pop(0)
+    with pytest.raises(ConfigurationError, match=text):
+        sink.write("staged", [sink.row(0, priority=value)], {"priority": type})
+    assert sink.messages(sink.first) == {}
+
+
+def test_claims_of_a_queue_with_priorities_are_finished(flow: Flow, database: str) -> None:
+    """Their history needs the kind; what they read shows the priority, as a table does."""
+    queue = flow.client.queue(flow.source, kind="priority", history=60)
+    queue.push_many([1, 2], priorities=[3, None])
+    table: Any = QueueDataSource({"uri": database, "queue": flow.source}).reader(columns(None))
+    read = [
+        row
+        for part in table.partitions()
+        for each in table.read(part)
+        for row in each["priority"].to_pylist()
+    ]
+    assert sorted(read) == [3, 4]
+    source = QueueDataSource({"uri": database, "queue": flow.source, "group": "g"})
+    stream: Any = source.streamReader(columns(None))
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(10))
+    rows = [row for part in stream.partitions(start, end) for row in stream.read(part)]
+    shown = {(row["payload"], row["priority"]) for each in rows for row in each.to_pylist()}
+    assert shown == {("1", 3), ("2", 4)}
+    stream.commit(end)
+    stream.stop()
+    assert {(each.payload, each.priority) for each in queue.history()} == {(1, 3), (2, 4)}
 
 
 # ---- when and delay

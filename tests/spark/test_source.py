@@ -534,7 +534,7 @@ def test_table_has_the_documented_schema(flow: Flow, database: str) -> None:
     assert typed == (
         "`id` string NOT NULL, `queue` string NOT NULL, `payload` struct<a: bigint>, "
         "`headers` map<string,string>, `key` string, `when` timestamp NOT NULL, "
-        "`pushed` timestamp, `tries` int NOT NULL"
+        "`pushed` timestamp, `tries` int NOT NULL, `priority` int"
     )
 
 

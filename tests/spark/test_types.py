@@ -517,7 +517,14 @@ def test_batch_has_the_documented_columns() -> None:
         row.pop("when").astimezone(UTC) == NOON
     )  # when it became eligible, not the end of a lease
     assert row.pop("pushed").astimezone(UTC) == NOON
-    assert row == {"id": "mine", "queue": "a", "payload": "1", "key": "k", "tries": 3}
+    assert row == {
+        "id": "mine",
+        "queue": "a",
+        "payload": "1",
+        "key": "k",
+        "tries": 3,
+        "priority": None,
+    }
 
 
 ODD: list[tuple[str, Any, Any]] = [

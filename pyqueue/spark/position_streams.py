@@ -1,0 +1,115 @@
+"""The reader of a stream by position, for streaming queries. It needs Spark 4.2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import DataType
+
+import signals as buses
+from pyqueue.connecting import runner_of
+from pyqueue.errors import ConfigurationError
+from pyqueue.spark.addresses import client_of
+from pyqueue.spark.idle import IdleWait
+from pyqueue.spark.options import Options
+from pyqueue.spark.positions import PositionReader
+
+__all__ = ["PositionStreamReader"]
+
+
+class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream by position. The checkpoint alone says how far the query is."""
+
+    def __init__(self, options: Options, payload: DataType | None) -> None:
+        self._options = options
+        self._reader = PositionReader(options, payload)
+        self._idle = IdleWait(options.max_wait, self._listen)
+        self._bus: buses.Bus | None = None
+        #: Where a query with the trigger ``availableNow`` ends.
+        self._until: int | None = None
+        self._tail = 0
+
+    def _offset(self, position: int) -> dict[str, Any]:
+        return {"stream": self._options.queue, "position": position}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where a query without a checkpoint begins.
+
+        Raises:
+            ConfigurationError: The stream does not reach that far.
+        """
+        position, (_, end) = self._reader.position(self._options.starting), self._reader.bounds()
+        if position > end:
+            raise ConfigurationError(
+                f"startingPosition: {position} is not allowed: stream {self._options.queue!r} ends "
+                f'at {end}; "last" means what is appended from now on'
+            )
+        return self._offset(position)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the largest size of a batch."""
+        return ReadMaxRows(self._options.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """End at what is there now."""
+        self._until = self._reader.bounds()[1]
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return where the next batch ends.
+
+        Raises:
+            ConfigurationError: The checkpoint is that of another stream.
+        """
+        name, position = self._options.queue, int(start["position"])
+        if start["stream"] != name:
+            raise ConfigurationError(
+                f"stream: the checkpoint is that of stream {start['stream']!r}, and the query "
+                f"reads {name!r}: give each its own checkpoint"
+            )
+        if self._until is None and self._tail <= position and not self._idle.look():
+            self._idle.answered()
+            return start
+        first, self._tail = self._reader.bounds()
+        if position > self._tail:
+            raise ConfigurationError(
+                f"stream: the checkpoint is at position {position}, and {name!r} ends at "
+                f"{self._tail}: another stream had this name; give the query a new checkpoint"
+            )
+        end = self._tail if self._until is None else min(self._until, self._tail)
+        if end <= position:
+            self._idle.rest(math.inf)
+            self._idle.answered()
+            return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else end
+        return self._offset(min(end, max(first, position) + most))
+
+    def _listen(self) -> buses.Listener:
+        client = client_of(self._options.address)
+        self._bus = buses.open("capped:", client.database)
+        topic = runner_of(client).waiters(self._options.queue).topic
+        return self._bus.listen(topic).__enter__()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the last known end of the stream."""
+        return self._offset(self._tail)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Divide a batch among tasks."""
+        return self._reader.divided(int(start["position"]), int(end["position"]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part of a batch."""
+        return self._reader.rows(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: Spark's checkpoint says how far the query is."""
+
+    def stop(self) -> None:
+        """Hear no signals any more."""
+        if self._bus is not None:
+            self._bus.close()

@@ -1,0 +1,132 @@
+"""The readers of streams by position: tables of a range, and streams that need no claims.
+
+An offset is a position. Messages of a stream never change, so a batch is what lies between two
+positions, and Spark may read it as often as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import DataType
+
+from pyqueue.backends import stream_packs
+from pyqueue.backends.stream_packs import MAX_PACK, LogState, Pack
+from pyqueue.requests import Document, Plan
+from pyqueue.spark.options import CHUNK, Options
+from pyqueue.spark.rows import log_rows_of
+
+__all__ = ["LogReader", "PositionReader"]
+
+log = logging.getLogger("pyqueue")
+
+
+@dataclass
+class _PositionRange(InputPartition):
+    """The positions that a task reads: from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+
+class PositionReader:
+    """What a read of a table and a read of a stream share. It pickles.
+
+    Args:
+        options: The options of the read.
+        payload: The type of the payloads. None means JSON.
+    """
+
+    def __init__(self, options: Options, payload: DataType | None) -> None:
+        self._options = options
+        self._payload = payload
+
+    def position(self, place: str) -> int:
+        """Return the position that an option stands for."""
+        return self._options.run(_position_at(self._options.queue, place))
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first position that can be read, and the position after the last message."""
+        return self._options.run(stream_packs.bounds(self._options.queue))
+
+    def divided(self, start: int, end: int) -> list[InputPartition]:
+        """Divide what lies between two positions among tasks.
+
+        What the retention deleted meanwhile is left out, with a warning.
+        """
+        first, _ = self.bounds()
+        if first > start:
+            gone = min(first, end) - start
+            text = "stream %r: %d messages from position %d on were deleted before they were read"
+            log.warning(text, self._options.queue, gone, start)
+            start = first
+        # A task that begins within a pack reads all of it.
+        count = max(0, end - start)
+        parts = min(self._options.partitions, math.ceil(count / MAX_PACK))
+        cuts = [start + count * number // max(1, parts) for number in range(parts + 1)]
+        return [_PositionRange(*each) for each in pairwise(cuts)]
+
+    def rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the messages of a part."""
+        assert isinstance(part, _PositionRange)
+        options, low = self._options, part.start
+        while low < part.end:
+            packs = options.run(
+                stream_packs.fetch(options.queue, low, part.end, limit=min(CHUNK, part.end - low))
+            )
+            if not packs:
+                return  # the retention took them
+            found = [
+                each for pack in packs for each in _documents(options.queue, pack, low, part.end)
+            ]
+            yield log_rows_of(options, found, self._payload)
+            low = packs[-1].end
+
+
+def _position_at(stream: str, place: str) -> Plan[int]:
+    yield from stream_packs.check(stream, LogState())
+    if place in ("first", "last"):
+        return (yield from stream_packs.position_at(stream, place))
+    if place.isdecimal():
+        return int(place)
+    return (yield from stream_packs.position_at(stream, datetime.fromisoformat(place)))
+
+
+def _documents(stream: str, pack: Pack, low: int, end: int) -> Iterator[Document]:
+    """Return the messages of a pack that lie between two positions, like messages of a queue."""
+    for position in range(max(low, pack.first), min(end, pack.end)):
+        entry = pack.entries[position - pack.first]
+        yield {
+            "_id": f"{stream}~{position}",
+            "q": stream,
+            "payload": entry["p"],
+            "headers": entry.get("h") or {},
+            "when": pack.pushed,
+            "pushed": pack.pushed,
+            "position": position,
+        }
+
+
+class LogReader(DataSourceReader):
+    """Reads a range of a stream as a table."""
+
+    def __init__(self, options: Options, payload: DataType | None) -> None:
+        self._options = options
+        self._reader = PositionReader(options, payload)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Divide the range among tasks. What is appended from now on is not part of it."""
+        reader, options = self._reader, self._options
+        start, end = reader.position(options.starting), reader.position(options.ending)
+        return reader.divided(start, min(end, reader.bounds()[1]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part of the range."""
+        return self._reader.rows(partition)
