@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
+from tests.chaos.stream_checker import StreamCalls
+from tests.chaos.stream_load import GROUPS, is_of_streams
 
 __all__ = ["MUST_BE_ZERO", "ChangeLog", "Ledgers", "Times", "check"]
 
@@ -255,6 +257,8 @@ class Ledgers:
         self.asked: dict[str, list[Asked]] = defaultdict(list)
         #: The calls that raised Unavailable.
         self.unavailable: list[UnavailableCall] = []
+        #: The calls on the stream and its groups.
+        self.streams = StreamCalls()
         for name, lines in ledgers.items():
             self._read(name, lines)
         self.times.pushes.sort()
@@ -290,7 +294,9 @@ class Ledgers:
             self._add(name, call)
 
     def _add(self, name: str, call: RecordedCall) -> None:
-        if call.op == "push":
+        if is_of_streams(call.queue):
+            self.streams.add(call)
+        elif call.op == "push":
             self._add_push(call)
         elif call.op == "pop":
             self._add_pop(name, call)
@@ -443,7 +449,11 @@ class _Check:
 
 
 def check(
-    ledgers: Ledgers, log: ChangeLog, stored: Iterable[str], known: Disturbances
+    ledgers: Ledgers,
+    log: ChangeLog,
+    stored: Iterable[str],
+    known: Disturbances,
+    contents: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Compare the ledgers with the change log.
 
@@ -452,6 +462,7 @@ def check(
         log: What really happened.
         stored: The ids of the messages that are stored at the end.
         known: The faults that excuse a lost pop.
+        contents: What is stored in the stream at the end; None: not known.
 
     Returns:
         The figures, and under ``wrong`` the first lines of each kind that should be empty.
@@ -463,13 +474,17 @@ def check(
     found.pops()
     found.settles()
     found.refusals()
-    figures = ledgers.figures
+    streams = ledgers.streams
+    if contents is not None:
+        for kind, lines in streams.check(contents, GROUPS).items():
+            found.wrong[kind] += lines
+    figures, appended = ledgers.figures + streams.figures, len(streams.appended)
     return {
-        "messages": len({id for id, _ in ledgers.acknowledged}),
+        "messages": len({id for id, _ in ledgers.acknowledged}) + appended,
         "pushed": figures["pushed"],
-        "acknowledged": len(ledgers.acknowledged),
+        "acknowledged": len(ledgers.acknowledged) + appended,
         "received": figures["received"],
-        "settled": found.finals.total() + figures["popped"],
+        "settled": found.finals.total() + figures["popped"] + len(streams.committed),
         "redelivered": figures["redelivered"],
         "refused": figures["refused"],
         "claims_undone": sum(

@@ -6,9 +6,9 @@ machine's true monotonic clock, which all processes share.
 
 A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
 outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
-and those of a reserve ``{token: {id: tries}}``. If a settle was refused, the result has the two
-lists ``lost`` and ``unknown`` of LeaseLost, each in the form of a settle. The result of a call that
-raised Unavailable is the text of the error.
+and those of a reserve ``{token: {id: tries}}``. An append has contents, and its result positions.
+If a settle was refused, the result has the two lists ``lost`` and ``unknown`` of LeaseLost, each in
+the form of a settle. The result of a call that raised Unavailable is the text of the error.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def _items_of(op: str, result: Any) -> object:
         return found
     if op == "pop":
         return [str(each.id) for each in result or ()]
+    if op == "append":
+        return list(result or ())
     if op == "push":
         return [None if id is None else str(id) for id in result or ()]
     return None

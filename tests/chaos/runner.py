@@ -117,7 +117,8 @@ def _judge(
         _keep(keep, cluster, known, events)
     ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
     changes = ChangeLog(ledger.read(cluster.change_log))
-    found = check(ledgers, changes, [str(each["_id"]) for each in stored], known)
+    ids = [str(each["_id"]) for each in stored]
+    found = check(ledgers, changes, ids, known, cluster.contents)
     found["unfinished"] = cluster.unfinished(stored)
     recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}
     windows = windows_of(events, recovered, SCOPES, cluster.locks)

@@ -105,16 +105,18 @@ class Scenario:
         self.received(id, token, queue, tries)
         self.claimed(id, token)
 
-    def check(self, *stored: str, **known: Any) -> dict[str, Any]:
+    def check(
+        self, *stored: str, contents: dict[int, str] | None = None, **known: Any
+    ) -> dict[str, Any]:
         """Return what the checker finds.
 
         Args:
             stored: The ids of the messages that are stored at the end.
+            contents: What is stored in the stream at the end.
             known: The fields of ``Disturbances``.
         """
-        return check(
-            self._read_ledgers(), ChangeLog(iter(self._changes)), stored, Disturbances(**known)
-        )
+        changes = ChangeLog(iter(self._changes))
+        return check(self._read_ledgers(), changes, stored, Disturbances(**known), contents)
 
     def check_times(self, windows: Windows | None = None) -> dict[str, Any]:
         """Return what the checker finds about waits and about Unavailable."""

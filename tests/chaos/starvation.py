@@ -33,6 +33,8 @@ TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault")
 #: recovery from a fault.
 LONGEST_WAIT_S = POLL_S + 1.0
 LONGEST_WAIT_AFTER_FAULT_S = 5.0
+#: The queue with priorities: later messages of higher ones come first.
+URGENT_QUEUE = "urgent"
 #: The queue whose leases are renewed as long as its messages are held. Its consumers do not always
 #: ask for messages, so none starves there.
 RENEWED_QUEUE = "renewed"
@@ -222,7 +224,9 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if wait.until - wait.since <= min(calm.enough, in_faults.enough):
             break
         spans = asked.get(wait.queue, no_calls)
-        overtaken = taken.get(wait.queue, none_taken).overtaken(wait)
+        overtaken = math.inf
+        if wait.queue != URGENT_QUEUE:
+            overtaken = taken.get(wait.queue, none_taken).overtaken(wait)
         calm.add(wait, spans, overtaken, windows.faults)
         locked = windows.locked.get(wait.id)
         excused = windows.servers.plus(locked) if locked else windows.servers

@@ -6,8 +6,9 @@ generator in a thread, a process with an async client in a task.
 
 Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
 ``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
-Each message of ``renewed`` is held for long, under a lease that is renewed. There are also many
-queues with few messages, and with consumers that wait for them.
+Each message of ``renewed`` is held for long, under a lease that is renewed. Those of ``urgent``
+have priorities. There are also many queues with few messages, and with consumers that wait for
+them, and a stream with two consumer groups; see ``stream_load``.
 
 The client that settles a message also writes its token into it by the same update, if the operation
 allows it: a move and a commit with history into ``trail`` of the payload, a rollback into the
@@ -33,6 +34,7 @@ from typing import Any
 from pyqueue import AsyncClient, Client, Delivery, QueueError, Reservation, To
 from tests.chaos import clock_skew, mutants
 from tests.chaos.ledger import Call, Ledger, ids_by_token
+from tests.chaos.stream_load import GROUPS, STREAM, endpoints
 
 __all__ = [
     "KEYS",
@@ -58,8 +60,12 @@ QUEUES: dict[str, dict[str, Any]] = {
     "events": {"lease": 2, "poll": POLL_S},
     "states": {"lease": 2, "poll": POLL_S},
     "renewed": {"lease": 5, "poll": POLL_S},
+    "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
     **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
 }
+#: The options of the consumer groups.
+OF_GROUPS: dict[str, Any] = {"lease": 3, "poll": POLL_S}
+LEVELS = [None, 0, 4, 9]
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
 BATCH = 100
 #: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
@@ -84,27 +90,44 @@ class Role:
 
 
 ROLES: dict[str, Role] = {
-    "producer-1": Role("producer", False, (("produce", "orders"), ("produce", "events"))),
+    "producer-1": Role(
+        "producer",
+        False,
+        (("produce", "orders"), ("produce", "events"), ("produce", "urgent"), ("append",)),
+    ),
     "producer-2": Role(
         "producer",
         True,
         (
-            *(("produce", "orders"), ("produce", "events")),
-            *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",)),
+            *(("produce", "orders"), ("produce", "events"), ("produce", "urgent")),
+            *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",), ("append",)),
         ),
     ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
     "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"))),
     "consumer-1": Role(
-        "consumer", False, (("settle", "billed"), ("settle", "packed"), ("pop", "events"))
+        "consumer",
+        False,
+        (
+            *(("settle", "billed"), ("settle", "packed"), ("pop", "events")),
+            *(("settle", "urgent"), ("consume", GROUPS[0])),
+        ),
     ),
     "consumer-2": Role(
         "consumer",
         True,
-        (("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states")),
+        (
+            *(("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states")),
+            *(("settle", "urgent"), *(("consume", group) for group in GROUPS)),
+        ),
     ),
     "consumer-3": Role(
-        "consumer", False, (("settle", "orders"), ("settle", "billed"), ("settle", "states"))
+        "consumer",
+        False,
+        (
+            *(("settle", "orders"), ("settle", "billed"), ("settle", "states")),
+            ("consume", GROUPS[1]),
+        ),
     ),
     "consumer-4": Role("consumer", True, tuple(("wait_and_commit", name) for name in MANY)),
     "holder-1": Role("holder", True, (("clean", "renewed"),)),
@@ -181,7 +204,8 @@ class Workload:
 
     def produce(self, queue: str) -> Plan:
         """Push at the rate, mostly in batches. Repeat a push with its ids until it succeeds."""
-        share = {"orders": 0.4, "events": 0.1}[queue]  # each queue has two producers
+        # Each queue has two producers.
+        share = {"orders": 0.4, "events": 0.1, "urgent": 0.05}[queue]
         due = time.monotonic()
         while not self.stopping.is_set():
             many = self.dice.random() < 0.8
@@ -191,6 +215,9 @@ class Workload:
             ids = self.new_ids(count)
             payloads = [new_payload(id) for id in ids]
             options: dict[str, Any] = {"delay": self.dice.choice([None] * 9 + [1.5])}
+            if queue == "urgent":
+                levels = [self.dice.choice(LEVELS) for _ in ids]
+                options |= {"priorities": levels} if many else {"priority": levels[0]}
             if many:
                 push = Step("push", queue, "push_many", (payloads,), {"ids": ids, **options}, ids)
             else:
@@ -247,7 +274,32 @@ class Workload:
             )
             yield self.dice.uniform(0, 0.1)
 
+    def append(self) -> Plan:
+        """Append to the stream, mostly in batches."""
+        while not self.stopping.is_set():
+            contents = self.new_ids(self.dice.choice([1, BATCH // 4, BATCH]))
+            yield Step("append", STREAM, "append_many", (contents,), {}, contents)
+            yield self.dice.uniform(0, 4 * BATCH / self.rate)
+
     # ---- movers and consumers
+
+    def consume(self, group: str) -> Plan:
+        """Reserve for a group, and commit. Give some back, and never settle some."""
+        while not self.stopping.is_set():
+            limit = self.dice.choice([1, BATCH // 2, 2 * BATCH])
+            call = yield Step("reserve", group, "reserve_many", (limit,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            if call.outcome != "ok":
+                yield 0.1
+            if held and not self.draining and self.dice.random() < 0.05:
+                continue  # as if the consumer had died
+            part = 0 if self.draining else len(held) // 20
+            self.dice.shuffle(held)
+            if part:
+                yield _step("rollback", group, held[:part], delay=0)
+                yield _step("release", group, held[part : 2 * part])
+            if held[2 * part :]:
+                yield _step("commit", group, held[2 * part :])
 
     def wait_and_commit(self, queue: str) -> Plan:
         """Wait for each message and commit it."""
@@ -375,7 +427,8 @@ def _by_claim(held: Held) -> dict[str, Held]:
 
 def run_blocking(workload: Workload, client: Client) -> None:
     """Run the generators of a process in threads until it stops, and raise the first error."""
-    queues = {name: client.queue(name, **options) for name, options in QUEUES.items()}
+    queues: dict[str, Any] = endpoints(client, **OF_GROUPS)
+    queues |= {name: client.queue(name, **options) for name, options in QUEUES.items()}
     failed: list[BaseException] = []
 
     def run(plan: Plan) -> None:
@@ -416,7 +469,8 @@ class AsyncRunner:
     def __init__(self, workload: Workload, client: AsyncClient) -> None:
         self._workload, self._client = workload, client
         self._stopped = asyncio.Event()
-        self._queues = {name: client.queue(name, **options) for name, options in QUEUES.items()}
+        self._queues: dict[str, Any] = endpoints(client, **OF_GROUPS)
+        self._queues |= {name: client.queue(name, **options) for name, options in QUEUES.items()}
 
     async def run(self) -> None:
         """Run until the process stops."""
