@@ -336,8 +336,9 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
 
     def settling(self, reservation: Leased, begins: bool) -> None:
         """Note that a settlement of a reservation begins, or that it failed."""
-        with self._changed:
-            self._schedule.settling(reservation, begins)
+        if id(reservation) in self._schedule.entries:  # most are not: spare them the lock
+            with self._changed:
+                self._schedule.settling(reservation, begins)
 
     def state(self, reservation: Leased) -> State | None:
         """Return the state, or None if the reservation is not registered."""
@@ -346,6 +347,8 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
 
     def discard(self, reservation: Leased) -> State | None:
         """Stop renewing. Return the last state, or None if the reservation was not registered."""
+        if id(reservation) not in self._schedule.entries:
+            return None
         with self._changed:
             return self._schedule.discard(reservation)
 

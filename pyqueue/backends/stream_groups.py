@@ -312,15 +312,13 @@ def _deliver(
     dead: list[Buried] = []
     touched = [each for each in packs if each.first < one.end and each.end > one.start]
     measured = sum(each.size for each in touched) > share.room
-    of_position = {
-        position: pack
-        for pack in touched
-        for position in range(max(pack.first, one.start), min(pack.end, one.end))
-    }
     before = len(share.messages)
+    following = iter(touched)
+    pack = next(following, None)
     for position in one.positions():
-        pack = of_position.get(position)
-        if pack is None:
+        while pack is not None and pack.end <= position:
+            pack = next(following, None)
+        if pack is None or position < pack.first:
             (skipped if position < first else rest).append(position)
             continue
         entry = pack.entries[position - pack.first]
@@ -366,7 +364,7 @@ def _message(
         f"{stream}~{position}",
         stream,
         payload,
-        dict(entry.get("h") or ()),
+        dict(entry["h"]) if "h" in entry else {},
         None,
         pushed,
         pushed,
