@@ -171,23 +171,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark has committed everything up to ``start``.
         done = start["n"] if lineage_of(start) == runner.lineage else 0
         after = max(done, self._acknowledged)
-        claims = self._recorded(runner)
         # If this is more, a former process claimed it and died before Spark logged the offset.
         if self._claimed > after:
-            self._acknowledge(claims, token, done)
+            self._acknowledge(runner, token, done)
         else:
             due_s = 0.0 if self._since is not None else run(due_in(options.queue))
             if due_s > 0:
-                self._acknowledge(claims, token, done)
+                self._acknowledge(runner, token, done)
                 run(runner.claims.progress(token))  # another runner ends this one
                 self._count_at, self._backlog = None, (0, None)
                 self._idle.rest(due_s)
                 return start
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
-            claim = claims.claim(
+            claim = self._recorded(runner).claim(
                 token, most, options.lease, since=self._since, max_bytes=options.max_bytes
             )
-            n = self._acknowledge(claims, token, done, claim)
+            n = self._acknowledge(runner, token, done, claim)
             if n is None:  # the queue is paused, or other consumers were faster
                 self._count_at = self._count_at or -math.inf
                 self._idle.rest(math.inf)
@@ -268,10 +267,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if token is None or lineage_of(end) != runner.lineage:
             return
         with suppress(Fenced):  # ``partitions`` says so, if there is a batch
-            self._acknowledge(self._recorded(runner), token, end["n"])
+            self._acknowledge(runner, token, end["n"])
 
     def _acknowledge(
-        self, claims: NamedClaims, token: str, n: int, claim: Plan[int | None] | None = None
+        self, runner: StreamRunner, token: str, n: int, claim: Plan[int | None] | None = None
     ) -> int | None:
         """Finish the claims up to ``n``, and make the next one meanwhile.
 
@@ -285,7 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if n > self._acknowledged:
             _, upto, ids = self._batch
             held = len(ids) if upto == n else None
-            plans.append(claims.acknowledge(token, n, held))
+            plans.append(self._recorded(runner).acknowledge(token, n, held))
         results = self._options.run(concurrently(plans))
         self._acknowledged, self._claimed = max(n, self._acknowledged), max(n, self._claimed)
         return None if claim is None else results[0]
