@@ -259,14 +259,15 @@ def _again(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Step
     # $set comes first: mongomock knows the matched entry only until another operator ran.
     match = {place: {"$elemMatch": found.same()}}
     update: dict[str, dict[str, Any]] = {}
+    # With a new token, so that it does not match what another process read before.
+    rest = found.part(alive, token=new_token(), lapses=lapses).stored() if alive else None
     if held:
         update["$set"] = {"out.$": taken.stored()}
-        if alive:
-            rest = found.part(alive, token=new_token(), lapses=lapses)
-            update["$push"] = {"back": {"$each": [rest.stored()]}}
+        if rest:
+            update["$push"] = {"back": {"$each": [rest]}}
     else:
-        if alive:
-            update["$set"] = {"back.$": found.part(alive).stored()}
+        if rest:
+            update["$set"] = {"back.$": rest}
         else:
             update["$pull"] = {"back": {"t": found.token}}
         update["$push"] = {"out": {"$each": [taken.stored()]}}

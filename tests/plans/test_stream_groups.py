@@ -16,6 +16,7 @@ from pyqueue import ConfigurationError, LeaseLost, QueueError
 from pyqueue.backends.options import Options
 from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.backends.stream_settling import reload
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
@@ -289,6 +290,26 @@ def test_single_receives_read_a_pack_once() -> None:
         assert held.position == position
         finds = [each for each in steps.commands if "~log" in str(getattr(each, "filter", ""))]
         assert finds == []
+
+
+@pytest.mark.parametrize("ends", ["release", "rollback", "lapse"])
+def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
+    """Each claim of a part leaves a rest, which must not look like the range of before."""
+    steps, holder = made(), Consumer()
+    held = steps.run(holder.receive(9))
+    if ends == "release":
+        steps.run(holder.plans.release(held))
+    elif ends == "rollback":
+        steps.run(holder.plans.rollback(held, delay=0))
+    else:
+        steps.seconds += 100
+    view = steps.run(reload(holder.plans.state))
+    received: list[int] = []
+    for _ in range(3):
+        consumer = Consumer()
+        consumer.plans.state.seen = view  # from before the claims of the others
+        received += [each.position for each in steps.run(consumer.receive(2))]
+    assert received == [0, 1, 2, 3, 4, 5]
 
 
 def test_message_that_ends_its_consumers_is_buried_alone() -> None:
