@@ -77,8 +77,8 @@ def demo(
     by: Annotated[
         Literal["batches", "pipeline"],
         typer.Option(
-            help="How to process messages: in batches of a hundred, or one at a time "
-            "with Pipeline.run."
+            help="How the handlers of the pipeline take messages: in batches of a hundred, or, "
+            "with pipeline, one at a time."
         ),
     ] = "batches",
     spark: Annotated[

@@ -108,7 +108,7 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
     Args:
         rows: the number of flights; None means the whole sample.
         url: the server to use; None starts a private one.
-        by: how the consumers process messages: in batches, or one at a time by ``Pipeline.run``.
+        by: how the handlers take messages: in "batches", or, with "pipeline", one at a time.
     """
     source, count, read = find_lines(rows)
     with ExitStack() as stack:

@@ -11,9 +11,11 @@
   ``parse`` never sees it.
 * Each step is an atomic move: one update takes a message out of a queue and puts it, with its new
   payload, into the next queue. The message is always in exactly one queue.
-* ``store`` writes a flight, and then its message is committed. A process that dies in between has
-  written the flight and not committed the message, so the message is delivered again when its
-  lease expires. Therefore the write is an upsert by the flight's id: it can safely be repeated.
+* The handlers take batches: a list of up to a hundred messages, which are reserved and settled by a
+  few commands. ``parse`` and ``route`` return a list with an answer for each message.
+* ``store`` writes flights, and then their messages are committed. A process that dies in between
+  has written the flights and not committed the messages, so these are delivered again when their
+  leases expire. Therefore each write is an upsert by the flight's id: it can be repeated.
 
 ``docs/examples/flights.toml`` describes the same graph as a recipe.
 """
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 LATE = 15  # minutes, as the U.S. Department of Transportation defines it
+WINDOW_S = 0.1  # a batch that is not full waits so long for more messages
 QUEUES = ("raw", "parsed", "late", "on-time", "cancelled")  # in the order of the flow
 
 
@@ -83,28 +86,36 @@ class Flight(BaseModel):
 # ---- the stages
 
 
-def parse(row: Row) -> Flight:
-    """Convert a row to a flight."""
-    return Flight(
-        id=row.id,
-        name=f"{row.carrier}{row.flight} {row.origin}-{row.dest}",
-        carrier=row.carrier,
-        day=date(row.year, row.month, row.day),
-        departed=row.dep_time is not None,
-        delay=row.arr_delay,
-    )
+def parse(rows: list[Row]) -> list[Flight]:
+    """Convert rows to flights."""
+    return [
+        Flight(
+            id=row.id,
+            name=f"{row.carrier}{row.flight} {row.origin}-{row.dest}",
+            carrier=row.carrier,
+            day=date(row.year, row.month, row.day),
+            departed=row.dep_time is not None,
+            delay=row.arr_delay,
+        )
+        for row in rows
+    ]
 
 
-def route(flight: Flight) -> To[Literal["late", "on-time", "cancelled"]]:
-    """Choose the queue. Late means 15 minutes or more, or diverted."""
-    if not flight.departed:
-        return To("cancelled")
-    return To("late" if flight.delay is None or flight.delay >= LATE else "on-time")
+def route(flights: list[Flight]) -> list[To[Literal["late", "on-time", "cancelled"]]]:
+    """Choose the queues. Late means 15 minutes or more, or diverted."""
+
+    def choose(flight: Flight) -> To[Literal["late", "on-time", "cancelled"]]:
+        if not flight.departed:
+            return To("cancelled")
+        return To("late" if flight.delay is None or flight.delay >= LATE else "on-time")
+
+    return [choose(flight) for flight in flights]
 
 
-def store(flight: Flight, delivery: Delivery[Flight]) -> None:
-    """Write a flight."""
-    results().bulk_write([upsert(flight, delivery.message)])
+def store(flights: list[Flight], deliveries: list[Delivery[Flight]]) -> None:
+    """Write flights by one command."""
+    pairs = zip(flights, deliveries, strict=True)
+    results().bulk_write([upsert(flight, each.message) for flight, each in pairs], ordered=False)
 
 
 def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
@@ -117,9 +128,12 @@ def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
 # ---- the graph
 
 
-def pipeline(client: Client, *, store: Callable[..., Any] = store, **options: Any) -> Pipeline:
-    """Return the stages, chained by their queues."""
+def pipeline(
+    client: Client, *, store: Callable[..., Any] = store, batch: int = 100, **options: Any
+) -> Pipeline:
+    """Return the stages, chained by their queues. Each takes up to ``batch`` messages at once."""
     flights: Pipeline = client.pipeline("flights")
+    options |= {"batch": batch, "window": WINDOW_S}
     flights.link("raw", parse, to="parsed", model=Row, **options)
     flights.choice("parsed", route, to=["late", "on-time", "cancelled"], model=Flight, **options)
     for queue in ("late", "on-time", "cancelled"):

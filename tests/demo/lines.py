@@ -22,4 +22,5 @@ LINE = {
 
 def flight(**columns: str) -> flights.Flight:
     """Return the flight of the line, with other values in some columns."""
-    return flights.parse(flights.Row.model_validate(LINE | columns))
+    [parsed] = flights.parse([flights.Row.model_validate(LINE | columns)])
+    return parsed

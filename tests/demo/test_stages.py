@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pyqueue import UNCHANGED, Client, Delivery, Pipeline
 from pyqueue.cli import app
-from pyqueue.demo import consumer, figures, flights, rows
+from pyqueue.demo import figures, flights, rows
 from pyqueue.queues import backend_of
 from tests.demo.lines import flight
 from tests.support.processes import ROOT
@@ -45,7 +45,7 @@ def test_parse_returns_a_flight() -> None:
     ],
 )
 def test_route_decides_by_the_delay(columns: dict[str, str], queue: str) -> None:
-    to = flights.route(flight(**columns))
+    [to] = flights.route([flight(**columns)])
     assert (to.queue, to.payload) == (queue, UNCHANGED)
 
 
@@ -54,7 +54,7 @@ def test_store_can_be_repeated(client: Client, results: Collection[dict[str, Any
     late.push(flight(arr_delay="99"))
     [reservation] = late.reserve_many(1)
     for _ in range(2):
-        flights.store(reservation.payload, Delivery(reservation, late, None))
+        flights.store([reservation.payload], [Delivery(reservation, late, None)])
     assert list(results.find()) == [
         {"_id": 1, "carrier": "UA", "delay": 99, "passed": ["late"], "writes": 2}
     ]
@@ -65,7 +65,10 @@ def test_store_can_be_repeated(client: Client, results: Collection[dict[str, Any
 
 def shape(pipeline: Pipeline) -> dict[str, Any]:
     return {
-        name: (stage.kind, stage.handler, stage.to, backend_of(stage.queue).codec.model)
+        name: (
+            *(stage.kind, stage.handler, stage.to, backend_of(stage.queue).codec.model),
+            *(stage.batch, stage.window),
+        )
         for name, stage in pipeline.graph.stages.items()
     }
 
@@ -110,10 +113,9 @@ def pushed(client: Client, results: Collection[dict[str, Any]]) -> Drained:
 
 
 @pytest.fixture
-def drained(pushed: Drained, monkeypatch: pytest.MonkeyPatch) -> Drained:
+def drained(pushed: Drained) -> Drained:
     """A pipeline through which some rows went, in this process."""
-    monkeypatch.setattr(consumer, "POLL_S", 0.02)
-    consumer.in_batches(flights.pipeline(pushed.client))
+    flights.pipeline(pushed.client).run(until_empty=True)
     return pushed
 
 
@@ -178,21 +180,3 @@ def test_a_carrier_in_one_place_only_is_a_difference() -> None:
         2,
         [{"figure": "a, c", "file": None, "here": 2}],
     )
-
-
-# ---- batches
-
-
-def test_a_failing_stage_ends_the_others(
-    client: Client, results: Collection[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.queue("raw").push_many(rows.find_lines(NUMBER)[2]())
-
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(consumer, "POLL_S", 0.02)
-    monkeypatch.setattr(consumer, "handle", fail)
-    with pytest.raises(ZeroDivisionError):
-        consumer.in_batches(flights.pipeline(client))
-    assert client.queue("raw").counts().reserved == NUMBER  # their leases expire
