@@ -21,7 +21,6 @@ __all__ = ["By", "connect", "consume"]
 
 By = Literal["batches", "pipeline"]
 
-BATCHES = 4  # handlers of batches that run at once
 CONCURRENCY = 64  # handlers of single messages that run at once
 POLL_S = 0.25  # without signals between processes, an idle stage looks this often
 VICTIM_STORES_FOR_S = 0.3  # from the first stored flight until the victim is killed
@@ -62,7 +61,7 @@ def consume(parent: Connection) -> None:
                 single = pipeline(client, batch=1, poll=POLL_S)
                 single.run(until_empty=True, concurrency=CONCURRENCY)
             else:
-                pipeline(client, poll=POLL_S).run(until_empty=True, concurrency=BATCHES)
+                pipeline(client, poll=POLL_S).run(until_empty=True)
         _send(parent, "done", None)
     except Exception as error:
         _send(parent, "error", f"a consumer: {type(error).__name__}: {error}")
