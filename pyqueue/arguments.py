@@ -18,7 +18,7 @@ from bson import ObjectId
 from pyqueue.clock import BAND, seconds
 from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import HIGHEST_PRIORITY, Backoff, Id, Reservation
+from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Reservation
 
 __all__ = [
     "backoff",
@@ -34,6 +34,7 @@ __all__ = [
     "key",
     "namespace_name",
     "one_of",
+    "pack",
     "priority",
     "queue_name",
     "redacted",
@@ -374,6 +375,15 @@ def priority(value: Any) -> int:
         raise ConfigurationError(
             f"priority: {_shown(value)} is not allowed: give a whole number from 0 to "
             f"{HIGHEST_PRIORITY}; higher ones go first"
+        )
+    return value
+
+
+def pack(value: Any) -> int:
+    """Return the size of packs: a whole number from 2 to 1000."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_PACK:
+        raise ConfigurationError(
+            f"pack: {_shown(value)} is not allowed: give a whole number from 2 to {MAX_PACK}"
         )
     return value
 

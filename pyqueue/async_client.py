@@ -73,6 +73,7 @@ class AsyncClient(Connected[AsyncConnection]):
         poll: Duration = 15,
         kind: str = "standard",
         strict: bool | None = None,
+        pack: int | None = None,
     ) -> AsyncQueue[Any]:
         """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
         backend = make_backend(
@@ -87,6 +88,7 @@ class AsyncClient(Connected[AsyncConnection]):
             poll=poll,
             kind=kind,
             strict=strict,
+            pack=pack,
         )
         return AsyncQueue(self._connection, backend)
 
@@ -118,11 +120,16 @@ class AsyncClient(Connected[AsyncConnection]):
         return await self._connection.run(listing.delete_queue(name, force))
 
     async def reshape(
-        self, name: str, *, strict: bool | None = None, retention: Duration | None = None
+        self,
+        name: str,
+        *,
+        strict: bool | None = None,
+        retention: Duration | None = None,
+        pack: int | None = None,
     ) -> None:
         """Change the options on which all users of a queue agree. See ``Client.reshape``."""
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, retention=retention)
+        shape = shape_of(strict=strict, retention=retention, pack=pack)
         await self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:

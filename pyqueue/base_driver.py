@@ -20,6 +20,7 @@ import pymongo
 from pymongo import ReadPreference, WriteConcern, errors
 from pymongo.read_concern import ReadConcern
 
+from pyqueue.backends.options import QueueShape
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.known_queues import KnownQueues
@@ -361,6 +362,8 @@ class BaseDriver(Generic[L]):
             return time.monotonic()
         if type(request) is EnsureQueue:
             return self.known.kind_of(request) or PENDING
+        if type(request) is QueueShape:
+            return self.known.shape_of(request.queue)
         if type(request) is ForgetQueue:
             return self.known.forget(request.queue)
         if type(request) is Signal:

@@ -28,7 +28,12 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def shape_of(*, strict: bool | None = None, retention: Duration | None = None) -> dict[str, object]:
+def shape_of(
+    *,
+    strict: bool | None = None,
+    retention: Duration | None = None,
+    pack: int | None = None,
+) -> dict[str, object]:
     """Return the options, of those on which all users of a queue agree, that were given.
 
     Raises:
@@ -37,7 +42,9 @@ def shape_of(*, strict: bool | None = None, retention: Duration | None = None) -
     if strict is not None and not isinstance(strict, bool):
         raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
     kept_s = None if retention is None else arguments.retention(retention)
-    given = {"strict": strict, "retention": kept_s}
+    if pack is not None:
+        arguments.pack(pack)
+    given = {"strict": strict, "retention": kept_s, "pack": pack}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -54,6 +61,7 @@ def make_backend(
     poll: Duration,
     kind: str,
     strict: bool | None,
+    pack: int | None,
 ) -> QueuePlans:
     """Check the options of a queue and return its plans."""
     arguments.queue_name(name)
@@ -65,7 +73,7 @@ def make_backend(
         history=None if history is None else arguments.duration("history", history, positive=True),
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),
-        shape=shape_of(strict=strict),
+        shape=shape_of(strict=strict, pack=pack),
     )
     return QueuePlans(
         name,
@@ -153,6 +161,7 @@ class Client(Connected[Connection]):
         poll: Duration = 15,
         kind: str = "standard",
         strict: bool | None = None,
+        pack: int | None = None,
     ) -> Queue[Any]:
         """Return a queue of this namespace. This does no I/O.
 
@@ -166,9 +175,12 @@ class Client(Connected[Connection]):
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
-            kind: the kind of queue: "standard", or "priority" (see ``Queue.push``).
+            kind: the kind of queue: "standard", "priority" (see ``Queue.push``), or "bucket", which
+                stores many messages in one document.
             strict: of a queue with priorities: whether a busy high level may starve the lower
                 ones. All users of a queue must agree; None means what is stored, at first False.
+            pack: of a bucket: how many messages one document has at most, up to 1000. All users of
+                a queue must agree; None means what is stored, at first 500.
 
         Returns:
             The queue.
@@ -189,6 +201,7 @@ class Client(Connected[Connection]):
             poll=poll,
             kind=kind,
             strict=strict,
+            pack=pack,
         )
         return Queue(self._connection, backend)
 
@@ -268,7 +281,12 @@ class Client(Connected[Connection]):
         return self._connection.run(listing.delete_queue(name, force))
 
     def reshape(
-        self, name: str, *, strict: bool | None = None, retention: Duration | None = None
+        self,
+        name: str,
+        *,
+        strict: bool | None = None,
+        retention: Duration | None = None,
+        pack: int | None = None,
     ) -> None:
         """Change the options of a queue or a stream on which all of its users agree.
 
@@ -279,12 +297,13 @@ class Client(Connected[Connection]):
             name: the name of the queue, or of the stream.
             strict: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
+            pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
         """
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, retention=retention)
+        shape = shape_of(strict=strict, retention=retention, pack=pack)
         self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractContextManager[Any]:

@@ -50,6 +50,11 @@ class KnownQueues:
             return None  # reading the record raises the error, if there is one
         return record.kind if record.levels.issuperset(request.levels) else None
 
+    def shape_of(self, queue: str) -> Mapping[str, object]:
+        """Return the options on which all users of a queue agree, as far as they are known."""
+        record, _ = self._records.get(queue, (None, 0.0))
+        return {} if record is None else record.shape
+
     def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
         """Read or create the record of a queue once for all who need it at the same time."""
         shape = repr(sorted(request.shape.items()))

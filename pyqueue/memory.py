@@ -99,7 +99,9 @@ class MemoryCollection:
             raise BulkWriteError({"writeErrors": errors, "nMatched": matched})
         return BulkWriteResult({"nMatched": matched}, acknowledged=True)
 
-    def aggregate(self, pipeline: list[dict[str, Any]], *, session: Any = None) -> list[Any]:
+    def aggregate(
+        self, pipeline: list[dict[str, Any]], *, session: Any = None, hint: Any = None
+    ) -> list[Any]:
         """Run a pipeline that may end in $unionWith, which mongomock lacks."""
         own = [stage for stage in pipeline if "$unionWith" not in stage]
         more = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]
@@ -154,6 +156,8 @@ class MemoryCollection:
                 )
             with self._lock:
                 try:
+                    if method in _WITH_BITS:
+                        given = self._without_bits(given)
                     result = call(*given, **options)
                 except (NotImplementedError, ValueError) as error:
                     raise ConfigurationError(
@@ -164,6 +168,42 @@ class MemoryCollection:
                 return _plain(result)
 
         return locked
+
+    def _without_bits(self, given: list[Any]) -> list[Any]:
+        """Return the arguments of an update or a delete without the operators on bits."""
+        match, *rest = given
+        masks = {
+            name: value["$bitsAllClear"]
+            for name, value in match.items()
+            if isinstance(value, dict) and "$bitsAllClear" in value
+        }
+        bits = rest[0].get("$bit", {}) if rest and isinstance(rest[0], dict) else {}
+        if not masks and not bits:
+            return given
+        match = {name: value for name, value in match.items() if name not in masks}
+        for document in self._collection.find(match):
+            if all(not _value_at(document, name) & mask for name, mask in masks.items()):
+                break
+        else:
+            return [{"_id": {"$in": []}}, *([_WITHOUT_EFFECT] if rest else [])]
+        match = {"_id": document["_id"]}
+        if not bits:
+            return [match, *rest]
+        put = {name: bson.Int64(_value_at(document, name) | by["or"]) for name, by in bits.items()}
+        update = {name: fields for name, fields in rest[0].items() if name != "$bit"}
+        return [match, {**update, "$set": {**update.get("$set", {}), **put}}, *rest[1:]]
+
+
+#: The methods that use operators on bits, which mongomock lacks; each with the filter first.
+_WITH_BITS = frozenset({"update_one", "find_one_and_update", "delete_one", "delete_many"})
+_WITHOUT_EFFECT = {"$unset": {"~": ""}}
+
+
+def _value_at(document: Any, path: str) -> int:
+    """Return the number at a path, such as "done.0"."""
+    for name in path.split("."):
+        document = document[int(name)] if isinstance(document, list) else document[name]
+    return int(document)
 
 
 def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:

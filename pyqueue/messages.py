@@ -19,6 +19,7 @@ __all__ = [
     "HIGHEST_PRIORITY",
     "KEPT",
     "MAX_BATCH_BYTES",
+    "MAX_PACK",
     "MAX_RECEIVED_BYTES",
     "NEVER",
     "UNCHANGED",
@@ -30,6 +31,7 @@ __all__ = [
     "Finished",
     "Headers",
     "Message",
+    "PackedReservation",
     "QueueInfo",
     "QueueOptions",
     "Reservation",
@@ -49,6 +51,9 @@ Id = ObjectId | str
 MAX_RECEIVED_BYTES: Final = 48 * 2**20
 #: How many bytes of messages a named claim has, unless an option says otherwise.
 MAX_BATCH_BYTES: Final = 64 * 2**20
+
+#: The most messages of a pack; see ``packs``.
+MAX_PACK: Final = 1000
 
 #: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
 #: checkers infer ``dict[str, object]`` for a literal with values of several types.
@@ -131,6 +136,17 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
+
+
+@dataclass(slots=True, eq=False)
+class PackedReservation(Reservation[T]):
+    """A message of a pack that is held under a lease; see ``packs``."""
+
+    #: The pack, and the place in it. Together with the token they say what is held.
+    pack: ObjectId
+    place: int
+    #: What this process knows of the pack; None in another process.
+    hold: object = field(default=None, repr=False)
 
 
 def seconds_left(held: Reservation[Any], now: datetime) -> float:
@@ -250,3 +266,4 @@ class QueueOptions(TypedDict, total=False):
     poll: Duration
     kind: str
     strict: bool | None
+    pack: int | None

@@ -102,8 +102,8 @@ class QueueBase(Generic[T, Runs]):
         In a transaction, renewing stops before the plan runs: a renewal between the first command
         of the transaction and the settle would abort the transaction with a write conflict.
         """
-        held = list(reservations)
         renewer = self._runner.renewer
+        held = renewer.registered(reservations)
         for each in held:
             if session is not None:
                 renewer.suspend(each)

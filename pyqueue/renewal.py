@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -86,6 +86,9 @@ class LeaseRenewer(Protocol):
 
     def state(self, reservation: Leased) -> State | None:
         """Return the state, or None if the reservation is not registered."""
+
+    def registered(self, reservations: Iterable[L]) -> list[L]:
+        """Return those of the reservations that are registered."""
 
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""
@@ -329,6 +332,11 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
             elif early:
                 self._changed.notify()
 
+    def registered(self, reservations: Iterable[L]) -> list[L]:
+        """Return those of the reservations that are registered."""
+        with self._changed:
+            return [each for each in reservations if id(each) in self._schedule.entries]
+
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""
         with self._changed:
@@ -427,6 +435,10 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
             )
         elif early:
             self._changed.set()
+
+    def registered(self, reservations: Iterable[L]) -> list[L]:
+        """Return those of the reservations that are registered."""
+        return [each for each in reservations if id(each) in self._schedule.entries]
 
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""

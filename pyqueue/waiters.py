@@ -16,6 +16,7 @@ from typing import Final
 
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.scan import ScanState
+from pyqueue.pack_stock import Stock
 
 __all__ = ["Waiters"]
 
@@ -37,6 +38,8 @@ class Waiters:
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
+        #: The packs of the queue that this client holds.
+        self.stock = Stock()
         #: When it was last asked for, by the monotonic clock.
         self.used = 0.0
         self._lock = Lock()

@@ -39,6 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "requests": {"errors"},
     "payloads": {"errors"},
     "arguments": {"clock", "documents", "errors", "messages"},
+    "packs": {"messages", "payloads", "requests"},
+    "pack_stock": {"packs", "requests"},
     "backends": {
         "arguments",
         "backends",
@@ -47,11 +49,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "documents",
         "errors",
         "messages",
+        "pack_stock",
+        "packs",
         "payloads",
         "requests",
     },
     "known_queues": {"backends", "requests"},
-    "waiters": {"backends"},
+    "waiters": {"backends", "pack_stock"},
     "coalescing": {"requests"},
     "renewal": {"backends", "errors"},
     "opened": {"embedded"},
@@ -417,6 +421,7 @@ BACKENDS: dict[str, set[str]] = {
     "namespace": {"kind", "levels", "options", "transitions"},
     "standard": {"kind", "namespace", "transitions"},
     "priority": {"kind", "levels", "standard", "transitions"},
+    "bucket": {"kind", "standard"},
     "invalid": {"kind", "namespace", "transitions"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "inserting": {"transitions"},
@@ -431,15 +436,31 @@ BACKENDS: dict[str, set[str]] = {
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "handover": {"applying", "kind", "scan", "transitions"},
     "recovering": {"handover", "kind", "namespace", "scan", "transitions"},
+    "pack_settling": {"applying", "handover", "kind", "transitions"},
+    "pack_leaving": {
+        *("handover", "invalid", "kind", "namespace", "options", "pack_settling"),
+        "transitions",
+    },
     "receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
         *("options", "reading", "recovering", "scan"),
     },
-    "moving": {"applying", "kind", "namespace", "options", "transitions"},
-    "extending": {"transitions"},
-    "settling": {
-        *("applying", "handover", "invalid", "kind", "moving", "namespace", "options", "pushing"),
+    "pack_receiving": {
+        *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),
+        *("namespace", "pack_leaving", "pack_settling", "receiving"),
+        "scan",
+    },
+    "pack_pushing": {
+        *("bucket", "kind", "namespace", "options", "pushing", "transitions"),
+    },
+    "moving": {
+        *("applying", "kind", "namespace", "options", "pack_leaving", "pack_settling"),
         "transitions",
+    },
+    "extending": {"pack_settling", "transitions"},
+    "settling": {
+        *("applying", "handover", "invalid", "kind", "moving", "namespace", "options"),
+        *("pack_leaving", "pack_settling", "pushing", "transitions"),
     },
     "stream_packs": {"invalid", "namespace"},
     "stream_retention": {"namespace", "stream_packs"},
@@ -454,14 +475,19 @@ BACKENDS: dict[str, set[str]] = {
     "stream_plans": {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
+    "managing": {"applying", "kind", "namespace", "scan", "transitions"},
+    "pack_managing": {
+        *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),
+        "transitions",
+    },
     "listing": {
-        *("applying", "namespace", "reading", "recovering", "scan", "stream_consumers"),
+        *("applying", "bucket", "namespace", "pack_managing", "reading", "recovering", "scan"),
+        "stream_consumers",
         *("stream_packs", "stream_retention", "transitions"),
     },
-    "managing": {"applying", "kind", "namespace", "scan", "transitions"},
     "queue_plans": {
         *("extending", "invalid", "kind", "managing", "moving", "namespace", "options"),
-        "pushing",
+        *("pack_managing", "pack_pushing", "pack_receiving", "pushing"),
         *("reading", "receiving", "settling"),
     },
     "encoded": set(),
@@ -469,13 +495,13 @@ BACKENDS: dict[str, set[str]] = {
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
     "acknowledging": {"applying", "invalid", "kind", "namespace", "transitions"},
     "epochs": {"namespace", "options", "staging"},
-    "claim_groups": {"acknowledging", "namespace", "queue_plans", "transitions"},
+    "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
         *("acknowledging", "byte_limit", "claim_groups", "claiming", "encoded", "invalid"),
         *("namespace", "queue_plans"),
         *("reading", "receiving", "transitions"),
     },
-    "__init__": {"priority", "standard"},
+    "__init__": {"bucket", "priority", "standard"},
 }
 
 #: Other packages than the standard library's, and who may import them.
@@ -487,6 +513,8 @@ THIRD_PARTY: dict[str, set[str]] = {
         "documents",
         "memory",
         "messages",
+        "pack_stock",
+        "packs",
         "payloads",
         "pipeline.verdicts",
         "server_errors",
@@ -888,11 +916,11 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind='standard', strict=None",
+    "kind='standard', strict=None, pack=None",
     "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
-    "reshape": "name, *, strict=None, retention=None",
+    "reshape": "name, *, strict=None, retention=None, pack=None",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",

@@ -3,6 +3,6 @@
 Read ``transitions`` first. Importing this package registers every kind of this release.
 """
 
-from pyqueue.backends import priority, standard
+from pyqueue.backends import bucket, priority, standard
 
-__all__ = ["priority", "standard"]
+__all__ = ["bucket", "priority", "standard"]

@@ -42,7 +42,15 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-__all__ = ["MAX_BATCH", "Settlement", "SettlementResult", "apply", "settle", "update_with_key"]
+__all__ = [
+    "MAX_BATCH",
+    "Settlement",
+    "SettlementResult",
+    "apply",
+    "check_time_left",
+    "settle",
+    "update_with_key",
+]
 
 #: The most messages that one command settles or writes.
 MAX_BATCH: Final = 1000
@@ -190,7 +198,7 @@ def _apply(
     now = yield from ServerTime()
     if session is not None:
         for settlement in settlements:
-            _check_time_left(settlement.held, now)
+            check_time_left(settlement.held, now)
     updates: list[SettlementUpdate] = [None] * len(settlements)
     results: list[SettlementResult] = ["done"] * len(settlements)
     whole = _Part(queue, session, settlements, range(len(settlements)), updates, results, again)
@@ -348,7 +356,7 @@ def _was_applied(
     )
 
 
-def _check_time_left(held: Reservation[Any], now: datetime) -> None:
+def check_time_left(held: Reservation[Any], now: datetime) -> None:
     """Refuse a lease that may lapse inside the transaction."""
     left_s = seconds_left(held, now)
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import acknowledging, namespace, transitions
+from pyqueue.backends.kind import refuse_packs
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import Fenced, Occupied
 from pyqueue.requests import Document, Filter, Find, Insert, Plan, ServerTime, Update
@@ -125,6 +126,8 @@ class ClaimGroup:
     __slots__ = ("backend", "group", "id", "member", "tag")
 
     def __init__(self, backend: QueuePlans, group: str, member: int | None = None) -> None:
+        remedy = "receive them with a consumer, or push to a queue of another kind"
+        refuse_packs(backend.kind, backend.queue, "claim", remedy)
         self.backend = backend
         self.member = member
         #: No name of a group has a "#".

@@ -118,7 +118,10 @@ class ClaimTerms(NamedTuple):
 
     def update(self, now: datetime) -> dict[str, dict[str, Any]]:
         """Return the update of a claim at this instant, with a new token."""
-        return transitions.claiming(now, self.lease_s, self.owner, count=self.counts_try)
+        update = transitions.claiming(now, self.lease_s, self.owner, count=self.counts_try)
+        if "packs" in self.kind.capabilities:  # packs count their claims, too
+            update["$inc"] = {**update.get("$inc", {}), "c": 1}
+        return update
 
 
 def claim(

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import transitions
+from pyqueue.backends import pack_settling, transitions
+from pyqueue.backends.pack_settling import packed
 from pyqueue.documents import hashable_id
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Reservation, seconds_left
@@ -108,7 +109,9 @@ def _extend(
         patient: whether a command may take as long as the client allows.
         w1: whether the primary alone acknowledges it.
     """
-    failures: list[tuple[Reservation[Any], QueueError]] = []
+    inside, held = packed(held)
+    gone = (yield from pack_settling.extend(inside, lease_s, w1=w1)) if inside else ()
+    failures: list[tuple[Reservation[Any], QueueError]] = [(each, _lost(each)) for each in gone]
     groups = deque(_groups(held, lease_s))
     trouble: Unavailable | None = None
     end = (yield from ServerTime()) + timedelta(seconds=budget_s)
@@ -131,9 +134,9 @@ def _extend(
                 groups += [(length_s, part) for part in _divided(group, _PARTS)]
             continue
         trouble = None
-        gone = {id(each) for each in lost}
+        missing = {id(each) for each in lost}
         for each in group:
-            if id(each) not in gone:
+            if id(each) not in missing:
                 each.until, each.lease = until, length_s
         failures += [(each, _lost(each)) for each in lost]
     return failures

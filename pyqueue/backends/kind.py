@@ -17,7 +17,16 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Id
 from pyqueue.requests import Filter, Sort
 
-__all__ = ["IndexTerms", "Kind", "ScanStart", "known", "lookup", "register", "require"]
+__all__ = [
+    "IndexTerms",
+    "Kind",
+    "ScanStart",
+    "known",
+    "lookup",
+    "refuse_packs",
+    "register",
+    "require",
+]
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
 ScanStart = tuple[datetime, Id | None]
@@ -34,7 +43,7 @@ class Kind(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Which of "history", "dead_letter", "keys", "move" and "priority" it offers.
+        """Which of "history", "dead_letter", "keys", "move", "priority" and "packs" it offers.
 
         Plans refuse the rest.
         """
@@ -153,4 +162,23 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         name = argument or capability
         raise ConfigurationError(
             f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it"
+        )
+
+
+def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
+    """Refuse what cannot be done to messages that share documents.
+
+    Args:
+        kind: the kind of the queue.
+        queue: the name of the queue.
+        argument: what the caller asked for.
+        remedy: what to do instead.
+
+    Raises:
+        ConfigurationError: messages of the queue may share documents.
+    """
+    if "packs" in kind.capabilities:
+        raise ConfigurationError(
+            f"{argument}: queue {queue!r} is of kind {kind.name!r}, whose messages share "
+            f"documents: {remedy}"
         )

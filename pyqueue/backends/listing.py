@@ -7,6 +7,7 @@ from typing import Final
 from pyqueue import arguments
 from pyqueue.backends import (
     namespace,
+    pack_managing,
     reading,
     recovering,
     stream_consumers,
@@ -15,6 +16,7 @@ from pyqueue.backends import (
     transitions,
 )
 from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.bucket import Bucket
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
 from pyqueue.clock import BAND
@@ -67,6 +69,8 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
             counts = Counts(**{state: next(numbers) for state in each})
             record = records.get(name, {})
             kind = str(record.get("kind", "standard"))
+            if kind == Bucket.name:
+                counts = yield from pack_managing.in_packs(name, counts, cap, now, held=held)
             if kind == namespace.STREAM:
                 first = yield from stream_packs.first_position(name)
                 _, end = yield from stream_packs.bounds(name)
@@ -86,11 +90,15 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         Unavailable: the server did not answer. The text has the number of deleted messages.
     """
     arguments.queue_name(queue)
-    if (yield from namespace.kind_of(queue)) == namespace.STREAM:
+    kind = yield from namespace.kind_of(queue)
+    if kind == namespace.STREAM:
         return (yield from _delete_stream(queue, force))
     yield from recovering.recover_queue(queue)  # no consumer does it later
+    packs = kind == Bucket.name
     if not force:
-        yield from _refuse_live(queue)
+        yield from _refuse_live(queue, packs)
+    if packs:
+        yield from pack_managing.finish_all(queue)
     yield from namespace.bury_record(queue)
     yield from ForgetQueue(queue)
     upto = {"$lte": NEVER} if force else {"$gte": BAND}
@@ -100,19 +108,20 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     try:
         if not force:
             try:
-                yield from _refuse_live(queue)  # messages that came before the record went
+                yield from _refuse_live(queue, packs)  # messages that came before the record went
             except ConfigurationError:
                 yield from namespace.revive_record(queue, {})
                 raise
         while True:
             messages = transitions.messages_only(queue)
             match = transitions.scan_range(queue, upto, start, messages)
-            fields = {"_id": 1, "when": 1}
+            fields = {"_id": 1, "when": 1, **({"n": 1} if packs else {})}
             page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
             if not page:
                 break
             gone = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue, **kept}
             deleted += yield from Delete(gone, many=True, hint="_id_")
+            deleted += sum(each["n"] - 1 for each in page if packs and "n" in each)
             start = page_end(page)
             if len(page) < MAX_BATCH or start is None:
                 break
@@ -146,9 +155,9 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
     return deleted
 
 
-def _refuse_live(queue: str) -> Plan[None]:
+def _refuse_live(queue: str, packs: bool) -> Plan[None]:
     if (yield from Find(transitions.live(queue, None), {"_id": 1}, limit=1, hint=HOT)):
-        counts = yield from reading.counts(queue, None)
+        counts = yield from (pack_managing if packs else reading).counts(queue, None)
         raise ConfigurationError(
             f"queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
             f"{counts.reserved} reserved messages: finish or move them, or give force=True to "

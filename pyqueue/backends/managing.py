@@ -140,8 +140,10 @@ def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
     return False
 
 
-def purge(queue: str, kind: Kind) -> Plan[int]:
+def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many.
+
+    ``singles``: leave out packs; see ``pack_managing``.
 
     It works in pages. It passes over messages that an open transaction holds, and tries them once
     more at the end.
@@ -158,7 +160,10 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     try:
         while True:
             page = yield from Find(
-                transitions.live(queue, start),
+                {
+                    **transitions.live(queue, start),
+                    **({"n": {"$exists": False}} if singles else {}),
+                },
                 {"_id": 1, "when": 1},
                 sort=SCAN_ORDER,
                 limit=MAX_BATCH,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, transitions
+from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
 from pyqueue.backends.applying import (
     Settlement,
     SettlementResult,
@@ -17,11 +17,12 @@ from pyqueue.backends.applying import (
 )
 from pyqueue.backends.kind import Kind, lookup, require
 from pyqueue.backends.options import NewMessage, Target
+from pyqueue.backends.pack_settling import packed
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey
-from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.messages import UNCHANGED, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Plan, ServerTime
+from pyqueue.requests import Find, Plan, ServerTime
 
 __all__ = ["MoveOptions", "dump", "move", "move_each"]
 
@@ -70,12 +71,8 @@ def move(
     """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
     require(kind, queue, "move")
     held = arguments.reservations(queue, tuple(each for each, _ in pairs))
-    if key is not None and len(held) > 1:
-        raise ConfigurationError(
-            "key: belongs to one message; move one reservation at a time with it"
-        )
     if key is not None:
-        arguments.key(key)
+        _check_key(key, held)
     edits = _edits(update)
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
         raise ConfigurationError("payload, update: give one of the two, not both")
@@ -88,31 +85,87 @@ def move(
         id(each): payload if payload is UNCHANGED else dump(codec, payload)
         for each, payload in pairs
     }
-    target = yield from _entered(to, held, priority)
-    same: Hashable = ("move", id(target), id(values))
-    settlements = []
-    for each in held:
-        value = values[id(each)]
-        settlement = move_settlement(
+    inside, held = packed(held)
+    _refuse_packed(inside, edits, session)
+    target = yield from _entered(to, [*inside, *held], priority)
+    if inside:
+        yield from _refuse_taken(target, key)
+        some = [(each, values[id(each)]) for each in inside]
+        rest = [
+            (each, payload) for each, payload in pairs if not isinstance(each, PackedReservation)
+        ]
+        yield from pack_settling.each_part(
+            pack_leaving.move(queue, kind, some, target, labels, delay, key, priority),
+            move(queue, kind, rest, to=target, headers=headers, delay=delay, priority=priority),
+        )
+        return
+    settlements = [
+        move_settlement(
             queue,
             kind,
             each,
             target,
-            value,
+            values[id(each)],
             labels,
             key=key,
             delay=delay,
             priority=priority,
             edits=edits,
         )
-        shared = value is UNCHANGED and key is None
-        group = (same, each.priority)
-        settlements.append(settlement._replace(group=group if shared else None))
+        for each in held
+    ]
+    yield from _settle_moves(queue, target, values, settlements, key, session)
+
+
+def _settle_moves(
+    queue: str,
+    target: Target,
+    values: Mapping[int, Any],
+    settlements: Sequence[Settlement],
+    key: str | None,
+    session: object,
+) -> Plan[None]:
+    """Carry moves out. Those that change nothing but the queue share commands."""
+    same: Hashable = ("move", id(target), id(values))
+    grouped = []
+    for each in settlements:
+        shared = values[id(each.held)] is UNCHANGED and key is None
+        grouped.append(each._replace(group=(same, each.held.priority) if shared else None))
     try:
-        yield from settle(queue, settlements, session)
+        yield from settle(queue, grouped, session)
     except DuplicateKey as clash:
-        text = f"key: queue {target.queue!r} has a message with the key {key!r}"
-        raise DuplicateKey(text, keys=[str(key)]) from clash
+        raise _key_taken(target, str(key)) from clash
+
+
+def _key_taken(target: Target, key: str) -> DuplicateKey:
+    text = f"key: queue {target.queue!r} has a message with the key {key!r}"
+    return DuplicateKey(text, keys=[key])
+
+
+def _check_key(key: str, held: Sequence[Reservation[Any]]) -> None:
+    if len(held) > 1:
+        raise ConfigurationError(
+            "key: belongs to one message; move one reservation at a time with it"
+        )
+    arguments.key(key)
+
+
+def _refuse_packed(
+    inside: Sequence[Reservation[Any]], edits: Mapping[str, object], session: object
+) -> None:
+    """Refuse what the move of a message out of its pack cannot do."""
+    if inside and (edits or session is not None):
+        raise ConfigurationError(
+            f"{'update' if edits else 'session'}: message {inside[0].id} shares a document with "
+            "more messages: move it with payload=, without a session"
+        )
+
+
+def _refuse_taken(target: Target, key: str | None) -> Plan[None]:
+    """Refuse a key that is taken before anything is written."""
+    match = {"q": target.queue, "key": key}
+    if key is not None and (yield from Find(match, {"_id": 1}, limit=1)):
+        raise _key_taken(target, key)
 
 
 def _entered(

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from pyqueue.backends.kind import Kind
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
+from pyqueue.requests import Request
 
-__all__ = ["NewMessage", "Options", "Target"]
+__all__ = ["NewMessage", "Options", "QueueShape", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,10 @@ class NewMessage(NamedTuple):
     #: The queue it is for, if a write has several.
     queue: str | None = None
     priority: int | None = None
+
+
+@dataclass(slots=True)
+class QueueShape(Request[Mapping[str, object]]):
+    """The options on which all users of a queue agree, as last read; empty if not known."""
+
+    queue: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -26,7 +26,16 @@ from pyqueue.messages import Id
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
 
-__all__ = ["PushOptions", "enter", "key_taken", "new_document", "push", "replace"]
+__all__ = [
+    "Checked",
+    "PushOptions",
+    "checked",
+    "enter",
+    "key_taken",
+    "new_document",
+    "push",
+    "replace",
+]
 
 V = TypeVar("V")
 
@@ -61,6 +70,56 @@ def push(
     session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
+    given = checked(queue, kind, codec, payloads, headers, keys, on_duplicate, ids, priorities)
+    arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
+    if not given.values:
+        return []
+    now = yield from ServerTime()
+    when = arguments.starting(now, delay, at)
+    documents = given.documents(queue, kind, codec.name, now, when)
+    encoded = list(map(encode, documents))
+    yield from namespace.ensure(queue, kind, options, given.priorities)
+    chosen = () if ids is None else frozenset(id for id in given.ids if id is not None)
+    return (yield from enter(queue, kind, documents, encoded, chosen, on_duplicate, session))
+
+
+class Checked(NamedTuple):
+    """What is pushed: values as they are stored, and what belongs to each."""
+
+    values: list[Any]
+    headers: Mapping[str, Any] | None
+    keys: list[str | None]
+    ids: list[Id | None]
+    priorities: list[int | None]
+
+    def documents(
+        self, queue: str, kind: Kind, type_name: str | None, now: datetime, when: datetime
+    ) -> list[Document]:
+        """Return the documents."""
+        documents: list[Document] = []
+        for value, key, id, priority in zip(
+            self.values, self.keys, self.ids, self.priorities, strict=True
+        ):
+            # a loop is cheaper for one
+            document = new_document(
+                queue, kind, type_name, now, when, value, self.headers, key, id, priority
+            )
+            documents.append(document)
+        return documents
+
+
+def checked(
+    queue: str,
+    kind: Kind,
+    codec: Codec[Any],
+    payloads: Iterable[Any],
+    headers: Mapping[str, Any] | None,
+    keys: Sequence[str | None] | None,
+    on_duplicate: str,
+    ids: Sequence[Id | None] | None,
+    priorities: Sequence[int | None] | None,
+) -> Checked:
+    """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
         payloads = _listed(payloads)
     arguments.one_of("on_duplicate", on_duplicate, ("ignore", "replace", "error"))
@@ -72,22 +131,7 @@ def push(
     wanted = _one_each("priorities", priorities, len(payloads), arguments.priority)
     if priorities is not None and any(each is not None for each in wanted):
         require(kind, queue, "priority")
-    values = list(map(codec.dump, payloads))
-    arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
-    if not payloads:
-        return []
-    now = yield from ServerTime()
-    when = arguments.starting(now, delay, at)
-    type_name = codec.name
-    documents: list[Document] = []
-    for value, key, id, priority in zip(values, names, chosen, wanted, strict=True):
-        # a loop is cheaper for one
-        document = new_document(queue, kind, type_name, now, when, value, labels, key, id, priority)
-        documents.append(document)
-    encoded = list(map(encode, documents))
-    yield from namespace.ensure(queue, kind, options, wanted)
-    given = () if ids is None else frozenset(id for id in chosen if id is not None)
-    return (yield from enter(queue, kind, documents, encoded, given, on_duplicate, session))
+    return Checked(list(map(codec.dump, payloads)), labels, names, chosen, wanted)
 
 
 def _listed(payloads: Iterable[Any]) -> list[Any]:

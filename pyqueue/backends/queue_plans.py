@@ -16,6 +16,8 @@ from pyqueue.backends import (
     managing,
     moving,
     namespace,
+    pack_managing,
+    pack_pushing,
     pushing,
     reading,
     receiving,
@@ -26,6 +28,7 @@ from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.options import Options, Target
+from pyqueue.backends.pack_receiving import claims_of
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Waiting
 from pyqueue.errors import ConfigurationError
@@ -97,7 +100,8 @@ class QueuePlans:
         self, payloads: Iterable[Any], **options: Unpack[PushOptions]
     ) -> Plan[list[Id | None]]:
         """Push messages. Return their ids, with None for each that a taken key kept out."""
-        return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
+        push = pack_pushing.push if _packs(self.kind) else pushing.push
+        return push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     # ---- out
 
@@ -127,6 +131,7 @@ class QueuePlans:
             pop=pop,
             lease=lease,
             misfits=misfits,
+            claims=claims_of(waiting.stock) if _packs(self.kind) else None,
         )
 
     # ---- settled by the holder
@@ -194,10 +199,14 @@ class QueuePlans:
 
     def remove(self, id: Id) -> Plan[bool]:
         """Remove a message that is not held."""
+        if _packs(self.kind):
+            return pack_managing.remove(self.queue, self.kind, id)
         return managing.remove(self.queue, self.kind, self.options.history, id)
 
     def purge(self) -> Plan[int]:
         """Delete the messages that are ready or scheduled."""
+        if _packs(self.kind):
+            return pack_managing.purge(self.queue, self.kind)
         return managing.purge(self.queue, self.kind)
 
     def replay(self, ids: Sequence[Id]) -> Plan[int]:
@@ -218,14 +227,20 @@ class QueuePlans:
 
     def get(self, id: Id) -> Plan[Message[Any] | None]:
         """Return the message with this id, in any state."""
+        if _packs(self.kind):
+            return pack_managing.get(self.queue, self.codec, id)
         return reading.get(self.queue, self.codec, id)
 
     def peek(self, limit: int = 10) -> Plan[list[Message[Any]]]:
         """Return the messages that would be received next."""
+        if _packs(self.kind):
+            return pack_managing.peek(self.queue, self.kind, self.codec, limit)
         return reading.peek(self.queue, self.kind, self.codec, limit)
 
     def counts(self, cap: int | None = None) -> Plan[Counts]:
         """Count the messages by state."""
+        if _packs(self.kind):
+            return pack_managing.counts(self.queue, cap)
         return reading.counts(self.queue, cap)
 
     def next_when(self, start: ScanStart | None = None) -> Plan[datetime | None]:
@@ -237,3 +252,8 @@ class QueuePlans:
     ) -> Plan[list[Finished[Any]]]:
         """Return the finished messages, newest first."""
         return reading.history(self.queue, self.kind, self.codec, limit, since)
+
+
+def _packs(kind: Kind) -> bool:
+    """Return whether messages of a queue may share documents."""
+    return "packs" in kind.capabilities

@@ -19,7 +19,7 @@ from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["backlog", "counts", "due_in", "get", "history", "next_when", "peek", "states"]
+__all__ = ["backlog", "count", "counts", "due_in", "get", "history", "next_when", "peek", "states"]
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
@@ -56,7 +56,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
     if cap is not None:
         arguments.count("cap", cap)
     now = yield from ServerTime()
-    return (yield from AtOneInstant(partial(_count, queue, cap, now)))
+    return (yield from AtOneInstant(partial(count, queue, cap, now)))
 
 
 def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]:
@@ -75,7 +75,8 @@ def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]
     return found
 
 
-def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
+def count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
+    """Count the documents of a queue by state."""
     numbers = {}
     for state, match in states(queue, now).items():
         numbers[state] = yield from Count(match, HOT, cap, session=session)

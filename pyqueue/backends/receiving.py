@@ -8,7 +8,7 @@ cancelled holds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -26,6 +26,7 @@ from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES, Message
+from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,
@@ -40,7 +41,16 @@ from pyqueue.requests import (
     Wait,
 )
 
-__all__ = ["Reception", "Waiting", "accept", "receive"]
+__all__ = [
+    "Claims",
+    "Reception",
+    "Waiting",
+    "accept",
+    "finish_popped",
+    "give_back_excess",
+    "receive",
+    "undo",
+]
 
 #: How long a pause may go unnoticed without a bus.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
@@ -53,6 +63,8 @@ class Waiting(Protocol):
 
     scan: ScanState
     misfits: invalid.Misfits
+    #: The packs of the queue that this client holds.
+    stock: Stock
 
     def wake_next(self, found: bool) -> None:
         """Wake the next consumers, after one has received something or given up."""
@@ -81,6 +93,30 @@ class Reception(NamedTuple):
         return None if self.pop else self.terms.lease_s
 
 
+class Claims(NamedTuple):
+    """How the claims of a queue are made, for a kind with other claims than the standard one."""
+
+    #: Claim once for several callers; see ``_claim_for_callers``.
+    claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
+    #: Give back what was received for a cancelled caller.
+    undo: Callable[[Reception, Sequence[Claimed]], Plan[None]]
+    #: Whether threads share claims.
+    threads: bool = False
+
+    def together(
+        self, how: Reception, scan: ScanState, limits: Limits
+    ) -> Coalesce[Limits, list[Claimed]]:
+        """Return the request of a claim that calls which receive in the same way share."""
+        return Coalesce(
+            how,
+            limits,
+            partial(self.claim, how, scan),
+            undo=partial(self.undo, how),
+            max_in_flight=1,  # concurrent claims of one process would compete
+            threads=self.threads,
+        )
+
+
 def receive(
     queue: str,
     kind: Kind,
@@ -96,8 +132,10 @@ def receive(
     pop: bool = False,
     lease: float | timedelta | None = None,
     misfits: invalid.Misfits | None = None,
+    claims: Claims | None = None,
 ) -> Plan[list[Any]]:
     """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+    claims = claims or _STANDARD
     arguments.count("limit", limit)
     arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
@@ -118,13 +156,7 @@ def receive(
                 yield from _read_record(queue, scan, now)
             yield from recovering.recover_next(queue, scan, now)
             if not scan.paused:
-                claimed = yield from Coalesce(
-                    how,
-                    Limits(limit, max_bytes),
-                    partial(_claim_for_callers, how, scan),
-                    undo=partial(_undo, how),
-                    max_in_flight=1,  # concurrent claims of one process would compete
-                )
+                claimed = yield from claims.together(how, scan, Limits(limit, max_bytes))
                 if claimed:
                     found = True
                     return [message for _, message in claimed]
@@ -182,7 +214,7 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
 # ---- claiming
 
 
-def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back what was received for a cancelled caller."""
     queue, kind = how.terms.queue, how.terms.kind
     if how.pop:
@@ -198,12 +230,12 @@ def _claim_for_callers(
     claimed, finished = yield from _claim_messages(how, scan, limits, room)
     shares, rest = _split(claimed, limits, room)
     if rest:
-        yield from _give_back(how.terms, [document for document, _ in rest])
+        yield from give_back_excess(how.terms, [document for document, _ in rest])
     if not how.pop or finished or not claimed:
         return shares
     now = yield from ServerTime()
     taken = [document for share in shares for document, _ in share]
-    lost = yield from _finish_popped(how.terms, how.history_s, taken, now)
+    lost = yield from finish_popped(how.terms, how.history_s, taken, now)
     return [
         [
             (document, message)
@@ -259,7 +291,7 @@ def _claim_messages(
         wanted = min(limit - len(claimed), MAX_CLAIM)
         documents, ended = yield from claim_next(terms, scan, now, wanted, room, delete=bare)
         if room.excess:
-            yield from _give_back(terms, room.take_excess())
+            yield from give_back_excess(terms, room.take_excess())
         before = len(claimed)
         for document in documents:
             if bare:
@@ -283,7 +315,7 @@ def _wanted(limits: Sequence[Limits]) -> int:
     return sum(each.messages for each in limits)
 
 
-def _give_back(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
+def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
     """Give back what was claimed and is too much: the same place, the try not counted."""
     with suppress(Unavailable):  # then it comes back when the lease lapses
         yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
@@ -357,7 +389,7 @@ def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Docu
     return held
 
 
-def _finish_popped(
+def finish_popped(
     terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
     """Finish what a pop claimed, before a caller gets any of it.
@@ -391,3 +423,6 @@ def _finish_popped(
                 raise Unavailable(text, ids=gone)
             lost |= {(id, token) for id in (tokens if done else map(hashable_id, ids))}
     return lost
+
+
+_STANDARD: Final = Claims(_claim_for_callers, undo)

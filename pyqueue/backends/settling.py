@@ -12,16 +12,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, transitions
+from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
 from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
 from pyqueue.backends.handover import Handover, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.moving import dump
 from pyqueue.backends.options import Options, Target
+from pyqueue.backends.pack_settling import packed
 from pyqueue.backends.pushing import new_document
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import UNCHANGED, Id, Reservation
+from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Plan, ServerTime
 
@@ -43,6 +44,17 @@ def commit(
     """Finish messages."""
     held = arguments.reservations(queue, tuple(given))
     value = UNCHANGED if payload is UNCHANGED else dump(codec, payload)
+    inside, held = packed(held)
+    if inside:
+        if value is not UNCHANGED:
+            raise ConfigurationError(
+                f"payload: message {inside[0].id} shares a document with more messages, and its "
+                "queue keeps no history: leave it out"
+            )
+        mine = pack_settling.commit(queue, kind, inside, session)
+        rest = [commit(queue, kind, codec, history_s, held, session=session)] if held else []
+        yield from pack_settling.each_part(mine, *rest)
+        return
 
     def finish(keyed: bool, now: datetime) -> SettlementUpdate:
         update = kind.finishing(now, "committed", history_s, keyed=keyed)
@@ -113,14 +125,35 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         )
         for each, value in zip(outputs, values, strict=True)
     ]
+    if isinstance(held, PackedReservation):
+        (group, _), *_ = pack_settling.by_pack(queue, kind, [held])
+        handover = Handover(queue, held.pack, held.token, copies)
+        result = yield from pack_leaving.hand_over_bits(group, handover)
+        if result == "lost":
+            yield from discard(handover)
+            raise _lost(held)
+        return
     handover = Handover(queue, held.id, held.token, copies)
     history_s = None if source.options is None else source.options.history
     finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
     match = transitions.holds_filter([held])
     if (yield from hand_over_whole(handover, match, kind, finishing)) == "lost":
         yield from discard(handover)
-        text = f"message {held.id} of queue {queue!r} is no longer held"
-        raise LeaseLost(text, lost=[held])
+        raise _lost(held)
+
+
+def _lost(held: Reservation[Any]) -> LeaseLost:
+    text = f"message {held.id} of queue {held.queue!r} is no longer held"
+    return LeaseLost(text, lost=[held])
+
+
+def _refuse_session(session: object) -> None:
+    """Refuse what takes a message out of its pack by several commands, which lock nothing."""
+    if session is not None:
+        raise ConfigurationError(
+            "session: in a transaction, messages of a pack can only be committed: settle them "
+            "without a session, or push to a queue of another kind"
+        )
 
 
 def rollback(
@@ -135,6 +168,13 @@ def rollback(
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try."""
     held = arguments.reservations(queue, tuple(given))
+    inside, held = packed(held)
+    if inside:
+        _refuse_session(session)
+        whole = rollback(queue, kind, options, held, delay=delay, error=error)
+        mine = pack_leaving.rollback(queue, kind, options, inside, delay=delay, error=error)
+        yield from pack_settling.each_part(mine, whole)
+        return
     given_delay_s = None if delay is None else arguments.duration("delay", delay)
     record = None if error is None else error_record(error, (yield from ServerTime()))
     dead_letter: Target | None = None
@@ -157,6 +197,11 @@ def rollback(
 def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
     """Give messages back unprocessed: to their old places, the tries not counted."""
     held = arguments.reservations(queue, tuple(given))
+    inside, held = packed(held)
+    if inside:
+        mine = pack_leaving.release(queue, kind, inside)
+        yield from pack_settling.each_part(mine, release(queue, kind, held))
+        return
     yield from settle(
         queue,
         [
@@ -184,6 +229,12 @@ def bury(
                 f"reservations: message {each.id} is in a dead-letter queue already; commit it, or "
                 "redrive() the queue"
             )
+    inside, held = packed(held)
+    if inside:
+        mine = pack_leaving.bury(queue, kind, dead_letter, inside, error=error)
+        whole = bury(queue, kind, dead_letter, held, error=error)
+        yield from pack_settling.each_part(mine, whole)
+        return
     record = None if error is None else error_record(error, (yield from ServerTime()))
     levels = {each.priority for each in held}
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
@@ -240,4 +291,10 @@ def _checkpoint(state: Any, now: datetime) -> SettlementUpdate:
 
 def _write(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
     (reservation,) = arguments.reservations(queue, (held,))
+    if isinstance(reservation, PackedReservation):
+        raise ConfigurationError(
+            f"reservation: message {reservation.id} shares a document with more messages, which "
+            "cannot store progress or checkpoints: push it with a key, or to a queue of another "
+            "kind"
+        )
     yield from settle(queue, [Settlement(reservation, build)])

@@ -16,7 +16,7 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue.backends.encoded import FindEncoded
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import Kind, refuse_packs
 from pyqueue.backends.namespace import HOT, record_id
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.messages import Id
@@ -60,6 +60,8 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     Each bound is found from the one before it, so together the looks walk over the index once. The
     sizes differ by more than one only if messages come or go meanwhile.
     """
+    remedy = "Spark cannot read them; push to a queue of another kind"
+    refuse_packs(kind, queue, "queue", remedy)
     now = yield from ServerTime()
     if parts == 1:
         return [Slice(now, None, None)]

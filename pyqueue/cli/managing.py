@@ -82,6 +82,10 @@ def reshape(
         float | None,
         typer.Option(metavar="SECONDS", help="Of a stream: how long messages are kept."),
     ] = None,
+    pack: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of a bucket: how many messages one document has at most."),
+    ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -89,8 +93,8 @@ def reshape(
 ) -> None:
     """Change the options of a queue on which all programs agree. They follow within 5 s."""
     with connect(url, namespace, signals) as client:
-        client.reshape(name, strict=strict, retention=retention)
-    given = {"strict": strict, "retention": retention}
+        client.reshape(name, strict=strict, retention=retention, pack=pack)
+    given = {"strict": strict, "retention": retention, "pack": pack}
     changed = {option: value for option, value in given.items() if value is not None}
     if as_json:
         emit({"queue": name, **changed})

@@ -67,6 +67,7 @@ class QueuePart(Part):
     poll: float | None = None
     kind: str | None = None
     strict: bool | None = None
+    pack: int | None = None
     backoff: BackoffPart | None = None
 
     def options(self) -> dict[str, Any]:

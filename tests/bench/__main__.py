@@ -17,6 +17,7 @@ from rich.console import Console
 from tests.bench import (
     batches,
     bound,
+    buckets,
     concurrency,
     cpu,
     depth,
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Section] = {
     "concurrency": concurrency.run,
     "depth": depth.run,
     "tombstones": tombstones.run,
+    "buckets": buckets.run,
     "priorities": priorities.run,
     "wakeups": wakeups.run,
     "idle": idle.run,

@@ -24,6 +24,8 @@ from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near
 from tests.support.eventually import eventually
 
+pytestmark = pytest.mark.needs("claims")
+
 
 class Oops(Exception):
     """Raised by a block."""

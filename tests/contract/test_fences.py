@@ -208,6 +208,7 @@ def test_both_reservations_of_one_message_in_one_batch(
 
 
 @each_batch
+@pytest.mark.needs("documents")
 def test_expired_message_finished_elsewhere_is_lost(
     world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
@@ -221,6 +222,7 @@ def test_expired_message_finished_elsewhere_is_lost(
     assert caught.value.unknown == []
 
 
+@pytest.mark.needs("documents")
 def test_token_without_the_id_settles_nothing(world: World, queue: AnyQueue) -> None:
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)

@@ -93,6 +93,7 @@ def test_move_many(queue: AnyQueue, other: AnyQueue) -> None:
     queue.move_many([], to=other)
 
 
+@pytest.mark.needs("documents")
 def test_move_many_reports_lost_reservations(
     world: World, queue: AnyQueue, other: AnyQueue
 ) -> None:

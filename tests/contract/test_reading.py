@@ -57,6 +57,7 @@ def test_peek_takes_nothing(world: World, queue: AnyQueue) -> None:
     assert queue.peek() == []
 
 
+@pytest.mark.needs("documents")
 def test_counts(world: World, queue: AnyQueue) -> None:
     assert queue.counts() == Counts()
     queue.push_many(range(6))
@@ -71,6 +72,7 @@ def test_counts(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 7
 
 
+@pytest.mark.needs("documents")
 def test_counts_stop_at_a_cap(queue: AnyQueue) -> None:
     queue.push_many(range(6))
     queue.push_many(range(2), delay=60)
@@ -115,6 +117,7 @@ def test_remove(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+@pytest.mark.needs("documents")
 def test_purge(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     assert queue.purge() == 0
     queue.push_many(range(5), keys=["a", None, None, None, None])
@@ -294,6 +297,7 @@ def test_queues_without_a_record_are_listed(world: World, name: str) -> None:
     world.raw(f"ns_{name}").drop()
 
 
+@pytest.mark.needs("documents")
 def test_queues_stop_counting_at_a_cap(world: World, name: str) -> None:
     client = world.connect(namespace=f"ns_{name}")
     queue = client.queue("a")

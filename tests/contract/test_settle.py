@@ -64,6 +64,7 @@ def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) ->
     assert queue.counts().total == 0
 
 
+@pytest.mark.needs("documents")
 def test_batch_with_lost_leases_settles_the_rest(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(4))
     held = queue.reserve_many(4, timeout=0)
@@ -78,6 +79,7 @@ def test_batch_with_lost_leases_settles_the_rest(world: World, queue: AnyQueue) 
     queue.commit(again)
 
 
+@pytest.mark.needs("documents")
 def test_batch_without_history_reports_unknown_for_gone(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
@@ -280,6 +282,7 @@ class TestLastTry:
             queue.commit(held)
 
     @pytest.mark.parametrize("limit", [1, 3, 200])
+    @pytest.mark.needs("documents")
     def test_claim_scans_on_after_burying_every_message(
         self, world: World, name: str, limit: int
     ) -> None:
@@ -355,6 +358,7 @@ def test_extend_keeps_an_expired_unclaimed_lease(world: World, queue: AnyQueue) 
     assert queue.reserve(0) is None
 
 
+@pytest.mark.needs("documents")
 def test_extend_reports_lost_reservations(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)

@@ -173,6 +173,7 @@ class TestTransactions:
         assert queue.counts().total == 0
         assert other.counts().ready == 2
 
+    @pytest.mark.needs("documents")
     def test_short_lease_is_refused(self, world: World, queue: AnyQueue, other: AnyQueue) -> None:
         queue.push_many(["a", "b"])
         held = queue.reserve(0, lease=60)
@@ -259,6 +260,7 @@ class TestTransactions:
         thread.join(10)  # the fallback poll is at 15 s
         assert answers[0].payload == "x"
 
+    @pytest.mark.needs("documents")
     def test_lost_lease_raises_inside_the_transaction(self, world: World, queue: AnyQueue) -> None:
         from pyqueue import LeaseLost
 

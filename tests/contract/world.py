@@ -18,9 +18,11 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from bson.codec_options import CodecOptions
 
 from pyqueue import AsyncClient, Client, Reservation
+from pyqueue.backends.bucket import Bucket
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.priority import Priority
 from pyqueue.backends.standard import Standard
+from pyqueue.messages import PackedReservation
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
@@ -58,6 +60,9 @@ class Place:
     def offers(self) -> frozenset[str]:
         """Return the features that tests may need."""
         more = {"sessions"} if self.server else {"no sessions"}
+        if "packs" not in self.kind.capabilities:
+            # Each message is a document of its own, and can be claimed by name.
+            more |= {"documents", "claims"}
         # The messages of one priority are handed out first in, first out.
         more |= {"newest"} if self.kind.name == "newest" else {"fifo", self.kind.name}
         return self.kind.capabilities | more
@@ -66,7 +71,8 @@ class Place:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
         if self.kind.name != "standard":
             if self.driver == "asyncmongo":
-                return self.kind.name == "priority" and file in ASYNC_KIND_FILES
+                own = self.kind.name in ("priority", "bucket")
+                return own and file in ASYNC_KIND_FILES
             return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
         if self.driver == "motor":
             return file in MOTOR_FILES
@@ -95,6 +101,7 @@ ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
 KIND_FILES: Final = {
     "test_kinds",
     "test_priority",
+    "test_buckets",
     "test_receive",
     "test_settle",
     "test_move",
@@ -102,13 +109,13 @@ KIND_FILES: Final = {
 }
 #: Those that it runs on an async client of a server, for a kind with an index and plans of claims
 #: that the standard kind has not.
-ASYNC_KIND_FILES: Final = {"test_priority", "test_receive", "test_settle"}
+ASYNC_KIND_FILES: Final = {"test_priority", "test_buckets", "test_receive", "test_settle"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
     *(
         Place(driver, kind)
-        for kind in (Newest(), Priority())
+        for kind in (Newest(), Priority(), Bucket())
         for driver in ("memory", "pymongo", "asyncmongo")
     ),
 ]
@@ -153,7 +160,8 @@ class World:
         """Let leases expire without waiting; ``known``: the holder's clock agrees."""
         for each in reservations:
             assert each is not None
-            past = self.ready(each.id, token=each.token)
+            id = each.pack if isinstance(each, PackedReservation) else each.id
+            past = self.ready(id, token=each.token)
             if known:
                 each.until = past
 

@@ -15,11 +15,13 @@ import bson
 
 import signals
 from pyqueue.backends import namespace
+from pyqueue.backends.options import QueueShape
 from pyqueue.drivers import Driver
 from pyqueue.errors import MissingIndex, Unavailable
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
+    AtOneInstant,
     Coalesce,
     Command,
     Delete,
@@ -28,6 +30,7 @@ from pyqueue.requests import (
     FindAndModify,
     ForgetQueue,
     Insert,
+    Latecomers,
     Listen,
     MonotonicTime,
     Plan,
@@ -37,6 +40,7 @@ from pyqueue.requests import (
     UpdateEach,
     Wait,
 )
+from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 
 __all__ = ["WRITES", "Cut", "Steps", "lost_reply", "lost_request"]
@@ -94,6 +98,8 @@ class Steps:
         self.driver.run(namespace.ping())
         self.seconds = 0.0
         self.signals: list[tuple[str, datetime | None]] = []
+        #: The waiters that hear signals. Their topic is the name of their queue.
+        self.listeners: list[Waiters] = []
         #: The commands of the last plan.
         self.commands: list[Command[Any]] = []
         if before:
@@ -166,10 +172,18 @@ class Steps:
                     request.queue, request.kind, None, request.shape
                 )
                 return (yield from self._drive(record, fault, commands))[0]
-            case ForgetQueue():
+            case QueueShape():
+                found = self.collection.find_one({"_id": namespace.record_id(request.queue)})
+                return {} if found is None else found.get("shape", {})
+            case ForgetQueue() | Latecomers():
                 return None
             case Signal():
+                for each in self.listeners:
+                    if each.topic == request.queue:
+                        each.on_signal(request.when, self.now)
                 return self.signals.append((request.queue, request.when))
+            case AtOneInstant():
+                return (yield from self._drive(request.plan(None), fault, commands))
             case Coalesce():
                 batch = request.batch([request.item])
                 return (yield from self._drive(batch, fault, commands))[0]

@@ -1,0 +1,39 @@
+"""The kind "bucket": messages that are pushed together share a document, a pack; see ``packs``.
+
+What cannot be packed is an ordinary message of the same queue, and claims take both in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pyqueue.backends.kind import IndexTerms, register
+from pyqueue.backends.standard import Standard
+
+__all__ = ["DEFAULT_PACK", "PACKS", "Bucket"]
+
+#: How many messages a pack has at most, unless the queue says otherwise.
+DEFAULT_PACK: Final = 500
+#: The index that counts what the packs have.
+PACKS: Final = "packs"
+
+
+@register
+class Bucket(Standard):
+    """Many messages in one document, each of them claimed and settled alone. Without history."""
+
+    name = "bucket"
+    capabilities = frozenset({"dead_letter", "keys", "move", "packs"})
+    shape: Mapping[str, object] = MappingProxyType({"pack": DEFAULT_PACK})
+    held_fields = (*Standard.held_fields, "c", "orderly")
+    bare_pop = False
+    indexes: Mapping[str, IndexTerms] = MappingProxyType(
+        {
+            PACKS: (
+                [("q", 1), ("when", 1), ("n", 1), ("token", 1)],
+                {"partialFilterExpression": {"n": {"$exists": True}}},
+            )
+        }
+    )

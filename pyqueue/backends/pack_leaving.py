@@ -1,0 +1,279 @@
+"""Packs: how a message leaves its pack and goes on as an ordinary message.
+
+It does so if it is buried or moved, or waits for another try apart from the rest of its pack.
+Two documents change: the pack has it no more, and a new document begins with the same id. The plans
+of ``handover`` do this without a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyqueue import arguments, packs
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.handover import Handover, Result, hand_over
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import Options, Target
+from pyqueue.backends.pack_settling import (
+    Group,
+    Held,
+    by_pack,
+    each_part,
+    end_claim,
+    give_back,
+    raise_lost,
+    roll_back_whole,
+    still_held,
+)
+from pyqueue.errors import Unavailable
+from pyqueue.messages import UNCHANGED, PackedReservation
+from pyqueue.payloads import encode
+from pyqueue.requests import Document, Find, Plan, ServerTime
+
+__all__ = [
+    "Leaver",
+    "Make",
+    "burial",
+    "bury",
+    "hand_over_bits",
+    "leave",
+    "move",
+    "release",
+    "rollback",
+]
+
+ErrorRecord = Mapping[str, Any] | None
+#: Makes the document of a message that leaves, from what the pack stores of it and the instant.
+Make = Callable[[Document, datetime], Document]
+#: A place, and how its document is made.
+Leaver = tuple[int, Make]
+
+
+def leave(group: Group, leavers: Sequence[Leaver]) -> Plan[tuple[int, int]]:
+    """Take messages out of a pack.
+
+    Args:
+        group: the claim that holds them.
+        leavers: the messages.
+
+    Returns:
+        The bits of those that were not held any more, and of those of which that is not known.
+    """
+    fields = {"b": 1, "type": 1, "pushed": 1, "trail": 1, "token": 1}
+    found = yield from Find({"_id": group.pack, "token": group.token}, fields, limit=1)
+    bits, lost = group.bits, 0
+    now = yield from ServerTime()
+    hold = group.hold
+    copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
+    for _, copy in copies:
+        encode(copy)  # nothing is written if one of them is too large
+    while bits:
+        still = yield from still_held(group._replace(bits=bits))
+        lost |= bits & ~still
+        bits = still
+        if not bits:
+            break
+        some = [copy for place, copy in copies if bits >> place & 1]
+        handover = Handover(group.queue, group.pack, group.token, some)
+        result = yield from hand_over_bits(group._replace(bits=bits), handover)
+        if result == "done":
+            return lost, 0
+        if result == "unknown":
+            return lost, bits
+    if hold and lost:
+        hold.begin_leaving()
+        hold.settled(lost, None, matched=True)
+    yield from end_claim(group)
+    return lost, 0
+
+
+def hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
+    """Take messages out of a pack, and let documents begin."""
+    hold = group.hold
+    if hold:
+        hold.begin_leaving()
+    try:
+        result = yield from hand_over(handover, group.fence, packs.setting(group.bits))
+    except BaseException:
+        if hold:
+            hold.lose()
+        raise
+    if hold:
+        hold.settled(group.bits if result == "done" else 0, None, matched=result == "done")
+    if result == "done":
+        yield from end_claim(group)
+    return result
+
+
+def _stored(pack: Document, place: int) -> Document:
+    """Return what a message takes along from its pack."""
+    kept = ("_id", "pushed", "type", "headers", "trail", "payload")
+    document = packs.document_in(pack, place)
+    return {name: document[name] for name in kept if name in document}
+
+
+def _passed(document: Document, queue: str, now: datetime) -> dict[str, Any]:
+    """Return the trail of a message that leaves its queue."""
+    trail = [*document.get("trail", ()), {"q": queue, "at": now}]
+    return {"trail": trail[-transitions.TRAIL_LENGTH :]}
+
+
+def _leave_each(
+    queue: str,
+    held: Held,
+    groups: Sequence[tuple[Group, Held]],
+    make: Callable[[PackedReservation[Any]], Make],
+) -> Plan[None]:
+    lost: list[PackedReservation[Any]] = []
+    unknown: list[PackedReservation[Any]] = []
+    for number, (group, members) in enumerate(groups):
+        leavers = [(each.place, make(each)) for each in members]
+        try:
+            gone, unclear = yield from leave(group, leavers)
+        except Unavailable as error:
+            ids = [each.id for _, some in groups[number:] for each in some]
+            raise Unavailable(str(error), ids=ids) from error
+        lost += [each for each in members if gone >> each.place & 1]
+        unknown += [each for each in members if unclear >> each.place & 1]
+    raise_lost(queue, held, lost, unknown)
+
+
+# ---- back to the queue
+
+
+def rollback(
+    queue: str,
+    kind: Kind,
+    options: Options,
+    held: Held,
+    *,
+    delay: float | timedelta | None = None,
+    error: BaseException | str | None = None,
+) -> Plan[None]:
+    """Give messages back for another try, and bury those that had their last try.
+
+    All of a pack wait together, in their pack.
+    """
+    given_s = None if delay is None else arguments.duration("delay", delay)
+    record = None if error is None else error_record(error, (yield from ServerTime()))
+    last: list[PackedReservation[Any]] = []
+    rest: list[tuple[Group, Held]] = []
+    for group, members in by_pack(queue, kind, held):
+        tries = members[0].tries
+        if options.max_tries is not None and tries >= options.max_tries:
+            last += members
+            continue
+        delay_s = options.backoff.delay(tries) if given_s is None else given_s
+        if not (yield from roll_back_whole(group, delay_s, record)):
+            rest.append((group, members))
+
+    def make(each: PackedReservation[Any]) -> Make:
+        delay_s = options.backoff.delay(each.tries) if given_s is None else given_s
+
+        def waiting(stored: Document, now: datetime) -> Document:
+            when = now + timedelta(milliseconds=round(delay_s * 1000))
+            put = kind.entering(queue, when) | {"tries": each.tries}
+            why = record or each.error
+            return stored | put | ({} if why is None else {"error": why})
+
+        return waiting
+
+    burials = [_bury(queue, kind, options.dead_letter, last, "tries", record)] if last else []
+    yield from each_part(*burials, _leave_each(queue, held, rest, make))
+
+
+def release(queue: str, kind: Kind, held: Held) -> Plan[None]:
+    """Give messages back unprocessed, the tries not counted."""
+    rest: list[tuple[Group, Held]] = []
+    for group, members in by_pack(queue, kind, held):
+        if not (yield from give_back(group)):
+            rest.append((group, members))
+
+    def make(each: PackedReservation[Any]) -> Make:
+        put = kind.entering(queue, each.when) | {"tries": each.tries - 1}
+        why = {} if each.error is None else {"error": each.error}
+        return lambda stored, now: stored | put | why
+
+    yield from _leave_each(queue, held, rest, make)
+
+
+# ---- to another queue
+
+
+def bury(
+    queue: str,
+    kind: Kind,
+    dead_letter: str,
+    held: Held,
+    *,
+    error: BaseException | str | None = None,
+) -> Plan[None]:
+    """Send messages to the dead-letter queue now."""
+    record = None if error is None else error_record(error, (yield from ServerTime()))
+    yield from _bury(queue, kind, dead_letter, held, "buried", record)
+
+
+def _bury(
+    queue: str, kind: Kind, dead_letter: str, held: Held, reason: str, record: ErrorRecord
+) -> Plan[None]:
+    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
+
+    def make(each: PackedReservation[Any]) -> Make:
+        return burial(queue, target, reason, each.tries, record or each.error)
+
+    yield from _leave_each(queue, held, by_pack(queue, kind, held), make)
+
+
+def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:
+    """Return what makes the document of a message that is buried."""
+
+    def buried(stored: Document, now: datetime) -> Document:
+        document = stored | target.kind.entering(target.queue, now) | _passed(stored, queue, now)
+        death = {"reason": reason, "tries": tries, "error": error}
+        document["dead"] = {"from": queue, "at": now, **death}
+        return document | ({} if error is None else {"error": error})
+
+    return buried
+
+
+def move(
+    queue: str,
+    kind: Kind,
+    held: Sequence[tuple[PackedReservation[Any], Any]],
+    target: Target,
+    headers: Mapping[str, Any],
+    delay: float | timedelta | None,
+    key: str | None,
+    priority: int | None,
+) -> Plan[None]:
+    """Pass messages on to another queue. ``held``: reservations, each with its stored payload.
+
+    A payload may be UNCHANGED.
+    """
+    values = {id(each): value for each, value in held}
+
+    def make(each: PackedReservation[Any]) -> Make:
+        value = values[id(each)]
+
+        def moved(stored: Document, now: datetime) -> Document:
+            when = arguments.starting(now, delay, None)
+            put = target.kind.entering(target.queue, when, priority)
+            document = stored | put | _passed(stored, queue, now)
+            document.pop("type", None)
+            if target.codec.name is not None:
+                document["type"] = target.codec.name
+            if labels := {**stored.get("headers", {}), **headers}:
+                document["headers"] = labels
+            if key is not None:
+                document["key"] = key
+            if value is not UNCHANGED:
+                document["payload"] = value
+            return document
+
+        return moved
+
+    reservations = [each for each, _ in held]
+    yield from _leave_each(queue, reservations, by_pack(queue, kind, reservations), make)

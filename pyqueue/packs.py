@@ -1,0 +1,227 @@
+"""Packs: many messages in one document, each of them claimed and settled alone. All of it is pure.
+
+A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
+of a message, without a payload, it has::
+
+    b        the messages: [{p: payload, h: headers}]. They never change
+    done     bits: which of them have left the pack, 62 in each number
+    n        how many are left: the number of clear bits
+    z        the size of the messages in bytes
+    c        how often it was claimed
+    orderly  the last of its claims that ended in order; level: see below
+    handed   copies of messages that left it and must still be shown; see ``handover``
+
+The id of a message is "<_id of the pack>:<place>". Its holder is known by the pack, the token and
+the place. A settlement matches the token and the clear bit and sets the bit, in one update. So each
+message is settled once, and a former holder changes nothing.
+
+A claim that does not end in order has lapsed: perhaps one message ends its consumers. The next
+claims of the pack hand out only a *window*, of 100 messages, then 10, then one. What ends its
+consumer alone leaves the pack, as an ordinary message. If a window is fine, the next one has the
+same size. It grows again once the part of the pack where a claim lapsed is over. The level of a
+pack says which size is next: 0 is the whole pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import bson
+from bson import Int64, ObjectId
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue.messages import MAX_PACK
+from pyqueue.payloads import OPTIONS
+from pyqueue.requests import Document
+
+__all__ = [
+    "MAX_PACK_BYTES",
+    "alive_of",
+    "bits_set",
+    "clear",
+    "document_in",
+    "done_of",
+    "first_place",
+    "full",
+    "is_pack",
+    "level_of",
+    "message_id",
+    "new_pack",
+    "next_level",
+    "place_of",
+    "places",
+    "setting",
+    "window",
+]
+
+#: The most bytes of the messages of a pack.
+MAX_PACK_BYTES: Final = 4 * 2**20
+#: How many bits one number has: a number of the server has 64, and the highest is the sign.
+_WORD: Final = 62
+_SIZES: Final = (100, 10, 1)
+
+
+def message_id(pack: ObjectId, place: int) -> str:
+    """Return the id of a message in a pack."""
+    return f"{pack}:{place}"
+
+
+def place_of(id: object) -> tuple[ObjectId, int] | None:
+    """Return the pack and the place that an id names, or None if it is another id."""
+    if not isinstance(id, str):
+        return None
+    pack, colon, place = id.partition(":")
+    if not colon or not (place.isascii() and place.isdecimal()) or len(place) > 4:
+        return None
+    valid = len(pack) == 24 and ObjectId.is_valid(pack) and int(place) < MAX_PACK
+    return (ObjectId(pack), int(place)) if valid else None
+
+
+def new_pack(
+    id: ObjectId,
+    entering: Mapping[str, Any],
+    pushed: datetime,
+    type_name: str | None,
+    entries: Sequence[RawBSONDocument],
+) -> RawBSONDocument:
+    """Return the document of a pack. ``entering`` are the fields of what enters its queue."""
+    document: Document = {"_id": id, **entering, "pushed": pushed}
+    if type_name is not None:
+        document["type"] = type_name
+    document |= {"n": len(entries), "c": 0, "z": sum(len(each.raw) for each in entries)}
+    document |= {"done": [Int64(0)] * -(-len(entries) // _WORD), "handed": [], "b": entries}
+    return RawBSONDocument(bson.encode(document, codec_options=OPTIONS))
+
+
+def is_pack(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document is a pack."""
+    return "payload" not in document and isinstance(document.get("b"), list)
+
+
+def document_in(pack: Mapping[str, Any], place: int) -> Document:
+    """Return a message of a pack as a document of its queue."""
+    entry = pack["b"][place]
+    names = ("q", "when", "due", "pushed", "tries", "type", "error", "trail")
+    held = ("token", "owner", "reserved")
+    document: Document = {"_id": message_id(pack["_id"], place)}
+    document |= {name: pack[name] for name in (*names, *held) if name in pack}
+    if "h" in entry:
+        document["headers"] = entry["h"]
+    return document | {"payload": entry["p"]}
+
+
+# ---- bits
+
+
+def full(size: int) -> int:
+    """Return the bits of all messages of a pack."""
+    return (1 << size) - 1
+
+
+def done_of(document: Mapping[str, Any]) -> int:
+    """Return the bits of the messages that have left a pack."""
+    done = 0
+    for index, word in enumerate(document["done"]):
+        done |= int(word) << (index * _WORD)
+    return done
+
+
+def alive_of(document: Mapping[str, Any]) -> int:
+    """Return the bits of the messages that a pack still has."""
+    return full(len(document["b"])) & ~done_of(document)
+
+
+def bits_set(numbers: Iterable[int]) -> int:
+    """Return the bits of these places."""
+    bits = 0
+    for each in numbers:
+        bits |= 1 << each
+    return bits
+
+
+def places(bits: int) -> Iterator[int]:
+    """Yield the places whose bits are set, in order."""
+    base = 0
+    while bits:
+        word = bits & 0xFFFFFFFFFFFFFFFF
+        while word:
+            low = word & -word
+            yield base + low.bit_length() - 1
+            word ^= low
+        bits >>= 64
+        base += 64
+
+
+def first_place(bits: int) -> int:
+    """Return the first place whose bit is set."""
+    return (bits & -bits).bit_length() - 1
+
+
+def _words(bits: int) -> Iterator[tuple[str, Int64]]:
+    index = 0
+    while bits:
+        word = bits & ((1 << _WORD) - 1)
+        if word:
+            yield f"done.{index}", Int64(word)
+        bits >>= _WORD
+        index += 1
+
+
+def clear(bits: int) -> dict[str, Any]:
+    """Return the filter of a pack that still has these messages."""
+    return {name: {"$bitsAllClear": word} for name, word in _words(bits)}
+
+
+def setting(bits: int) -> dict[str, dict[str, Any]]:
+    """Return the update by which these messages leave a pack."""
+    if not bits:
+        return {}
+    change: dict[str, dict[str, Any]] = {"$inc": {"n": -bits.bit_count()}}
+    change["$bit"] = {name: {"or": word} for name, word in _words(bits)}
+    return change
+
+
+# ---- windows
+
+
+def _ladder(size: int) -> list[int]:
+    return [each for each in _SIZES if each < size or each == 1]
+
+
+def level_of(document: Mapping[str, Any]) -> int:
+    """Return the level of a pack that was just claimed. Each claim that lapsed adds one."""
+    lapses = int(document["c"]) - 1 - int(document.get("orderly", 0))
+    return int(document.get("level", 0)) + max(0, lapses)
+
+
+def window(size: int, alive: int, level: int) -> int | None:
+    """Return which messages a claim hands out. None: the first one has to leave the pack."""
+    if not level or not alive:
+        return alive
+    ladder = _ladder(size)
+    if level > len(ladder):
+        return None
+    step = ladder[level - 1]
+    start = first_place(alive) // step * step
+    return alive & (full(step) << start)
+
+
+def next_level(size: int, first: int, alive: int, level: int) -> int:
+    """Return the level of a pack after a claim of this level ended in order.
+
+    Args:
+        size: how many messages the pack had.
+        first: the first place of the window.
+        alive: what the pack has now.
+        level: the level of the claim.
+    """
+    ladder = _ladder(size)
+    level = min(level, len(ladder))
+    if not alive:
+        return level
+    then = first_place(alive)
+    while level > 1 and first // ladder[level - 2] != then // ladder[level - 2]:
+        level -= 1
+    return level

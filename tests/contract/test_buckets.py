@@ -1,0 +1,274 @@
+"""Buckets: messages in packs look like any other messages to callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from pyqueue import ConfigurationError, Counts, DuplicateKey, InvalidMessage, LeaseLost, QueueInfo
+from tests.contract.world import AnyClient, AnyQueue, World
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.needs("packs")
+
+
+@pytest.fixture
+def queue(client: AnyClient, name: str) -> AnyQueue:
+    """Return an empty bucket with packs of five."""
+    return client.queue(name, pack=5)
+
+
+def test_messages_of_a_push_share_packs(world: World, queue: AnyQueue) -> None:
+    ids = queue.push_many(range(11), headers={"h": 1})
+    (single,) = ids[10:]
+    assert isinstance(single, ObjectId)
+    packs = {str(id).partition(":")[0] for id in ids[:10]}
+    assert len(packs) == 2
+    for pack in packs:
+        assert world.document(ObjectId(pack))["n"] == 5
+    held = queue.reserve_many(20, timeout=0)
+    assert [each.id for each in held] == ids
+    assert [each.payload for each in held] == list(range(11))
+    assert all(each.headers == {"h": 1} for each in held)
+    queue.commit(*held)
+    assert queue.counts() == Counts()
+    assert queue.next_when() is None
+
+
+def test_counts_add_up_the_packs(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(range(10))
+    queue.push("later", delay=60)
+    assert queue.counts() == Counts(ready=10, scheduled=1)
+    held = queue.reserve_many(2, timeout=0)
+    assert queue.counts() == Counts(ready=5, scheduled=1, reserved=5), "the rest of the pack"
+    assert queue.counts(cap=3) == Counts(ready=3, scheduled=1, reserved=3)
+    queue.commit(held[0])
+    shown = {each.name: each for each in client.queues()}[queue.name]
+    counts = Counts(ready=5, scheduled=1, reserved=4)
+    assert shown == QueueInfo(queue.name, counts, False, "bucket")
+    queue.release(held[1])
+    assert queue.counts() == Counts(ready=9, scheduled=1)
+
+
+def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
+    ids = queue.push_many(["a", "b", "c"])
+    found = queue.get(ids[1])
+    assert found is not None
+    assert (found.payload, found.state, found.tries) == ("b", "ready", 0)
+    assert [each.id for each in queue.peek(2)] == ids[:2]
+    assert queue.remove(ids[1])
+    assert not queue.remove(ids[1])
+    assert queue.get(ids[1]) is None
+    assert [each.id for each in queue.peek()] == [ids[0], ids[2]]
+    held = queue.reserve(0)
+    assert held is not None
+    found = queue.get(ids[2])
+    assert found is not None
+    assert found.state == "reserved"
+    assert not queue.remove(ids[2]), "the process holds the pack"
+    queue.commit(held)
+    assert queue.get(f"{ObjectId()}:1") is None
+    assert not queue.remove(f"{ids[0]}0")
+
+
+def test_removed_message_is_not_delivered(world: World, queue: AnyQueue) -> None:
+    ids = queue.push_many(range(3))
+    queue.commit(queue.reserve(0))
+    world.raw().update_one({"n": 2}, {"$set": {"when": datetime.now(UTC) - timedelta(seconds=1)}})
+    assert world.connect().queue(queue.name).remove(ids[1]), "nothing of the pack is held"
+    again = queue.reserve_many(3, timeout=0)
+    assert [each.payload for each in again] in ([2], [])
+    queue.commit(*again)
+
+
+def test_purge_counts_messages(queue: AnyQueue) -> None:
+    ids = queue.push_many(range(12), keys=["k", *[None] * 11])
+    held = queue.reserve_many(2, timeout=0)
+    reserved = queue.counts().reserved
+    assert queue.purge() == 12 - reserved
+    assert queue.counts() == Counts(reserved=reserved)
+    queue.commit(*held)
+    assert len(ids) == 12
+
+
+def test_settled_once_and_fenced_by_place(queue: AnyQueue) -> None:
+    queue.push_many(range(5))
+    held = queue.reserve_many(5, timeout=0)
+    queue.commit(*held[1:3])
+    with pytest.raises(LeaseLost) as caught:
+        queue.commit(*held)
+    assert caught.value.lost == held[1:3]
+    assert caught.value.unknown == []
+    assert queue.counts() == Counts()
+
+
+def test_former_holder_changes_nothing(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(range(5))
+    held = queue.reserve_many(5, timeout=0)
+    queue.commit(held[0])
+    world.lapse(held[1])
+    second = world.connect().queue(queue.name)
+    again = second.reserve_many(5, timeout=0)
+    assert [each.payload for each in again] == [1], "what lapsed comes one by one"
+    before = world.document(held[0].pack)
+    calls: list[Callable[[], Any]] = [
+        lambda: queue.commit(*held[1:]),
+        lambda: queue.rollback(*held[1:]),
+        lambda: queue.release(*held[1:]),
+        lambda: queue.bury(*held[1:]),
+        lambda: queue.extend(*held[1:]),
+        lambda: queue.move(*held[1:], to=f"{queue.name}-x"),
+    ]
+    for call in calls:
+        with pytest.raises(LeaseLost) as caught:
+            call()
+        assert caught.value.lost == held[1:]
+    assert world.document(held[0].pack) == before
+    second.commit(*again)
+
+
+def test_parts_of_a_pack_go_their_ways(client: AnyClient, queue: AnyQueue, name: str) -> None:
+    ids = queue.push_many(range(5), headers={"h": 1})
+    held = queue.reserve_many(5, timeout=0)
+    queue.bury(held[0], error="why")
+    queue.move(held[1], to=f"{name}-x", payload="new", headers={"g": 2}, delay=60)
+    queue.rollback(held[2], delay=timedelta(minutes=5), error=ValueError("no"))
+    queue.commit(held[3], held[4])
+    dead = client.queue(f"{name}.dead", kind="standard").get(ids[0])
+    assert (dead.payload, dead.headers, dead.dead["from"]) == (0, {"h": 1}, name)
+    assert dead.dead["error"]["message"] == "why"
+    moved = client.queue(f"{name}-x", kind="standard").get(ids[1])
+    assert (moved.payload, moved.headers, moved.state) == ("new", {"h": 1, "g": 2}, "scheduled")
+    assert [stop["q"] for stop in moved.trail] == [name]
+    waits = queue.get(ids[2])
+    assert (waits.payload, waits.tries, waits.state) == (2, 1, "scheduled")
+    assert waits.error["type"] == "ValueError"
+    assert queue.counts() == Counts(scheduled=1)
+    assert client.queue(f"{name}.dead", kind="standard").redrive() == 1
+    again = queue.reserve(0)
+    assert (again.id, again.payload) == (ids[0], 0)
+
+
+def test_key_of_a_move_is_checked(client: AnyClient, queue: AnyQueue, name: str) -> None:
+    client.queue(f"{name}-x", kind="standard").push("there", key="k")
+    queue.push_many(range(2))
+    held = queue.reserve_many(2, timeout=0)
+    with pytest.raises(DuplicateKey):
+        queue.move(held[0], to=f"{name}-x", key="k")
+    queue.move(held[0], to=f"{name}-x", key="free")
+    queue.commit(held[1])
+
+
+def test_pop_takes_messages_of_a_pack(queue: AnyQueue) -> None:
+    queue.push_many(range(7))
+    assert queue.pop(0).payload == 0
+    assert [each.payload for each in queue.pop_many(3, timeout=0)] == [1, 2, 3]
+    held = queue.reserve(0)
+    assert (held.payload, held.tries) == (4, 1)
+    queue.commit(held)
+    left = [each.payload for each in queue.pop_many(9, timeout=0)]
+    assert sorted(left) == [5, 6]
+    assert queue.counts() == Counts()
+
+
+def test_shape_is_agreed_and_changed(client: AnyClient, world: World, queue: AnyQueue) -> None:
+    queue.push_many(range(5))
+    record = world.document(f"~queue:{queue.name}")
+    assert (record["v"], record["shape"]) == (2, {"pack": 5})
+    with pytest.raises(ConfigurationError, match=r"pack=5.*pack=7"):
+        world.connect().queue(queue.name, pack=7).push(1)
+    client.reshape(queue.name, pack=3)
+    other = world.connect().queue(queue.name)
+    assert [str(id).partition(":")[2] for id in other.push_many(range(3))] == ["0", "1", "2"]
+    for wrong in (0, 1, 1001, 2.0, True, "5"):
+        with pytest.raises(ConfigurationError, match="pack"):
+            client.queue("x", pack=wrong)
+
+
+def test_refused_on_a_bucket(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(range(3))
+    held = queue.reserve_many(3, timeout=0)
+    before = world.stored(queue)
+    calls: list[Callable[[], Any]] = [
+        lambda: client.queue(queue.name, history=60),
+        lambda: queue.history(),
+        lambda: queue.replay(held[0].id),
+        lambda: queue.commit(held[0], payload=1),
+        lambda: queue.progress(held[0], 0.5),
+        lambda: queue.checkpoint(held[0], 1),
+        lambda: queue.move(held[0], to="x", update={"$set": {"a": 1}}),
+        lambda: queue.push(1, priority=3),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError):
+            call()
+    with pytest.raises(ConfigurationError, match="claim"), queue.claim("g", limit=1):
+        pass
+    with pytest.raises(InvalidMessage):
+        queue.push_many([1, object()])
+    assert world.stored(queue) == before
+    queue.commit(*held)
+
+
+def test_bytes_of_a_receive_are_limited(queue: AnyQueue) -> None:
+    queue.push_many(["x" * 1000] * 5)
+    held = queue.reserve_many(5, timeout=0, max_bytes=2500)
+    assert len(held) == 2
+    more = queue.reserve_many(5, timeout=0, max_bytes=1)
+    assert len(more) == 1
+    queue.commit(*held, *more)
+    assert queue.counts().total == 2
+
+
+def test_waiting_consumer_gets_a_pack(queue: AnyQueue) -> None:
+    assert queue.reserve_many(3, timeout=0) == []
+    queue.push_many(range(3))
+    held = queue.reserve_many(3, timeout=10)
+    assert [each.payload for each in held] == [0, 1, 2]
+    queue.commit(*held)
+
+
+def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -> None:
+    """A process that holds nothing of a pack any more keeps it for a second at most."""
+    queue.push_many(range(5))
+    held = queue.reserve(0)
+    queue.commit(held)
+    other = world.connect().queue(queue.name)
+    got: list[Any] = []
+
+    def receives() -> bool:
+        got.extend(other.reserve_many(5, timeout=0))
+        return bool(got)
+
+    eventually(receives, "the pack comes back")
+    assert [(each.payload, each.tries) for each in got] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    other.commit(*got)
+
+
+@pytest.mark.needs("sessions")
+def test_packs_take_part_in_transactions(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many(["x", "y", "z"])
+    held = queue.reserve_many(3, timeout=0)
+
+    def work(session: Any) -> None:
+        queue.push_many([1, 2, 3], session=session)
+        queue.commit(held[0], session=session)
+
+    client.run_transaction(work)
+    with pytest.raises(LeaseLost):
+        queue.commit(held[0])
+    queue.commit(*held[1:])
+    with pytest.raises(ConfigurationError, match="session"):
+        queue.rollback(held[1], session=object())
+    short = queue.reserve_many(5, timeout=0)
+    assert [each.payload for each in short] == [1, 2, 3]
+    for each in short:
+        each.until -= timedelta(seconds=50)
+    with pytest.raises(ConfigurationError, match="lease"):
+        client.run_transaction(lambda session: queue.commit(*short, session=session))
+    queue.commit(*short)
+    assert queue.counts() == Counts()

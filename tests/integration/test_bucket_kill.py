@@ -1,0 +1,44 @@
+"""Processes that use a bucket are killed in the middle of their work. The ledger must be exact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pyqueue import Client
+from tests.support.eventually import eventually
+from tests.support.kills import ledger_of
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
+)
+def test_killed_users_of_a_bucket_leave_an_exact_ledger(
+    kills: int, url: str, tmp_path: Path
+) -> None:
+    ledger = ledger_of("tests.integration.bucket_kills", url, kills, tmp_path / "ledger")
+    with Client(url) as client:
+        queue = client.queue("jobs", kind="bucket", max_tries=None)
+        eventually(lambda: queue.counts().reserved == 0, "the leases of the killed lapse")
+        rest: Counter[str] = Counter()
+
+        def drained() -> bool:
+            """Consume what is there: windows of packs come one after the other."""
+            while held := queue.reserve_many(10_000, timeout=0):
+                rest.update(each.payload for each in held)
+                queue.commit(*held)
+            handed = client.database["pyqueue"].count_documents({"handed.0": {"$exists": True}})
+            return queue.counts().total == 0 and not handed
+
+        eventually(drained, "everything is drained")
+        assert queue.next_when() is None
+        dead = client.queue("jobs.dead").pop_many(100_000, timeout=0)
+        moved = client.queue("moved").pop_many(100_000, timeout=0)
+    ends = rest + Counter(each.payload for each in (*dead, *moved)) + ledger["commit"]
+    assert max(ends.values()) == 1, "finished twice"
+    assert set(ledger["bury"]) <= {each.payload for each in dead}
+    assert set(ledger["move"]) <= {each.payload for each in moved}
+    assert set(ledger["pushed"]) - set(ends) <= set(ledger["begin-commit"]), "lost"
+    assert ledger["commit"].total() > kills, "it did no work"

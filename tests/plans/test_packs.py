@@ -1,0 +1,541 @@
+"""Packs under faults: at each command a process dies, sleeps, or meets a fail-over.
+
+Whatever happens, each message is finished once, or is delivered again, or is in another queue;
+never in two of these places, and never in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, LeaseLost, QueueError, packs
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.messages import Backoff
+from pyqueue.payloads import Codec
+from pyqueue.requests import Coalesce, Plan, ServerTime
+from pyqueue.waiters import Waiters
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+
+MESSAGES = 19
+MOST_COMMANDS = 250
+
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+def plans(codec: Codec[Any] | None = None, **options: Any) -> QueuePlans:
+    """Return the plans of the queue under test, with packs of 5 messages."""
+    given = {"max_tries": 5, "dead_letter": "a.dead", "backoff": Backoff(jitter=0), **options}
+    return QueuePlans("a", Options(shape={"pack": 5}, **given), codec, kind="bucket", owner="me")
+
+
+class Consumer:
+    """A process that consumes, and what it knows of the ends of its messages."""
+
+    def __init__(self, **options: Any) -> None:
+        self.plans = plans(**options)
+        self.waiting = Waiters("a")
+        self.committed: set[int] = set()
+        self.buried: set[int] = set()
+        self.moved: set[int] = set()
+        #: What it began to end. The outcome is unknown if that did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, limit: int, **options: Any) -> Plan[list[Any]]:
+        return self.plans.receive(self.waiting, limit, timeout=0, **options)
+
+    def settle(self, plan: Plan[None], held: list[Any], into: set[int] | None = None) -> Plan[None]:
+        numbers = {each.payload for each in held}
+        if into is not None:
+            self.begun |= numbers
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {each.payload for each in (*error.lost, *error.unknown)}
+        if into is not None:
+            into |= numbers - lost
+
+    def work(self) -> Plan[None]:
+        """Receive several times, and end each message in another way."""
+        for limit in (6, 7, 1):
+            held = yield from self.receive(limit)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], self.committed)
+            yield from self.settle(self.plans.rollback(held[2:3], delay=0), held[2:3])
+            yield from self.settle(self.plans.bury(held[3:4]), held[3:4], self.buried)
+            move = self.plans.move([(each, each.payload) for each in held[4:5]], to="b")
+            yield from self.settle(move, held[4:5], self.moved)
+            yield from self.settle(self.plans.release(held[5:6]), held[5:6])
+            yield from self.settle(self.plans.commit(held[6:]), held[6:], self.committed)
+        held = yield from self.receive(5)
+        yield from self.settle(self.plans.rollback(held, delay=0), held)
+
+
+@cache
+def stored() -> list[Any]:
+    """Return the documents of a queue of packs of 5 messages, and one ordinary message."""
+    steps = Steps()
+    steps.run(plans().push(list(range(MESSAGES - 1))))
+    steps.run(plans().push([MESSAGES - 1], keys=["key"]))
+    return steps.all()
+
+
+def made() -> Steps:
+    """Return a store with such a queue."""
+    return Steps(stored())
+
+
+def drain(steps: Steps) -> list[int]:
+    """Consume what is left, as a process that begins after all leases have ended."""
+    steps.seconds += 1000
+    last = Consumer(max_tries=None)
+    steps.listeners.append(last.waiting)
+    delivered: list[int] = []
+    for _ in range(3):  # what was handed over appears after a while
+        while held := steps.run(last.receive(100)):
+            delivered += [each.payload for each in held]
+            steps.run(last.plans.commit(held))
+        steps.seconds += 30
+    assert list(steps.collection.find({"q": "a", "record": {"$exists": False}})) == []
+    return delivered
+
+
+def check(steps: Steps) -> None:
+    """Check what holds at any time: ``n`` is the number of clear bits."""
+    for pack in steps.collection.find({"n": {"$exists": True}}):
+        assert pack["n"] == packs.alive_of(pack).bit_count()
+
+
+def numbers_in(steps: Steps, queue: str) -> list[int]:
+    """Return the payloads of a queue."""
+    found = steps.collection.find({"q": queue, "payload": {"$exists": True}})
+    return [each["payload"] for each in found]
+
+
+def audit(steps: Steps, *consumers: Consumer) -> None:
+    """Check where each message is."""
+    check(steps)
+    ends = ("committed", "buried", "moved")
+    known = [number for each in consumers for end in ends for number in getattr(each, end)]
+    assert len(known) == len(set(known)), "settled twice"
+    begun = set().union(*(each.begun for each in consumers))
+    committed, buried, moved = (
+        set().union(*(getattr(each, end) for each in consumers)) for end in ends
+    )
+    delivered, dead, there = drain(steps), numbers_in(steps, "a.dead"), numbers_in(steps, "b")
+    everywhere = [*delivered, *dead, *there]
+    assert len(everywhere) == len(set(everywhere)), "in two places"
+    assert not committed & set(everywhere), "committed, and there all the same"
+    assert buried <= set(dead)
+    assert moved <= set(there)
+    assert set(range(MESSAGES)) - set(everywhere) - committed <= begun, "lost"
+
+
+def number_of_commands() -> int:
+    steps = made()
+    steps.run(Consumer().work())
+    return len(steps.commands)
+
+
+def test_work_without_faults() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.work())
+    assert (len(consumer.committed), len(consumer.buried), len(consumer.moved)) == (6, 2, 2)
+    audit(steps, consumer)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@some_or_every
+def test_consumer_dies_anywhere(after: bool, every: int) -> None:
+    for at in range(0, number_of_commands(), every):
+        steps, consumer = made(), Consumer()
+        with pytest.raises(Cut):
+            steps.run(consumer.work(), cut(at, after=after))
+        audit(steps, consumer)
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+@some_or_every
+def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
+    for at in range(0, number_of_commands(), every):
+        steps, consumer = made(), Consumer()
+        try:
+            steps.run(consumer.work(), lost(at))
+        except QueueError:
+            steps.run(consumer.work())
+        audit(steps, consumer)
+
+
+def stalled(consumer: Consumer, steps: Steps, at: int) -> Generator[Any, None, Any] | None:
+    """Run a consumer up to its command number ``at``."""
+    running = steps.steps(consumer.work())
+    try:
+        for _ in range(at + 1):
+            next(running)
+    except StopIteration:
+        return None
+    return running
+
+
+def at_each_stall(
+    every: int, meanwhile: Callable[[Steps, Consumer], None], undone: bool = False
+) -> None:
+    for at in range(0, MOST_COMMANDS, every):
+        steps, slow, quick = made(), Consumer(), Consumer()
+        steps.safe = stored() if undone else None
+        running = stalled(slow, steps, at)
+        if running is None:
+            assert at > 10
+            return
+        meanwhile(steps, quick)
+        for _ in running:
+            check(steps)
+        audit(steps, slow, quick)
+    raise AssertionError("more commands than expected")
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
+    at_each_stall(every, lambda steps, quick: steps.run(quick.work()))
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.seconds += 61
+        steps.run(quick.work())
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile)
+
+
+@some_or_every
+def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        steps.fail_over()
+        steps.run(quick.work())
+
+    at_each_stall(every, meanwhile, undone=True)
+
+
+@some_or_every
+def test_queue_is_purged_anywhere_while_a_consumer_works(every: int) -> None:
+    """What a purge deletes counts as ended; nothing of it comes back, and nothing else is lost."""
+
+    def meanwhile(steps: Steps, quick: Consumer) -> None:
+        before = set(numbers_alive(steps))
+        purged = steps.run(quick.plans.purge())
+        elsewhere = [*numbers_in(steps, "a.dead"), *numbers_in(steps, "b")]
+        gone = before - set(numbers_alive(steps)) - set(elsewhere)
+        assert len(gone) == purged
+        quick.begun |= gone
+
+    at_each_stall(every, meanwhile)
+
+
+def numbers_alive(steps: Steps) -> list[int]:
+    """Return the payloads of all messages of the queue, and of those that are being handed over."""
+    found: list[int] = []
+    listed = [
+        id
+        for pack in steps.collection.find({"handed.0": {"$exists": True}})
+        for entry in pack["handed"]
+        for id in entry["ids"]
+    ]
+    for document in steps.collection.find({"q": {"$in": ["a", "~handover:a"]}}):
+        if packs.is_pack(document):
+            alive = packs.alive_of(document)
+            found += [document["b"][place]["p"] for place in packs.places(alive)]
+        elif "payload" in document and (document["q"] == "a" or document["_id"] in listed):
+            found.append(document["payload"])
+    return found
+
+
+@some_or_every
+def test_fault_after_a_fault_is_survived(every: int) -> None:
+    """The process that takes over dies, too."""
+    for first in range(0, number_of_commands(), 3 * every):
+        for second in (1, 7, 12):
+            steps, consumer, heir = made(), Consumer(), Consumer()
+            with pytest.raises(Cut):
+                steps.run(consumer.work(), cut(first, after=True))
+            steps.seconds += 61
+            with pytest.raises(Cut):
+                steps.run(heir.work(), cut(second, after=True))
+            audit(steps, consumer, heir)
+
+
+# ---- two calls of one process
+
+
+def interleaved(steps: Steps, first: Plan[Any], second: Plan[Any], turns: Sequence[int]) -> None:
+    """Run two plans; ``turns`` are the steps at which the second one runs."""
+    running = [steps.steps(first), steps.steps(second)]
+    step = 0
+    while running:
+        which = running[-1] if step in turns or len(running) == 1 else running[0]
+        try:
+            next(which)
+        except StopIteration:
+            running.remove(which)
+        step += 1
+
+
+@pytest.mark.parametrize("verb", ["commit", "bury", "rollback", "release", "receive"])
+def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
+    """In any order of their commands, each message ends as its call says, and the claim ends."""
+    for turns in combinations(range(5), 2):
+        steps = made()
+        consumer = Consumer()
+        held = steps.run(consumer.receive(4))
+        first = consumer.settle(consumer.plans.commit(held[:2]), held[:2], consumer.committed)
+        if verb == "receive":
+            interleaved(steps, first, consumer.receive(2), turns)
+        else:
+            into = {"commit": consumer.committed, "bury": consumer.buried}.get(verb)
+            plan = consumer.settle(getattr(consumer.plans, verb)(held[2:]), held[2:], into)
+            interleaved(steps, first, plan, turns)
+            (pack,) = [each for each in steps.all() if each["_id"] == held[0].pack]
+            assert (pack["when"] - steps.now).total_seconds() <= 1, "it waits for its lease"
+        audit(steps, consumer)
+
+
+def test_same_message_is_committed_once() -> None:
+    for turns in combinations(range(4), 2):
+        steps, one, two = made(), Consumer(), Consumer()
+        held = steps.run(one.receive(3))
+        first = one.settle(one.plans.commit(held), held, one.committed)
+        second = two.settle(two.plans.commit(held[1:]), held[1:], two.committed)
+        interleaved(steps, first, second, turns)
+        audit(steps, one, two)
+
+
+@pytest.mark.parametrize("pop", [False, True])
+@pytest.mark.parametrize("number", [1, 3, 5, 7])
+def test_cancelled_receive_consumes_nothing(pop: bool, number: int) -> None:
+    """What was claimed for a caller that has gone comes back, and no try is counted."""
+    steps, consumer = made(), Consumer()
+    steps.listeners.append(consumer.waiting)
+    running = consumer.receive(number, pop=pop)
+    request = next(running)
+    while not isinstance(request, Coalesce):
+        answer = steps.now if isinstance(request, ServerTime) else steps.run(iter_of(request))
+        request = running.send(answer)
+    (claimed,) = steps.run(request.batch([request.item]))
+    assert len(claimed) == number
+    assert request.undo is not None
+    steps.run(request.undo(claimed))
+    steps.seconds += 1.1
+    found = steps.run(Consumer().receive(100))
+    assert sorted(each.payload for each in found) == list(range(MESSAGES))
+    assert {each.tries for each in found} == {1}
+    check(steps)
+
+
+def iter_of(request: Any) -> Plan[Any]:
+    return (yield from request)
+
+
+# ---- claims, leases, tries
+
+
+def commands(steps: Steps) -> list[str]:
+    """Return the commands of the last plan, without reads of the record of the queue."""
+    record = {"_id": "~queue:a"}
+    every = [each for each in steps.commands if getattr(each, "filter", None) != record]
+    return [type(each).__name__ for each in every]
+
+
+def test_batch_of_a_pack_is_claimed_and_settled_by_two_commands() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.receive(5))
+    assert commands(steps)[-1] == "FindAndModify"
+    held = steps.run(consumer.receive(5))
+    assert commands(steps) == ["FindAndModify"]
+    steps.run(consumer.plans.commit(held))
+    assert commands(steps) == ["Delete"]
+
+
+def test_next_single_receive_needs_no_claim() -> None:
+    steps, consumer = made(), Consumer()
+    held = [*steps.run(consumer.receive(1)), *steps.run(consumer.receive(1))]
+    assert commands(steps) == []
+    steps.run(consumer.plans.commit(held[:1]))
+    assert commands(steps) == ["Update"]
+    assert [each.tries for each in held] == [1, 1]
+
+
+def test_rest_of_a_pack_comes_back_without_a_try() -> None:
+    """The process takes it again for a second. Then any other process gets it."""
+    steps, consumer, other = made(), Consumer(), Consumer()
+    (held,) = steps.run(consumer.receive(1))
+    steps.run(consumer.plans.commit([held]))
+    (again,) = steps.run(consumer.receive(1))
+    assert commands(steps) == ["Update"]
+    assert (again.payload, again.tries) == (1, 1)
+    steps.run(consumer.plans.commit([again]))
+    steps.seconds += 1.1
+    taken = {each.payload: each.tries for each in steps.run(other.receive(100))}
+    assert taken == dict.fromkeys(range(2, MESSAGES), 1)
+
+
+def test_messages_that_were_pushed_together_share_a_pack() -> None:
+    steps = Steps()
+    ids = steps.run(plans().push(list(range(12))))
+    assert [str(id).partition(":")[2] for id in ids] == [*"01234", *"01234", *"01"]
+    (single,) = steps.run(plans().push([1]))
+    assert steps.collection.find_one({"_id": single})["payload"] == 1
+
+
+def test_keys_ids_and_delays_make_ordinary_messages() -> None:
+    steps = Steps()
+    many = list(range(3))
+    steps.run(plans().push(many, keys=["a", "b", "c"]))
+    steps.run(plans().push(many, ids=["x", "y", "z"]))
+    steps.run(plans().push(many, delay=60))
+    steps.run(plans().push(["x" * packs.MAX_PACK_BYTES] * 2))
+    assert steps.collection.count_documents({"n": {"$exists": True}}) == 0
+    mixed = steps.run(plans().push(many, keys=[None, "d", None]))
+    assert [":" in str(id) for id in mixed] == [True, False, True]
+
+
+def test_push_repeated_with_the_ids_of_a_pack_is_one_push() -> None:
+    steps = Steps()
+    ids = steps.run(plans().push([1, 2, 3]))
+    assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
+    consumer = Consumer()
+    assert [each.payload for each in steps.run(consumer.receive(9))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("guilty", [0, 7, 38, 39])
+def test_message_that_ends_its_consumers_is_buried_alone(guilty: int) -> None:
+    """Each consumer that gets it dies. Every other message is finished, with few crashes."""
+    steps = Steps()
+    options = Options(shape={"pack": 40}, max_tries=2, dead_letter="a.dead")
+    wide = QueuePlans("a", options, kind="bucket", owner="me")
+    steps.run(wide.push(list(range(40))))
+    finished: list[int] = []
+    crashes = 0
+    for _ in range(60):
+        consumer = Consumer()
+        consumer.plans = wide
+        steps.listeners = [consumer.waiting]
+        while held := steps.run(consumer.receive(30)):
+            numbers = [each.payload for each in held]
+            if guilty in numbers:
+                crashes += 1
+                break
+            steps.run(consumer.plans.commit(held))
+            finished += numbers
+        steps.seconds += 61
+        if not held:
+            break
+    assert sorted(finished) == [each for each in range(40) if each != guilty]
+    (dead,) = steps.collection.find({"q": "a.dead", "dead": {"$exists": True}})
+    assert (dead["payload"], dead["dead"]["reason"]) == (guilty, "tries")
+    assert crashes <= 5
+
+
+@pytest.mark.parametrize("size", [2, 9, 10, 11, 100, 101, 500, 1000])
+def test_windows_cover_every_message_once_in_order(size: int) -> None:
+    """A pack whose first claim lapsed is worked off in windows that are all fine."""
+    done, level, seen = 0, 1, []
+    while alive := packs.full(size) & ~done:
+        window = packs.window(size, alive, level)
+        assert window
+        first = packs.first_place(window)
+        seen += list(packs.places(window))
+        done |= window
+        level = packs.next_level(size, first, packs.full(size) & ~done, level)
+        assert level == 1
+    assert seen == list(range(size))
+
+
+def test_last_try_that_is_rolled_back_is_buried() -> None:
+    steps, consumer = made(), Consumer(max_tries=2)
+    for tries in (1, 2):
+        held = steps.run(consumer.receive(20))
+        (one,) = [each for each in held if each.payload == 3]
+        assert one.tries == tries
+        steps.run(consumer.plans.rollback([one], error=ValueError("no"), delay=0))
+        steps.run(consumer.plans.release([each for each in held if each is not one]))
+    (dead,) = steps.collection.find({"q": "a.dead", "dead": {"$exists": True}})
+    assert (dead["dead"]["reason"], dead["error"]["message"]) == ("tries", "no")
+
+
+def test_backoff_delays_only_what_failed() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(3))
+    steps.run(consumer.plans.rollback(held[:2], delay=30))
+    rest = steps.run(consumer.receive(100))
+    assert sorted(each.payload for each in rest) == list(range(3, MESSAGES))
+    steps.seconds += 30
+    again = steps.run(consumer.receive(100))
+    assert sorted((each.payload, each.tries) for each in again) == [(0, 2), (1, 2)]
+
+
+def test_whole_pack_waits_in_place() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(5))
+    steps.run(consumer.plans.rollback(held, delay=30, error="why"))
+    assert commands(steps) == ["Update"]
+    steps.seconds += 30
+    again = [each for each in steps.run(Consumer().receive(100)) if each.payload < 5]
+    assert [(each.payload, each.tries, each.error["message"]) for each in again] == [
+        (number, 2, "why") for number in range(5)
+    ]
+
+
+def test_extension_is_one_command_for_a_pack() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(5))
+    steps.run(consumer.plans.commit(held[:1]))
+    steps.seconds += 30
+    with pytest.raises(LeaseLost) as caught:
+        steps.run(consumer.plans.extend(held, lease=600))
+    assert caught.value.lost == held[:1]
+    steps.run(consumer.plans.extend(held[1:], lease=600))
+    assert commands(steps) == ["Update"]
+    steps.seconds += 500
+    assert 1 not in [each.payload for each in steps.run(Consumer().receive(100))]
+
+
+def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
+    steps = Steps()
+    steps.run(plans().push([1, "two", 3]))
+    consumer = Consumer()
+    consumer.plans = plans(Codec(int))
+    held = steps.run(consumer.receive(10))
+    assert [each.payload for each in held] == [1, 3]
+    (dead,) = steps.collection.find({"q": "a.dead", "dead": {"$exists": True}})
+    assert (dead["payload"], dead["dead"]["reason"]) == ("two", "invalid")
+
+
+def test_unsupported_settlements_are_refused_before_any_write() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(3))
+    before = steps.all()
+    refused: list[Callable[[], Plan[Any]]] = [
+        lambda: consumer.plans.commit(held, payload=1),
+        lambda: consumer.plans.move([(held[0], 1)], to="b", session=object()),
+        lambda: consumer.plans.move([(held[0], 1)], to="b", update={"$set": {"x": 1}}),
+        lambda: consumer.plans.rollback(held, session=object()),
+        lambda: consumer.plans.progress(held[0], 0.5),
+        lambda: consumer.plans.checkpoint(held[0], 1),
+        lambda: consumer.plans.replay([held[0].id]),
+        lambda: consumer.plans.history(),
+    ]
+    for plan in refused:
+        with pytest.raises(ConfigurationError):
+            steps.run(plan())
+    assert steps.all() == before
+    with pytest.raises(ConfigurationError, match="history"):
+        plans(history=60)
