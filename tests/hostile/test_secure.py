@@ -284,6 +284,7 @@ def test_documented_role_allows_every_operation(
         "indexes",
         "documents",
         "streams",
+        "handovers",
     }
 
 
