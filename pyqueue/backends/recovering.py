@@ -16,12 +16,12 @@ from pyqueue.backends import transitions
 from pyqueue.backends.handover import ENDED, HANDED, MARK, finish_decided, lists
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import SCAN_ORDER, ScanState, page_end
+from pyqueue.backends.scan import FIRST, SCAN_ORDER, ScanState, page_end
 from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from pyqueue.errors import Unavailable
 from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
-__all__ = ["recover", "recover_all", "recover_next", "recover_queue"]
+__all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
 
 #: What was decided or copied less than this ago is left to its process.
 GRACE: Final = timedelta(seconds=5)
@@ -31,6 +31,12 @@ INTERVAL: Final = timedelta(seconds=10)
 ABANDONED: Final = timedelta(days=1)
 #: How many hidden documents a pass reads at once.
 PAGE_SIZE: Final = 100
+
+
+def pending(queue: str) -> Plan[bool]:
+    """Return whether messages have ended whose outputs may not be shown yet."""
+    match = {"q": hidden_queue(queue), "when": FIRST}
+    return bool((yield from Find(match, {"_id": 1}, limit=1, hint=HOT)))
 
 
 def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:

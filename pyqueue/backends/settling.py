@@ -129,16 +129,15 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         (group, _), *_ = pack_settling.by_pack(queue, kind, [held])
         handover = Handover(queue, held.pack, held.token, copies)
         result = yield from pack_leaving.hand_over_bits(group, handover)
-        if result == "lost":
-            yield from discard(handover)
-            raise _lost(held)
-        return
-    handover = Handover(queue, held.id, held.token, copies)
-    history_s = None if source.options is None else source.options.history
-    finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
-    match = transitions.holds_filter([held])
-    if (yield from hand_over_whole(handover, match, kind, finishing)) == "lost":
+    else:
+        handover = Handover(queue, held.id, held.token, copies)
+        history_s = None if source.options is None else source.options.history
+        finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
+        match = transitions.holds_filter([held])
+        result = yield from hand_over_whole(handover, match, kind, finishing)
+    if result != "done":  # a repeated call may have written copies again that were finished
         yield from discard(handover)
+    if result == "lost":
         raise _lost(held)
 
 

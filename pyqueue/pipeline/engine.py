@@ -27,6 +27,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from pyqueue.backends.recovering import pending
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
@@ -213,6 +214,8 @@ class Run:
         try:
             for name in names:
                 if await self._stages[name].queue.next_when() is not None:
+                    return False
+                if await self._runner.run(pending(name)):  # a message becomes several elsewhere
                     return False
         except Unavailable:
             return False  # the server did not say, so check again later

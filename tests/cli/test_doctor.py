@@ -1,4 +1,4 @@
-"""``pyqueue doctor``: what it finds, and that it changes nothing."""
+"""``pyqueue doctor``: what it finds, and that it changes next to nothing."""
 
 from __future__ import annotations
 
@@ -77,6 +77,28 @@ def test_doctor_judges_the_topology() -> None:
 def test_doctor_finds_an_old_version() -> None:
     assert doctor.check_version("5.0.31").level == "wrong"
     assert doctor.check_version("6.0.0").level == "ok"
+
+
+def test_doctor_shows_the_outputs_of_a_dead_worker(shell: Shell, client: Client) -> None:
+    """Also if no consumer of its queue lives."""
+    client.queue("in").push(1)
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    hidden = {"q": "~handover:in", "when": datetime.now(UTC) - timedelta(minutes=1)}
+    mark = {"to": "out", "source": "source", "token": "t"}
+    copy = {**hidden, "_id": "copy", "due": long_ago, "payload": "x", "handover": mark}
+    source = {**hidden, "_id": "source", "when": datetime(1970, 1, 1, tzinfo=UTC)}
+    source |= {"handed": [{"h": "t", "ids": ["copy"]}], "ended": {"token": "t", "at": long_ago}}
+    collection = client.database[client.namespace]
+    collection.insert_many([copy, source])
+    for text in ("finished or cleaned up", "none is left over"):
+        status, out, _ = shell.run("doctor", "--json", "--signals", "none:")
+        assert status == 0
+        [finding] = [
+            each for each in map(json.loads, out.splitlines()) if each["check"] == "handovers"
+        ]
+        assert text in finding["text"]
+    assert [each.payload for each in client.queue("out").peek()] == ["x"]
+    assert collection.count_documents({"q": "~handover:in"}) == 0
 
 
 # ---- clocks

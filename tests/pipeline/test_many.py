@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from pydantic import BaseModel
 
-from pyqueue import Delivery, LeaseLost, Many, To, Unavailable, Worker
-from pyqueue.backends.recovering import recover
+from pyqueue import Delivery, Drop, LeaseLost, Many, To, Unavailable, Worker
+from pyqueue.backends import recovering
+from pyqueue.backends.settling import Output, fan_out
 from pyqueue.connecting import runner_of
 from pyqueue.drivers import AsyncDriver, Driver
+from pyqueue.queues import backend_of
 from pyqueue.requests import Insert, Update, UpdateEach
 from tests.pipeline.place import Place, counted
 
@@ -83,7 +86,7 @@ def test_many_wrong_output_buries_the_message(place: Place, case: str) -> None:
 
 def lose_answers(
     monkeypatch: pytest.MonkeyPatch,
-    place: Place,
+    owner: Any,
     numbers: range,
     *,
     done: bool,
@@ -93,7 +96,7 @@ def lose_answers(
 
     Args:
         monkeypatch: as of pytest.
-        place: where the pipeline runs.
+        owner: the class of the driver.
         numbers: which ones. 0 writes the outputs, 1 decides, 2 shows them.
         done: whether the server carries them out.
         error: what they raise; None: the outcome is unknown.
@@ -101,7 +104,6 @@ def lose_answers(
     Returns:
         A list that grows by the number of each such write.
     """
-    owner: Any = Driver if place.blocking else AsyncDriver
     real = owner.ask
     seen: list[int] = []
 
@@ -125,7 +127,7 @@ def lose_answers(
             raise error or Unavailable("the cable")
         return answer
 
-    monkeypatch.setattr(owner, "ask", ask if place.blocking else ask_async)
+    monkeypatch.setattr(owner, "ask", ask if owner is Driver else ask_async)
     return seen
 
 
@@ -136,7 +138,8 @@ def test_many_with_a_lost_answer_makes_its_outputs_once(
 ) -> None:
     """Whichever write it is, the settlement is repeated while the lease lasts."""
     place.queue("in", history=60).push("x")
-    seen = lose_answers(monkeypatch, place, range(number, number + 1), done=done)
+    owner = Driver if place.blocking else AsyncDriver
+    seen = lose_answers(monkeypatch, owner, range(number, number + 1), done=done)
     assert place.run_stage(lambda x: Many([To("a"), To("b")]), history=60) == {"in": 1, "out": 1}
     assert len(seen) > number
     assert len(place.ids("a")) == len(place.ids("b")) == 1
@@ -173,25 +176,46 @@ def test_many_leaves_nothing_behind(place: Place, history: float | None) -> None
     assert found == ([] if history is None else [(id, "committed", "k", {"trace": "t"})])
 
 
-def test_many_is_recovered_by_the_next_consumer(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process ends after the decision. Until then no queue shows the outputs."""
-    place.queue("in").push("x")
+def die_after_the_decision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a message as a process does that dies before it shows the outputs."""
+    queue = place.queue("in")
+    queue.push("x")
+    held = queue.reserve(0)
+    assert held is not None
+    targets = [backend_of(place.queue(name)).target for name in ("a", "b")]
+    outputs = [Output(ObjectId(), target, "x", None) for target in targets]
     with monkeypatch.context() as broken:
-        lose_answers(broken, place, range(2, 1000), done=False, error=OSError("the cable"))
-        assert place.run_stage(lambda x: Many([To("a"), To("b")])) == {"in": 1, "lost": 1}
-    assert place.ids("a", "b") == []
-    assert {each.name: each.counts.total for each in place.client.queues()} == {
-        "in": 0,
-        "a": 0,
-        "b": 0,
-    }
+        lose_answers(broken, Driver, range(2, 3), done=False, error=OSError("the cable"))
+        with pytest.raises(OSError, match="the cable"):
+            runner_of(place.client).run(fan_out(backend_of(queue).target, held, outputs))
     ended = {"$set": {"ended.at": datetime(2020, 1, 1, tzinfo=UTC)}}
     assert place.collection().update_one({"ended": {"$exists": True}}, ended).matched_count
-    runner_of(place.client).run(recover("in"))
+
+
+def test_many_is_recovered_after_a_death(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then no queue shows the outputs, and deleting the queue does not lose them."""
+    die_after_the_decision(place, monkeypatch)
+    assert place.ids("a", "b") == []
+    found = {each.name: each.counts.total for each in place.client.queues()}
+    assert found == {"in": 0, "a": 0, "b": 0}
+    place.client.delete_queue("in")
     assert place.payloads("a") == place.payloads("b") == ["x"]
     assert hidden(place) == []
+
+
+def test_run_until_empty_waits_for_outputs_of_the_dead(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_after_the_decision(memory, monkeypatch)
+    monkeypatch.setattr(recovering, "INTERVAL", timedelta())
+    seen: list[str] = []
+
+    def build(client: Any) -> Any:
+        pipeline = client.pipeline().choice("in", lambda x: Drop(), to=["a", "b"])
+        return pipeline.sink("a", seen.append).sink("b", seen.append)
+
+    memory.run(build, until_empty=True)
+    assert seen == ["x", "x"]
 
 
 def test_many_replay_makes_new_outputs(place: Place) -> None:

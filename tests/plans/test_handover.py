@@ -682,6 +682,8 @@ def test_consumers_recover_from_time_to_time() -> None:
 def test_ended_sources_lie_before_all_copies() -> None:
     steps, process = made(Message), Message()
     held = held_message(steps, process)
+    assert not steps.run(recovering.pending("in"))
     stalled_before(steps, process.split(held), shows).close()
+    assert steps.run(recovering.pending("in"))
     (source,) = [each for each in steps.all() if "ended" in each]
     assert source["when"] == FIRST
