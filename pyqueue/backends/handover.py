@@ -54,6 +54,8 @@ __all__ = [
     "finish_decided",
     "hand_over",
     "hand_over_whole",
+    "is_copy",
+    "is_source",
     "lists",
 ]
 
@@ -366,22 +368,43 @@ def finish(queue: str, document: Document) -> Plan[None]:
 
 def finish_decided(queue: str, source: Document) -> Plan[None]:
     """Show what a source lists. ``source`` is as a majority stored it."""
-    entries = source.get(HANDED) or ()
-    if not entries and ENDED not in source:
+    if not is_source(source):
         return
-    ids = [id for entry in entries for id in entry["ids"]]
+    ids = [id for entry in source[HANDED] for id in entry["ids"]]
     hidden = {"_id": {"$in": ids}, "q": hidden_queue(queue)}
     stored = yield from Find(hidden, {MARK: 1, "when": 1})
-    yield from _show(queue, [each for each in stored if lists(source, each)])
+    yield from _show(queue, [each for each in stored if is_copy(each) and lists(source, each)])
     yield from _end(queue, [source])
 
 
 def lists(source: Mapping[str, Any], copy: Document) -> bool:
     """Return whether a source lists this copy, under the token that it has."""
-    entries = source.get(HANDED) or ()
-    return any(
-        entry["h"] == copy[MARK]["token"] and copy["_id"] in entry["ids"] for entry in entries
-    )
+    token, id = copy[MARK]["token"], copy["_id"]
+    return any(entry["h"] == token and id in entry["ids"] for entry in source[HANDED])
+
+
+def is_copy(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document is a copy as this module writes it."""
+    mark, when = document.get(MARK), document.get("when")
+    names = ("to", "token")
+    texts = isinstance(mark, dict) and all(isinstance(mark.get(name), str) for name in names)
+    return texts and isinstance(when, datetime)
+
+
+def is_source(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document lists copies as this module writes it."""
+    entries, ended = document.get(HANDED), document.get(ENDED)
+    if not isinstance(entries, list):
+        return False
+    for each in entries:
+        ids = each.get("ids") if isinstance(each, dict) and isinstance(each.get("h"), str) else 0
+        if not isinstance(ids, list) or not ids:
+            return False
+    if ended is None:
+        return bool(entries)
+    if not isinstance(ended, dict) or "token" not in ended:
+        return False
+    return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)
 
 
 def _end(queue: str, sources: Sequence[Document]) -> Plan[None]:

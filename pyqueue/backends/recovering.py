@@ -7,21 +7,31 @@ finds them however many copies there are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
 from pyqueue.backends import transitions
-from pyqueue.backends.handover import ENDED, HANDED, MARK, finish_decided, lists
+from pyqueue.backends.handover import (
+    ENDED,
+    HANDED,
+    MARK,
+    finish_decided,
+    is_copy,
+    is_source,
+    lists,
+)
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import FIRST, SCAN_ORDER, ScanState, page_end
 from pyqueue.backends.transitions import HIDDEN, hidden_queue
-from pyqueue.errors import Unavailable
+from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
 __all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
+
+log = logging.getLogger("pyqueue")
 
 #: What was decided or copied less than this ago is left to its process.
 GRACE: Final = timedelta(seconds=5)
@@ -43,8 +53,10 @@ def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     """Finish handovers of a queue whose processes died, from time to time."""
     if scan.recover_at is not None and now >= scan.recover_at:
         scan.recover_at = now + INTERVAL
-        with suppress(Unavailable):  # the next pass does it
+        try:
             scan.recovered_to, _ = yield from recover(queue, scan.recovered_to)
+        except QueueError as error:  # the next pass tries it again
+            log.warning("queue %r: cannot finish for processes that died: %s", queue, error)
     elif scan.recover_at is None or scan.recover_at > now + INTERVAL:
         scan.recover_at = now + INTERVAL
 
@@ -81,20 +93,22 @@ def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Do
 
 
 def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int]:
-    sources = [each for each in page if ENDED in each and each[ENDED]["at"] < before]
+    sources = [
+        each for each in page if ENDED in each and is_source(each) and each[ENDED]["at"] < before
+    ]
     for each in sources:
         yield from finish_decided(queue, each)
-    copies = [each for each in page if MARK in each]
+    copies = [each for each in page if is_copy(each)]
     if not copies:
         return len(sources)
-    owners = [each[MARK]["source"] for each in copies]
+    owners = [each[MARK].get("source") for each in copies]
     fields = dict.fromkeys(("token", HANDED, ENDED), 1)
     found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
-    listing = [each for each in found if each.get(HANDED)]
+    listing = [each for each in found if is_source(each)]
     for source in listing:
         yield from finish_decided(queue, source)
     # While a source has the token of a copy, its holder may still decide, however late.
-    tokens = {each.get("token") for each in found}
+    tokens = [each.get("token") for each in found]
     old = before - ABANDONED
     dead = [
         each["_id"]
