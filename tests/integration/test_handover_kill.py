@@ -19,7 +19,7 @@ from tests.support.kills import ledger_of, recover_all
     "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
 )
 def test_killed_processes_make_each_part_once(kills: int, url: str, tmp_path: Path) -> None:
-    messages = 200 * kills
+    messages = 100 * kills
     with Client(url) as client:
         queue = client.queue("in", max_tries=None)
         queue.push_many(range(messages))
