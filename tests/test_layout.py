@@ -188,6 +188,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "queues",
     },
     "pipeline.engine": {
+        "backends",
         "delivery",
         "errors",
         "messages",
