@@ -452,7 +452,7 @@ BACKENDS: dict[str, set[str]] = {
         "scan",
     },
     "pack_pushing": {
-        *("bucket", "kind", "namespace", "options", "pushing", "transitions"),
+        *("bucket", "handover", "kind", "namespace", "options", "pushing", "transitions"),
     },
     "moving": {
         *("applying", "kind", "namespace", "options", "pack_leaving", "pack_settling"),

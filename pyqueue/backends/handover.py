@@ -47,6 +47,7 @@ __all__ = [
     "ENDED",
     "HANDED",
     "MARK",
+    "NOTHING",
     "Handover",
     "Result",
     "discard",
@@ -72,7 +73,7 @@ _TYPICAL_BYTES: Final = 1024
 #: How often copies are written against concurrent changes of copies with the same ids.
 _TRIES: Final = 5
 #: An update that changes nothing. At majority it waits until all that it has seen is durable.
-_NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}
+NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}
 
 #: "done": the copies are shown. "lost": the source was not held, and nothing was decided.
 #: "unknown": it is not held, and the copies are not hidden any more. If their ids were new, this
@@ -212,7 +213,7 @@ def _resolve(handover: Handover) -> Plan[Result]:
     ids = handover.ids
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
-    decided = yield from FindAndModify(match, _NOTHING, majority=True)
+    decided = yield from FindAndModify(match, NOTHING, majority=True)
     if decided is not None:
         yield from finish_decided(handover.queue, decided)
         return "done"
@@ -273,7 +274,7 @@ def _overwrite(call: _Call, copies: Sequence[Document]) -> Plan[bool]:
         # A holder whose claim a fail-over may still undo must not touch the copies of another one.
         # If the source is still held after these were read, they are not decided and never will be.
         if any(each[MARK]["token"] != handover.token for each in stored) and not (
-            (yield from Update(call.match, _NOTHING, majority=True)).matched
+            (yield from Update(call.match, NOTHING, majority=True)).matched
         ):
             return False
         pairs: list[tuple[Filter, UpdateDocument]] = []
@@ -361,7 +362,7 @@ def finish(queue: str, document: Document) -> Plan[None]:
     if not document.get(HANDED):
         return
     # A fail-over may undo what this document shows, unless a majority has it.
-    stored = yield from FindAndModify({"_id": document["_id"]}, _NOTHING, majority=True)
+    stored = yield from FindAndModify({"_id": document["_id"]}, NOTHING, majority=True)
     if stored is not None:
         yield from finish_decided(queue, stored)
 

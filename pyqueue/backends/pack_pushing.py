@@ -17,6 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import DEFAULT_PACK
+from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.pushing import Checked, checked, enter, new_document
@@ -25,7 +26,7 @@ from pyqueue.clock import BAND
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Coalesce, Find, Insert, Plan, ServerTime, Signal
+from pyqueue.requests import Coalesce, Find, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = ["push"]
 
@@ -136,6 +137,8 @@ def _stored_in_packs(
     if not wanted:
         return frozenset()
     match = {"_id": {"$in": wanted}, "q": {"$in": [queue, hidden_queue(queue)]}}
+    if session is None:  # a fail-over may undo what is found, unless a majority has it
+        yield from Update(match, NOTHING, many=True, majority=True)
     found = yield from Find(match, {"_id": 1}, session=session)
     there = {each["_id"] for each in found}
     return frozenset(id for id, place in named.items() if place is not None and place[0] in there)

@@ -415,6 +415,19 @@ def test_push_repeated_with_the_ids_of_a_pack_is_one_push() -> None:
     assert [each.payload for each in steps.run(consumer.receive(9))] == [1, 2, 3]
 
 
+def test_repeated_push_of_a_pack_survives_a_fail_over() -> None:
+    """The first push was not acknowledged: its pack is there, and a fail-over may undo it."""
+    steps = Steps()
+    steps.run(plans().push([0]))
+    steps.safe = steps.all()
+    first = Steps()
+    ids = first.run(plans().push([1, 2, 3]))
+    steps.collection.insert_many([each for each in first.all() if "b" in each])
+    assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
+    steps.fail_over()
+    assert sorted(drain(steps)) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("guilty", [0, 7, 38, 39])
 def test_message_that_ends_its_consumers_is_buried_alone(guilty: int) -> None:
     """Each consumer that gets it dies. Every other message is finished, with few crashes."""
