@@ -478,7 +478,9 @@ def test_window_is_half_of_the_lease_at_most(server: Place) -> None:
     running = start_batch(server, calls, batch=3, window=3600, lease=1.5)
     server.queue("in").push(1)
     running.counted("in", "out")
-    assert counted(running.finish(), "in") == {"in": 1, "out": 1}
+    counters = counted(running.finish(), "in")
+    counters.pop("released", None)  # on a machine that slept before the handler could start
+    assert counters == {"in": 1, "out": 1}
     assert calls.tries == [[1]]
 
 
