@@ -34,6 +34,7 @@ __all__ = [
     "key",
     "namespace_name",
     "one_of",
+    "ordered_group",
     "pack",
     "priority",
     "queue_name",
@@ -367,6 +368,11 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
             f"give a whole number from {least} to {_MAX_COUNT}"
         )
     return value
+
+
+def ordered_group(value: Any) -> str:
+    """Return a valid group of ordered messages: a str of 1-512 characters without NUL."""
+    return key(value, "group")
 
 
 def priority(value: Any) -> int:

@@ -14,7 +14,7 @@ from pyqueue.backends import listing
 from pyqueue.backends import namespace as namespaces
 from pyqueue.client import make_backend, make_stream_backend, shape_of
 from pyqueue.connecting import AsyncConnection, Connected, Durability
-from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
+from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
 from signals import AsyncBus
 
@@ -73,6 +73,7 @@ class AsyncClient(Connected[AsyncConnection]):
         poll: Duration = 15,
         kind: str = "standard",
         strict: bool | None = None,
+        on_failure: OnFailure | None = None,
         pack: int | None = None,
     ) -> AsyncQueue[Any]:
         """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
@@ -88,6 +89,7 @@ class AsyncClient(Connected[AsyncConnection]):
             poll=poll,
             kind=kind,
             strict=strict,
+            on_failure=on_failure,
             pack=pack,
         )
         return AsyncQueue(self._connection, backend)
@@ -124,12 +126,13 @@ class AsyncClient(Connected[AsyncConnection]):
         name: str,
         *,
         strict: bool | None = None,
+        on_failure: OnFailure | None = None,
         retention: Duration | None = None,
         pack: int | None = None,
     ) -> None:
         """Change the options on which all users of a queue agree. See ``Client.reshape``."""
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, retention=retention, pack=pack)
+        shape = shape_of(strict=strict, on_failure=on_failure, retention=retention, pack=pack)
         await self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:

@@ -21,7 +21,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.plan_runner import AsyncPlanRunner
-from pyqueue.queues import MoveOptions, OnDuplicate, Queue, QueueBase
+from pyqueue.queues import MoveOptions, OnDuplicate, PushOptions, Queue, QueueBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held_async
 
@@ -65,23 +65,13 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         headers: Headers | None = None,
         id: Id | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> Id | None:
-        return (
-            await self._run(
-                self._backend.push(
-                    [payload],
-                    delay=delay,
-                    at=at,
-                    headers=headers,
-                    keys=None if key is None else [key],
-                    on_duplicate=on_duplicate,
-                    ids=None if id is None else [id],
-                    priorities=None if priority is None else [priority],
-                    session=session,
-                )
-            )
-        )[0]
+        own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
+        same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
+        same["session"] = session
+        return (await self._run(self._push(payload, own, same)))[0]
 
     async def push_many(
         self,
@@ -94,6 +84,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
         priorities: Sequence[int | None] | None = None,
+        groups: Sequence[str | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
         return await self._run(
@@ -106,6 +97,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 on_duplicate=on_duplicate,
                 ids=ids,
                 priorities=priorities,
+                groups=groups,
                 session=session,
             )
         )
@@ -199,11 +191,13 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         delay: Duration | None = None,
         key: str | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> None:
         pairs = [(each, payload) for each in reservations]
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
-        return await self._run(self._move(pairs, to, session, edits))
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits |= MoveOptions(priority=priority, group=group, session=session)
+        return await self._run(self._move(pairs, to, edits))
 
     async def move_many(
         self,
@@ -215,10 +209,12 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         delay: Duration | None = None,
         key: str | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> None:
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
-        return await self._run(self._move(pairs, to, session, edits))
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits |= MoveOptions(priority=priority, group=group, session=session)
+        return await self._run(self._move(pairs, to, edits))
 
     async def bury(
         self, *reservations: Reservation[T], error: BaseException | str | None = None

@@ -15,7 +15,7 @@ from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import Backoff, Duration, QueueInfo, QueueOptions
+from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
@@ -31,6 +31,7 @@ T = TypeVar("T")
 def shape_of(
     *,
     strict: bool | None = None,
+    on_failure: OnFailure | None = None,
     retention: Duration | None = None,
     pack: int | None = None,
 ) -> dict[str, object]:
@@ -41,10 +42,12 @@ def shape_of(
     """
     if strict is not None and not isinstance(strict, bool):
         raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
+    if on_failure is not None:
+        arguments.one_of("on_failure", on_failure, ("block", "skip"))
     kept_s = None if retention is None else arguments.retention(retention)
     if pack is not None:
         arguments.pack(pack)
-    given = {"strict": strict, "retention": kept_s, "pack": pack}
+    given = {"strict": strict, "on_failure": on_failure, "retention": kept_s, "pack": pack}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -61,6 +64,7 @@ def make_backend(
     poll: Duration,
     kind: str,
     strict: bool | None,
+    on_failure: OnFailure | None,
     pack: int | None,
 ) -> QueuePlans:
     """Check the options of a queue and return its plans."""
@@ -73,7 +77,7 @@ def make_backend(
         history=None if history is None else arguments.duration("history", history, positive=True),
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),
-        shape=shape_of(strict=strict, pack=pack),
+        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack),
     )
     return QueuePlans(
         name,
@@ -161,6 +165,7 @@ class Client(Connected[Connection]):
         poll: Duration = 15,
         kind: str = "standard",
         strict: bool | None = None,
+        on_failure: OnFailure | None = None,
         pack: int | None = None,
     ) -> Queue[Any]:
         """Return a queue of this namespace. This does no I/O.
@@ -175,10 +180,12 @@ class Client(Connected[Connection]):
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
-            kind: the kind of queue: "standard", "priority" (see ``Queue.push``), or "bucket", which
-                stores many messages in one document.
+            kind: the kind of queue: "standard", "priority" or "ordered" (see ``Queue.push``), or
+                "bucket", which stores many messages in one document.
             strict: of a queue with priorities: whether a busy high level may starve the lower
                 ones. All users of a queue must agree; None means what is stored, at first False.
+            on_failure: of an ordered queue: whether a group waits for the next try of a message
+                ("block", which it is at first), or goes on ("skip"). All users must agree.
             pack: of a bucket: how many messages one document has at most, up to 1000. All users of
                 a queue must agree; None means what is stored, at first 500.
 
@@ -201,6 +208,7 @@ class Client(Connected[Connection]):
             poll=poll,
             kind=kind,
             strict=strict,
+            on_failure=on_failure,
             pack=pack,
         )
         return Queue(self._connection, backend)
@@ -285,6 +293,7 @@ class Client(Connected[Connection]):
         name: str,
         *,
         strict: bool | None = None,
+        on_failure: OnFailure | None = None,
         retention: Duration | None = None,
         pack: int | None = None,
     ) -> None:
@@ -296,6 +305,7 @@ class Client(Connected[Connection]):
         Args:
             name: the name of the queue, or of the stream.
             strict: as in ``queue``; None leaves it unchanged.
+            on_failure: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
             pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
 
@@ -303,7 +313,7 @@ class Client(Connected[Connection]):
             ConfigurationError: There is no such queue, or its kind has no such option.
         """
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, retention=retention, pack=pack)
+        shape = shape_of(strict=strict, on_failure=on_failure, retention=retention, pack=pack)
         self._connection.run(namespaces.reshape(name, shape))
 
     def transaction(self) -> AbstractContextManager[Any]:

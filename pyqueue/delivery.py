@@ -29,17 +29,26 @@ class To(Generic[Q]):
         payload: the new payload. Without it the message keeps its payload.
         priority: its priority there, if that queue has priorities. Without it the message keeps
             its priority, and each output of ``Many`` has that of the message.
+        group: its group there, if that queue is ordered. Without it the message keeps its group.
 
     Raises:
-        ConfigurationError: The priority is not allowed.
+        ConfigurationError: The priority or the group is not allowed.
     """
 
-    __slots__ = ("payload", "priority", "queue")
+    __slots__ = ("group", "payload", "priority", "queue")
 
-    def __init__(self, queue: Q, payload: Any = UNCHANGED, *, priority: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: Q,
+        payload: Any = UNCHANGED,
+        *,
+        priority: int | None = None,
+        group: str | None = None,
+    ) -> None:
         self.queue = queue
         self.payload = payload
         self.priority = None if priority is None else arguments.priority(priority)
+        self.group = None if group is None else arguments.ordered_group(group)
 
     def __repr__(self) -> str:
         if self.payload is UNCHANGED:

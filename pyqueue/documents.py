@@ -6,20 +6,24 @@ module does no I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
+from zlib import crc32
 
 from bson import ObjectId
 
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
 __all__ = [
+    "group_of",
     "hashable_id",
     "invalid_fields",
     "message_of",
     "priority_of",
     "state_of",
+    "stored_group",
     "without_fields",
 ]
 
@@ -28,6 +32,8 @@ _RESERVED_YEAR: Final = 8000
 #: Integers below this have an exact floating-point form.
 _MAX_EXACT: Final = 1 << 53
 
+#: What stands before a group where it is stored; see ``stored_group``.
+_PREFIX: Final = re.compile("[0-9a-f]{3}:")
 #: The types of the fields that the code relies on. Other fields may have any value.
 _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "_id": (ObjectId, str),
@@ -114,6 +120,20 @@ def priority_of(document: Mapping[str, Any]) -> int | None:
     return int(value) if value in range(HIGHEST_PRIORITY + 1) else None
 
 
+def stored_group(group: str) -> str:
+    """Return the stored form of a group: behind a short hash, which spreads it over an index."""
+    return f"{crc32(group.encode()) & 0xFFF:03x}:{group}"
+
+
+def group_of(document: Mapping[str, Any]) -> str | None:
+    """Return the group of a stored message, or None if it has no valid one."""
+    for name in ("group", "lock", "last_group"):
+        value = document.get(name)
+        if isinstance(value, str):
+            return value[4:] if _PREFIX.match(value) else value
+    return None
+
+
 def state_of(document: Mapping[str, Any], now: datetime) -> State:
     """Return the state of a stored message at an instant."""
     if "processed" in document:
@@ -159,10 +179,13 @@ def message_of(
         state_of(document, now),
         get("dead"),
     )
-    priority = priority_of(document) if "priority" in document else None
+    more: dict[str, Any] = {}
+    if "lock" in document or "group" in document or "last_group" in document:
+        more["group"] = group_of(document)
+    if "priority" in document:
+        more["priority"] = priority_of(document)
     if lease is not None:
-        held = (document["token"], when, get("owner", ""), lease)
-        return Reservation(*common, *held, priority=priority)
+        return Reservation(*common, document["token"], when, get("owner", ""), lease, **more)
     if "processed" in document:
-        return Finished(*common, get("outcome", ""), document["processed"], priority=priority)
-    return Message(*common, priority=priority)
+        return Finished(*common, get("outcome", ""), document["processed"], **more)
+    return Message(*common, **more)

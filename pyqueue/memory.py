@@ -99,9 +99,7 @@ class MemoryCollection:
             raise BulkWriteError({"writeErrors": errors, "nMatched": matched})
         return BulkWriteResult({"nMatched": matched}, acknowledged=True)
 
-    def aggregate(
-        self, pipeline: list[dict[str, Any]], *, session: Any = None, hint: Any = None
-    ) -> list[Any]:
+    def aggregate(self, pipeline: list[dict[str, Any]], **options: Any) -> list[Any]:
         """Run a pipeline that may end in $unionWith, which mongomock lacks."""
         own = [stage for stage in pipeline if "$unionWith" not in stage]
         more = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]

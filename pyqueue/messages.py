@@ -31,6 +31,7 @@ __all__ = [
     "Finished",
     "Headers",
     "Message",
+    "OnFailure",
     "PackedReservation",
     "QueueInfo",
     "QueueOptions",
@@ -61,6 +62,9 @@ Headers = Mapping[str, object]
 
 #: Seconds, or a timedelta.
 Duration = float | timedelta
+
+#: What a group of an ordered queue does while a message of it waits for its next try.
+OnFailure = Literal["block", "skip"]
 
 State = Literal["scheduled", "ready", "reserved", "finished"]
 
@@ -122,6 +126,8 @@ class Message(Generic[T]):
     dead: dict[str, Any] | None
     #: From 0 to 9, or None if the message was never in a queue with priorities.
     priority: int | None = field(default=None, kw_only=True)
+    #: The group in which it is ordered, or None. A finished or dead message shows the one it had.
+    group: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +185,7 @@ class StreamReservation(Reservation[T]):
     #: Its place in the stream: 0, 1, 2, ... It never changes.
     position: int
     #: The consumer group that holds it.
-    group: str
+    group: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,4 +272,5 @@ class QueueOptions(TypedDict, total=False):
     poll: Duration
     kind: str
     strict: bool | None
+    on_failure: OnFailure | None
     pack: int | None

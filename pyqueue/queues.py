@@ -6,13 +6,14 @@ and returns; ``AsyncQueue`` shares them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
 from pyqueue.backends import managing
 from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.claim import Claim, claimed
 from pyqueue.errors import ConfigurationError, LeaseLost
@@ -32,7 +33,8 @@ from pyqueue.plan_runner import PlanRunner, RunnerBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held
 
-__all__ = ["Duration", "MoveOptions", "OnDuplicate", "Queue", "QueueBase", "backend_of"]
+__all__ = ["Duration", "MoveOptions", "OnDuplicate", "PushOptions", "Queue", "QueueBase"]
+__all__ += ["backend_of"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,9 +73,13 @@ class QueueBase(Generic[T, Runs]):
             lease=lease,
         )
 
-    def _move(
-        self, given: Iterable[tuple[Any, Any]], to: Any, session: Any, edits: MoveOptions
-    ) -> Plan[None]:
+    def _push(
+        self, payload: object, own: Mapping[str, Any], same: PushOptions
+    ) -> Plan[list[Id | None]]:
+        one: Any = {name: None if value is None else [value] for name, value in own.items()}
+        return self._backend.push([payload], **same, **one)
+
+    def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
         if isinstance(to, QueueBase):
             other, own = to._runner, self._runner
             if (other.namespace, other.url) != (own.namespace, own.url):
@@ -89,9 +95,8 @@ class QueueBase(Generic[T, Runs]):
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("pairs: give pairs of a reservation and its payload")
-        edits["session"] = session
         plan = self._backend.move(pairs, to=to, **edits)
-        return self._settles([each for each, _ in pairs], session, plan)
+        return self._settles([each for each, _ in pairs], edits["session"], plan)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         return managing.reprioritize(self.name, self._backend.kind, id, priority)
@@ -152,6 +157,7 @@ class Queue(QueueBase[T, PlanRunner]):
         headers: Headers | None = None,
         id: Id | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -168,6 +174,8 @@ class Queue(QueueBase[T, PlanRunner]):
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id makes no second message.
             priority: from 0 to 9, higher ones first; None is 4. Only of ``kind="priority"``.
+            group: messages of one group, 1-512 characters, are received one at a time, in their
+                order; those without a group in any order. Only of ``kind="ordered"``.
             session: the session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -178,19 +186,10 @@ class Queue(QueueBase[T, PlanRunner]):
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
                 message that never was in this queue.
         """
-        return self._run(
-            self._backend.push(
-                [payload],
-                delay=delay,
-                at=at,
-                headers=headers,
-                keys=None if key is None else [key],
-                on_duplicate=on_duplicate,
-                ids=None if id is None else [id],
-                priorities=None if priority is None else [priority],
-                session=session,
-            )
-        )[0]
+        own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
+        same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
+        same["session"] = session
+        return self._run(self._push(payload, own, same))[0]
 
     def push_many(
         self,
@@ -203,6 +202,7 @@ class Queue(QueueBase[T, PlanRunner]):
         on_duplicate: OnDuplicate = "ignore",
         ids: Sequence[Id | None] | None = None,
         priorities: Sequence[int | None] | None = None,
+        groups: Sequence[str | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
         """Push many messages at once. If one is invalid, none is written.
@@ -216,14 +216,12 @@ class Queue(QueueBase[T, PlanRunner]):
             on_duplicate: as in ``push``. "error" names the taken ``keys``, and writes the rest.
             ids: one id for each payload, None for a new id.
             priorities: one priority for each payload, None for 4; see ``push``.
+            groups: one group for each payload, None for a message without a group; see ``push``.
             session: the session of a transaction.
 
         Returns:
-            The ids of the messages, with None for each message whose key was taken.
-
-        Raises:
-            InvalidMessage: A payload cannot be stored. Nothing was written.
-            DuplicateKey: As in ``push``.
+            The ids, as in ``push``, which says what is raised. If a payload is refused, nothing is
+            written.
         """
         return self._run(
             self._backend.push(
@@ -235,6 +233,7 @@ class Queue(QueueBase[T, PlanRunner]):
                 on_duplicate=on_duplicate,
                 ids=ids,
                 priorities=priorities,
+                groups=groups,
                 session=session,
             )
         )
@@ -308,8 +307,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             limit: how many messages at most.
-            timeout: seconds to wait for the first message. None waits without limit, 0 does not
-                wait.
+            timeout: as in ``pop_many``.
             lease: seconds; None: the lease of the queue.
             max_bytes: as in ``pop_many``. For what is given back, the try is not counted.
 
@@ -436,6 +434,7 @@ class Queue(QueueBase[T, PlanRunner]):
         delay: Duration | None = None,
         key: str | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> None:
         """Move messages to another queue, each in one atomic update: never lost, never in both.
@@ -450,6 +449,7 @@ class Queue(QueueBase[T, PlanRunner]):
             delay: seconds until the message can be received there.
             key: the message key there; for one reservation only.
             priority: the priority there, if it has priorities; None keeps the one it has.
+            group: the group there, if it is ordered; None keeps the one it has.
             session: the session of a transaction.
 
         Raises:
@@ -458,8 +458,9 @@ class Queue(QueueBase[T, PlanRunner]):
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         pairs = [(each, payload) for each in reservations]
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
-        return self._run(self._move(pairs, to, session, edits))
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits |= MoveOptions(priority=priority, group=group, session=session)
+        return self._run(self._move(pairs, to, edits))
 
     def move_many(
         self,
@@ -471,6 +472,7 @@ class Queue(QueueBase[T, PlanRunner]):
         delay: Duration | None = None,
         key: str | None = None,
         priority: int | None = None,
+        group: str | None = None,
         session: Any = None,
     ) -> None:
         """Move messages to another queue, each with its own payload.
@@ -483,14 +485,16 @@ class Queue(QueueBase[T, PlanRunner]):
             delay: as in ``move``.
             key: as in ``move``.
             priority: as in ``move``.
+            group: as in ``move``.
             session: as in ``move``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest is moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key, priority=priority)
-        return self._run(self._move(pairs, to, session, edits))
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits |= MoveOptions(priority=priority, group=group, session=session)
+        return self._run(self._move(pairs, to, edits))
 
     def bury(self, *reservations: Reservation[T], error: BaseException | str | None = None) -> None:
         """Send messages to the dead-letter queue now.
@@ -668,11 +672,7 @@ class Queue(QueueBase[T, PlanRunner]):
         The history and held messages stay, also those that an open transaction holds.
 
         Returns:
-            How many were deleted.
-
-        Raises:
-            Unavailable: The server did not answer, or a transaction still holds messages. The text
-                says how many were deleted; call it again.
+            How many were deleted. The text of ``Unavailable`` says it, too; then call it again.
         """
         return self._run(self._backend.purge())
 

@@ -184,6 +184,7 @@ class Find(Command[list[Document]]):
             self.projection,
             sort=self.sort,
             limit=-self.limit if self.one_batch else self.limit,
+            batch_size=self.limit,  # the default is 101
             skip=self.skip,
             hint=self.hint,
             session=self.session,
@@ -192,10 +193,7 @@ class Find(Command[list[Document]]):
 
 @dataclass(slots=True)
 class FindAndModify(Command[Document | None]):
-    """Update the first match, or delete it if ``update`` is None.
-
-    The answer is the updated (or deleted) document, or None.
-    """
+    """Update the first match; delete it if ``update`` is None. The answer: the document or None."""
 
     filter: Filter
     update: UpdateDocument | None

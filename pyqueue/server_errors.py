@@ -60,6 +60,8 @@ def translated(error: Exception) -> Exception:
     if isinstance(error, errors.InvalidOperation) and "close" in str(error):
         return QueueClosed("the database client was closed")
     if isinstance(error, RefusedWrite):
+        if error.code == _DUPLICATE_KEY:
+            return DuplicateKey("the lock of a group is taken")
         return _refusal(errors.WriteError(str(error), error.code))
     if _is_time_limit(error):
         # Errors of the driver about the deadline of the client have no codeName.

@@ -418,22 +418,25 @@ BACKENDS: dict[str, set[str]] = {
     "locked": {"kind", "transitions"},
     "levels": {"kind", "transitions"},
     "scan": {"kind", "levels", "locked"},
+    "groups": {"kind", "locked", "scan"},
     "options": {"kind"},
     "namespace": {"kind", "levels", "options", "transitions"},
     "standard": {"kind", "namespace", "transitions"},
     "priority": {"kind", "levels", "standard", "transitions"},
     "bucket": {"kind", "standard"},
-    "invalid": {"kind", "namespace", "transitions"},
+    "ordered": {"groups", "kind", "standard", "transitions"},
+    "invalid": {"groups", "kind", "namespace", "transitions"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "inserting": {"transitions"},
-    "pushing": {"inserting", "kind", "namespace", "options", "transitions"},
+    "pushing": {"groups", "inserting", "kind", "namespace", "options", "transitions"},
     "byte_limit": {"scan"},
     "claiming": {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
         "transitions",
     },
     "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
-    "applying": {"transitions"},
+    "by_group": {"by_level", "byte_limit", "claiming", "groups", "scan", "transitions"},
+    "applying": {"groups", "transitions"},
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "handover": {"applying", "kind", "scan", "transitions"},
     "recovering": {"handover", "kind", "namespace", "scan", "transitions"},
@@ -443,7 +446,7 @@ BACKENDS: dict[str, set[str]] = {
         "transitions",
     },
     "receiving": {
-        *("by_level", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
+        *("by_group", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
         *("options", "reading", "recovering", "scan"),
     },
     "pack_receiving": {
@@ -460,7 +463,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "extending": {"pack_settling", "transitions"},
     "settling": {
-        *("applying", "handover", "invalid", "kind", "moving", "namespace", "options"),
+        *("applying", "groups", "handover", "invalid", "kind", "moving", "namespace", "options"),
         *("pack_leaving", "pack_settling", "pushing", "transitions"),
     },
     "stream_packs": {"invalid", "namespace"},
@@ -476,7 +479,7 @@ BACKENDS: dict[str, set[str]] = {
     "stream_plans": {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
-    "managing": {"applying", "kind", "namespace", "scan", "transitions"},
+    "managing": {"applying", "groups", "kind", "namespace", "scan", "transitions"},
     "pack_managing": {
         *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),
         "transitions",
@@ -502,7 +505,7 @@ BACKENDS: dict[str, set[str]] = {
         *("namespace", "queue_plans"),
         *("reading", "receiving", "transitions"),
     },
-    "__init__": {"bucket", "priority", "standard"},
+    "__init__": {"bucket", "ordered", "priority", "standard"},
 }
 
 #: Other packages than the standard library's, and who may import them.
@@ -878,9 +881,9 @@ PROMISED = {
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
-    "id=None, priority=None, session=None",
+    "id=None, priority=None, group=None, session=None",
     "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
-    "on_duplicate='ignore', ids=None, priorities=None, session=None",
+    "on_duplicate='ignore', ids=None, priorities=None, groups=None, session=None",
     "pop": "timeout=None",
     "pop_many": "limit, *, timeout=None, max_bytes=50331648",
     "reserve": "timeout=None, *, lease=None",
@@ -891,9 +894,9 @@ SIGNATURES = {
     "extend": "*reservations, lease=None",
     "release": "*reservations",
     "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "
-    "key=None, priority=None, session=None",
+    "key=None, priority=None, group=None, session=None",
     "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, priority=None, "
-    "session=None",
+    "group=None, session=None",
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",
     "checkpoint": "reservation, state",
@@ -917,11 +920,11 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind='standard', strict=None, pack=None",
+    "kind='standard', strict=None, on_failure=None, pack=None",
     "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
-    "reshape": "name, *, strict=None, retention=None, pack=None",
+    "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",
@@ -1002,7 +1005,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "state",
         "dead",
     ]
-    assert list(inspect.signature(pyqueue.Message).parameters) == [*message, "priority"]
+    assert list(inspect.signature(pyqueue.Message).parameters) == [*message, "priority", "group"]
     assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
         *message,
         "token",
@@ -1014,6 +1017,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "outcome",
         "processed",
         "priority",
+        "group",
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

@@ -3,6 +3,6 @@
 Read ``transitions`` first. Importing this package registers every kind of this release.
 """
 
-from pyqueue.backends import bucket, priority, standard
+from pyqueue.backends import bucket, ordered, priority, standard
 
-__all__ = ["bucket", "priority", "standard"]
+__all__ = ["bucket", "ordered", "priority", "standard"]

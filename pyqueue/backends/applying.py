@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends import transitions
+from pyqueue.backends.groups import bring_forward
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
@@ -69,6 +70,8 @@ class Settlement(NamedTuple):
     build: Callable[[datetime], SettlementUpdate]
     #: Settlements of equal groups have equal updates and share a command; None: a command alone.
     group: Hashable = None
+    #: The group of ordered messages that may go on then; None: there is none.
+    frees: str | None = None
 
 
 #: How a settlement went. "unknown": the message was settled, by this command or by another one.
@@ -153,6 +156,7 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     if results[0] == "lost":
         results[0] = yield from _resolve_repeated(settlement.held, outcome.update)
         yield from _signal(part)
+    yield from _free(queue, [settlement], results)
     return results[0]
 
 
@@ -210,7 +214,24 @@ def _apply(
             for place in (place for rest in parts[index:] for place in rest.places):
                 results[place] = error
             break
+    yield from _free(queue, settlements, results, session)
     return whole
+
+
+def _free(
+    queue: str,
+    settlements: Sequence[Settlement],
+    results: Sequence[SettlementResult],
+    session: object = None,
+) -> Plan[None]:
+    """Let the groups go on whose held messages may have been settled."""
+    freed = {
+        each.frees
+        for each, result in zip(settlements, results, strict=True)
+        if each.frees is not None and result != "lost"
+    }
+    if freed:
+        yield from bring_forward(queue, freed, session)
 
 
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:

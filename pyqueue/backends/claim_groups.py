@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import acknowledging, namespace, transitions
-from pyqueue.backends.kind import refuse_packs
+from pyqueue.backends.kind import refuse_packs, require
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import Fenced, Occupied
 from pyqueue.requests import Document, Filter, Find, Insert, Plan, ServerTime, Update
@@ -128,6 +128,7 @@ class ClaimGroup:
     def __init__(self, backend: QueuePlans, group: str, member: int | None = None) -> None:
         remedy = "receive them with a consumer, or push to a queue of another kind"
         refuse_packs(backend.kind, backend.queue, "claim", remedy)
+        require(backend.kind, backend.queue, "claim")
         self.backend = backend
         self.member = member
         #: No name of a group has a "#".

@@ -15,7 +15,7 @@ holds. ``locked`` then claims the messages around it.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -35,11 +35,11 @@ from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
 from pyqueue.backends.locked import Scan, claim_unlocked, retry_excluded
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
-from pyqueue.errors import InvalidMessage, TimeLimitReached, Unavailable
+from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "claim"]
+__all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "Taken", "claim", "take_first"]
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
@@ -52,6 +52,8 @@ ClaimUpdate = Mapping[str, Mapping[str, Any]]
 #: The documents that were claimed; the last candidate, if all before it are claimed by now; and
 #: whether the scan saw the end of the queue.
 Taken = tuple[list[Document], Document | None, bool]
+#: Claims messages that match. The result is None if the server was too slow for the limit.
+Take = Callable[["ClaimTerms", ScanState, Filter, datetime, int, ByteLimit], Plan[Taken | None]]
 
 
 class ClaimTerms(NamedTuple):
@@ -70,6 +72,8 @@ class ClaimTerms(NamedTuple):
     poll_s: float
     #: Whether it claims by level. Only a queue with priorities has levels.
     by_level: bool = False
+    #: The messages to claim, if they are chosen already.
+    chosen: Sequence[Document] | None = None
 
     @classmethod
     def of(
@@ -99,7 +103,7 @@ class ClaimTerms(NamedTuple):
         """The order in which it claims, and the index of that order."""
         if self.by_level:
             return Scan(LEVEL_ORDER, PRIOR)
-        return Scan(self.kind.order, self.kind.index)
+        return Scan(self.kind.order, self.kind.index if self.chosen is None else "_id_")
 
     @property
     def claim_timeout_s(self) -> float:
@@ -118,10 +122,11 @@ class ClaimTerms(NamedTuple):
 
     def update(self, now: datetime) -> dict[str, dict[str, Any]]:
         """Return the update of a claim at this instant, with a new token."""
-        update = transitions.claiming(now, self.lease_s, self.owner, count=self.counts_try)
+        count = self.counts_try
+        update = transitions.claiming(now, self.lease_s, self.owner, count=count)
         if "packs" in self.kind.capabilities:  # packs count their claims, too
             update["$inc"] = {**update.get("$inc", {}), "c": 1}
-        return update
+        return transitions.locking(self.kind, update)
 
 
 def claim(
@@ -132,6 +137,7 @@ def claim(
     room: ByteLimit,
     *,
     delete: bool,
+    take: Take | None = None,
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the first messages of a queue, and update the scan state.
 
@@ -142,6 +148,7 @@ def claim(
         wanted: how many to claim at most, but for callers that come meanwhile.
         room: how many bytes to claim at most. It gets what was claimed and does not fit.
         delete: delete the first message instead of claiming it.
+        take: how to choose and claim messages; None: the first ones.
 
     Returns:
         The claimed documents, and whether the queue had no more.
@@ -149,14 +156,13 @@ def claim(
     kind, locked, by_level = terms.kind, scan.locked, terms.by_level
     start = scan.start(now, by_level=by_level)  # None for a kind that does not scan forward
     match = locked.passing_over(_claimable(terms, scan, now, start))
-    taken = yield from (
-        _pop_first(terms, scan, match, now)
-        if delete
-        else _take(terms, scan, match, now, wanted, room)
-    )
+    if delete:
+        taken = yield from _pop_first(terms, scan, match, now)
+    else:
+        taken = yield from (take or take_first)(terms, scan, match, now, wanted, room)
     if taken is None:  # the server is slow, and the next claim has a longer limit
         after = yield from ServerTime()
-        return (yield from claim(terms, scan, after, wanted, room, delete=delete))
+        return (yield from claim(terms, scan, after, wanted, room, delete=delete, take=take))
     documents, candidate, ended = taken
     if room.full and not documents:
         return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
@@ -179,7 +185,7 @@ def claim(
                 yield from _move_sentinels(terms.queue, scan, after)
     if not documents and start is not None and scan.start(after, by_level=by_level) is None:
         # A rescan is due.
-        return (yield from claim(terms, scan, after, wanted, room, delete=delete))
+        return (yield from claim(terms, scan, after, wanted, room, delete=delete, take=take))
     if locked.retry_at is not None:
         scan.wake_at(locked.retry_at)
     return documents, ended
@@ -224,7 +230,7 @@ def _pop_first(
     return _taken(document)
 
 
-def _take(
+def take_first(
     terms: ClaimTerms,
     scan: ScanState,
     match: Filter,
@@ -248,6 +254,9 @@ def _take(
             raise
         found = yield from _claim_unlocked(terms, scan, match, now, few, update)
         return None if found is None else (room.cut(found), None, False)
+    except DuplicateKey:
+        scan.contested = scan.groups.meets_locks = True  # another message of a group is held
+        return room.cut((yield from _held(terms, update))), None, False
     except (InvalidMessage, BSONError):
         found = yield from _claim_each(terms, match, now, few, room, update, limit_s)
         return room.cut(found), None, False
@@ -330,7 +339,10 @@ def _candidates(
         fields = {**fields, "priority": 1}  # the index contains it
     # As many may come as the last claim had.
     limit = wanted if sized else max(wanted, min(wanted + scan.last_claim, MAX_CLAIM))
-    seen = yield from Find(match, fields, sort=order, limit=limit, skip=skip, hint=index)
+    if terms.chosen is None or sized:
+        seen = yield from Find(match, fields, sort=order, limit=limit, skip=skip, hint=index)
+    else:
+        seen = list(terms.chosen[:limit])
     if sized:
         return seen[: room.fitting([each.get("bytes", 0) for each in seen])], wanted
     if len(seen) > wanted:
@@ -345,7 +357,9 @@ def _random_skip(terms: ClaimTerms, wanted: int) -> int:
 
     A scan by level leaves none, or it would claim lower levels before higher ones.
     """
-    return 0 if terms.by_level else random.randrange(2 * wanted)
+    if terms.by_level or terms.chosen is not None:
+        return 0
+    return random.randrange(2 * wanted)
 
 
 def _claim_many(
@@ -388,7 +402,7 @@ def _claim_many(
                 lost = error  # the driver does not repeat an update of many; the token decides
                 after = yield from ServerTime()
         scan.contested = matched < len(ids) and not lost
-        if matched or lost:
+        if matched or lost or terms.chosen:
             mine = {"_id": {"$in": ids}, "token": update["$set"]["token"]}
             expected, timeout_s = matched, None
             if lost:
@@ -436,6 +450,8 @@ def _claim_each(
             except TimeLimitReached:
                 if limit_s is None:
                     raise  # else it may be locked, and the next claim finds out
+            except DuplicateKey:
+                continue  # another message of its group is held
             except InvalidMessage as refusal:
                 fault = yield from invalid.find_fault(one)
                 if fault is not None:

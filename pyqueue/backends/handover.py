@@ -141,7 +141,9 @@ def hand_over_whole(
         How it went. If it is unavailable, call it again with the same token and ids.
     """
     ended: Document = {"token": handover.token, "at": (yield from ServerTime())}
-    update: dict[str, dict[str, Any]] = {"$rename": {"key": "last_key"}}
+    # The queue in which it is hidden has no groups.
+    unlocked = unset(*kind.lock_fields.values())
+    update: dict[str, dict[str, Any]] = {"$rename": {"key": "last_key"}, "$unset": unlocked}
     if finishing is not None:
         ended["put"] = finishing["$set"]
         update = {name: each for name, each in finishing.items() if name != "$set"}

@@ -16,8 +16,9 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
 
 from pyqueue.backends import namespace, transitions
+from pyqueue.backends.groups import bring_forward, groups_in, ordered_groups
 from pyqueue.backends.kind import Kind
-from pyqueue.documents import invalid_fields, message_of, priority_of, without_fields
+from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
@@ -175,11 +176,12 @@ def bury_claimed(
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [priority])
     death = {"reason": reason, "tries": tries, "error": error}
     keyed = "key" in document and "key" not in invalid
-    put = target.kind.entering(target.queue, now, priority)
+    put = target.kind.entering(target.queue, now, priority, group_of(document))
     update = transitions.burying(kind, queue, put, now, death, keyed=keyed)
     holds = {"_id": document["_id"], "token": document["token"]}
     yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)
+    yield from bring_forward(queue, ordered_groups(kind, [document]))
 
 
 def bury_unclaimable(
@@ -190,6 +192,9 @@ def bury_unclaimable(
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
+    freed: list[Any] = []
+    if "group" in kind.capabilities:
+        freed = groups_in((yield from Find(match, {"group": 1, "lock": 1}, limit=1)))
     text = "queue %r: message %r cannot be claimed, it goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
@@ -201,6 +206,7 @@ def bury_unclaimable(
         yield from Update(match, {"$unset": transitions.unset("when", *kind.held_fields)})
     else:
         yield from Signal(target.queue, now)
+    yield from bring_forward(queue, freed)
 
 
 def find_fault(match: Filter) -> Plan[Exception | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Id
@@ -43,9 +43,8 @@ class Kind(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Which of "history", "dead_letter", "keys", "move", "priority" and "packs" it offers.
-
-        Plans refuse the rest.
+        """Which of these it offers: "history", "dead_letter", "keys", "move", "pop", "claim",
+        "priority", "group" and "packs". Plans refuse the rest.
         """
 
     @property
@@ -72,6 +71,10 @@ class Kind(Protocol):
         """The fields that the end of a claim removes."""
 
     @property
+    def lock_fields(self) -> Mapping[str, str]:
+        """The fields that a claim renames, with their names while the message is held."""
+
+    @property
     def stay_fields(self) -> tuple[str, ...]:
         """The fields that belong to the stay in one queue. A move removes them."""
 
@@ -83,7 +86,9 @@ class Kind(Protocol):
     def indexes(self) -> Mapping[str, IndexTerms]:
         """The indexes that it needs besides those of every namespace, by name."""
 
-    def entering(self, queue: str, when: datetime, priority: int | None = None) -> dict[str, Any]:
+    def entering(
+        self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
+    ) -> dict[str, Any]:
         """Return the fields of a message that enters a queue, by a push or from another queue.
 
         Args:
@@ -91,6 +96,7 @@ class Kind(Protocol):
             when: from when on it may be claimed.
             priority: the priority that it has or gets; None: it has none. A kind without
                 priorities leaves it unchanged.
+            group: the group of ordered messages that it has or gets; None: it has none.
         """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
@@ -119,6 +125,14 @@ class Kind(Protocol):
 K = TypeVar("K", bound=Callable[[], Kind])
 
 _kinds: dict[str, Kind] = {}
+
+#: What to do instead, by what a kind does not offer.
+_REMEDIES: Final = {
+    "pop": ": reserve messages, and commit them",
+    "claim": ": reserve messages with reserve_many()",
+    "priority": ": leave it out, or use a queue of kind 'priority'",
+    "group": ": leave it out, or use a queue of kind 'ordered'",
+}
 
 
 def register(kind: K) -> K:
@@ -160,8 +174,9 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
     """
     if capability not in kind.capabilities:
         name = argument or capability
+        remedy = _REMEDIES.get(capability, "")
         raise ConfigurationError(
-            f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it"
+            f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it{remedy}"
         )
 
 

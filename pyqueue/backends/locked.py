@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.transitions import record_id, still_claimable
 from pyqueue.documents import hashable_id
-from pyqueue.errors import TimeLimitReached, Unavailable
+from pyqueue.errors import DuplicateKey, TimeLimitReached, Unavailable
 from pyqueue.requests import (
     Document,
     Filter,
@@ -182,6 +182,8 @@ def retry_excluded(
             change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
         except Unavailable:
             locked.exclude_again(now, exclusion)
+        except DuplicateKey:
+            locked.forget(exclusion.id)  # another message of its group is held
         else:
             locked.forget(exclusion.id)  # it is ours, or another process changed it
             claimed += change.matched
@@ -228,6 +230,8 @@ def claim_unlocked(
         except TimeLimitReached:
             timed_out.append(each)
             in_a_row += 1
+        except DuplicateKey:
+            in_a_row = 0  # another message of its group is held
         else:
             claimed += change.matched
             in_a_row = 0
@@ -262,6 +266,8 @@ def _writes_are_quick(
         )
         if document is not None:
             return True
+    except DuplicateKey:
+        return True
     except TimeLimitReached:
         pass
     record = {"_id": record_id(queue)}

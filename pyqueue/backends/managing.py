@@ -11,11 +11,12 @@ from bson import ObjectId
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
+from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.clock import BAND
-from pyqueue.documents import hashable_id, invalid_fields, priority_of
+from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import (
@@ -33,7 +34,8 @@ from pyqueue.requests import (
 __all__ = ["notify", "pause", "purge", "redrive", "remove", "replay", "reprioritize"]
 
 _REDRIVE_FIELDS: Final = {
-    **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1)
+    **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
+    **dict.fromkeys(("group", "lock", "last_group"), 1),
 }
 #: The time limit of one delete of a purge. A transaction that holds a message delays a purge for
 #: so long.
@@ -86,7 +88,7 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
         return False
     priority = priority_of(document)
     home = yield from namespace.target(name, [priority])
-    put = home.kind.entering(home.queue, now, priority)
+    put = home.kind.entering(home.queue, now, priority, group_of(document))
     update = transitions.redriving(kind, queue, put, now)
     match = {
         "_id": document["_id"],
@@ -97,6 +99,7 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
     key = document.get("key") or document.get("last_key")
     done = yield from update_with_key(match, update, key)
     yield from Signal(home.queue, now)
+    yield from bring_forward(queue, ordered_groups(kind, [document]))
     return done
 
 
@@ -106,7 +109,8 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        found = yield from Find({"_id": each, "q": queue}, {"key": 1, "dead": 1}, limit=1)
+        fields = {"key": 1, "dead": 1, "group": 1, "lock": 1}
+        found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:
             break
     else:
@@ -115,8 +119,15 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     keyed = "key" in found[0] or "dead" in found[0]
     update = kind.finishing(now, "removed", history_s, keyed=keyed)
     if update is None:
-        return bool((yield from Delete(match)))
-    return bool((yield from Update(match, update)).matched)
+        removed = bool((yield from Delete(match)))
+    else:
+        if "group" in found[0]:  # it is not held, so its group has not become its lock
+            update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
+            update["$rename"].pop("lock", None)
+            match = match | {"group": {"$exists": True}}
+        removed = bool((yield from Update(match, update)).matched)
+    yield from bring_forward(queue, ordered_groups(kind, found))
+    return removed
 
 
 def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
@@ -236,7 +247,8 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     now = yield from ServerTime()
     finished = {"q": queue, "processed": {"$exists": True}}
     wanted = [each for some in spellings for each in some]
-    found = yield from Find({"_id": {"$in": wanted}, **finished}, {"last_key": 1, "priority": 1})
+    fields = {"last_key": 1, "priority": 1, "last_group": 1}
+    found = yield from Find({"_id": {"$in": wanted}, **finished}, fields)
     if found:
         yield from namespace.ensure(queue, kind, None, {priority_of(each) for each in found})
     by_id = {document["_id"]: document for document in found}
@@ -244,7 +256,8 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     done = 0
     for document in [by_id[each] for each in dict.fromkeys(named) if each is not None]:
         match = {"_id": document["_id"], **finished}
-        update = transitions.replaying(kind, queue, priority_of(document), now)
+        put = kind.entering(queue, now, priority_of(document), group_of(document))
+        update = transitions.replaying(kind, queue, put, now)
         done += yield from update_with_key(match, update, document.get("last_key"))
     if done:
         yield from Signal(queue, now)

@@ -19,6 +19,7 @@ from pyqueue.backends.kind import Kind, lookup, require
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pack_settling import packed
 from pyqueue.clock import BAND
+from pyqueue.documents import stored_group
 from pyqueue.errors import ConfigurationError, DuplicateKey
 from pyqueue.messages import UNCHANGED, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
@@ -41,6 +42,7 @@ class MoveOptions(TypedDict, total=False):
     delay: float | timedelta | None
     key: str | None
     priority: int | None
+    group: str | None
     session: object
 
 
@@ -66,13 +68,13 @@ def move(
     delay: float | timedelta | None = None,
     key: str | None = None,
     priority: int | None = None,
+    group: str | None = None,
     session: object = None,
 ) -> Plan[None]:
     """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
     require(kind, queue, "move")
     held = arguments.reservations(queue, tuple(each for each, _ in pairs))
-    if key is not None:
-        _check_key(key, held)
+    _check_key(key, held)
     edits = _edits(update)
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
         raise ConfigurationError("payload, update: give one of the two, not both")
@@ -87,16 +89,15 @@ def move(
     }
     inside, held = packed(held)
     _refuse_packed(inside, edits, session)
-    target = yield from _entered(to, [*inside, *held], priority)
+    target = yield from _entered(to, [*inside, *held], priority, group)
     if inside:
         yield from _refuse_taken(target, key)
         some = [(each, values[id(each)]) for each in inside]
-        rest = [
-            (each, payload) for each, payload in pairs if not isinstance(each, PackedReservation)
-        ]
+        rest = [pair for pair in pairs if not isinstance(pair[0], PackedReservation)]
+        same = MoveOptions(headers=headers, delay=delay, priority=priority, group=group)
         yield from pack_settling.each_part(
-            pack_leaving.move(queue, kind, some, target, labels, delay, key, priority),
-            move(queue, kind, rest, to=target, headers=headers, delay=delay, priority=priority),
+            pack_leaving.move(queue, kind, some, target, labels, delay, key, priority, group),
+            move(queue, kind, rest, to=target, **same),
         )
         return
     settlements = [
@@ -110,6 +111,7 @@ def move(
             key=key,
             delay=delay,
             priority=priority,
+            group=group,
             edits=edits,
         )
         for each in held
@@ -129,7 +131,7 @@ def _settle_moves(
     same: Hashable = ("move", id(target), id(values))
     grouped = []
     for each in settlements:
-        shared = values[id(each.held)] is UNCHANGED and key is None
+        shared = values[id(each.held)] is UNCHANGED and key is None and each.group is None
         grouped.append(each._replace(group=(same, each.held.priority) if shared else None))
     try:
         yield from settle(queue, grouped, session)
@@ -142,7 +144,9 @@ def _key_taken(target: Target, key: str) -> DuplicateKey:
     return DuplicateKey(text, keys=[key])
 
 
-def _check_key(key: str, held: Sequence[Reservation[Any]]) -> None:
+def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
+    if key is None:
+        return
     if len(held) > 1:
         raise ConfigurationError(
             "key: belongs to one message; move one reservation at a time with it"
@@ -169,16 +173,25 @@ def _refuse_taken(target: Target, key: str | None) -> Plan[None]:
 
 
 def _entered(
-    to: Target | str, held: Sequence[Reservation[Any]], priority: int | None
+    to: Target | str,
+    held: Sequence[Reservation[Any]],
+    priority: int | None,
+    group: str | None,
 ) -> Plan[Target]:
     """Return the target of a move, with its record made and the new priorities listed there."""
+    needs = []
     if priority is not None:
         arguments.priority(priority)
-        if isinstance(to, str):
-            kind = lookup((yield from namespace.kind_of(to)) or "standard")
-            require(kind, to, "priority")
-        else:
-            require(to.kind, to.queue, "priority")
+        needs.append("priority")
+    if group is not None:
+        arguments.ordered_group(group)
+        needs.append("group")
+    if needs:
+        name = to if isinstance(to, str) else to.queue
+        kind = None if isinstance(to, str) else to.kind
+        kind = kind or lookup((yield from namespace.kind_of(name)) or "standard")
+        for each in needs:
+            require(kind, name, each)
     levels = {each.priority if priority is None else priority for each in held}
     if isinstance(to, str):
         return (yield from namespace.target(to, levels))
@@ -198,6 +211,7 @@ def move_settlement(
     delay: float | timedelta | None = None,
     at: datetime | None = None,
     priority: int | None = None,
+    group: str | None = None,
     edits: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settlement:
     """Return the settlement that moves one message.
@@ -213,13 +227,17 @@ def move_settlement(
         delay: seconds until it can be received there.
         at: in place of ``delay``, the instant from which on it can be.
         priority: its priority in the target, if that has priorities; None: the one that it has.
+        group: its group in the target, if that is ordered; None: the one that it has.
         edits: further update operators, on parts of the payload.
     """
     level = held.priority if priority is None else priority
+    name = held.group if group is None else group
+    # It keeps its place among the messages of its group that move the same way.
+    stays = group is None and delay is None and at is None and freed_by(kind, held) is not None
 
     def build(now: datetime) -> SettlementUpdate:
         when = arguments.starting(now, delay, at)
-        put = target.kind.entering(target.queue, when, level)
+        put = target.kind.entering(target.queue, when, level, name)
         put.update({f"headers.{name}": label for name, label in labels.items()})
         if target.codec.name is not None:
             put["type"] = target.codec.name
@@ -229,12 +247,22 @@ def move_settlement(
             put["key"] = key
             if held.key is not None:
                 put["last_key"] = held.key
-        update = transitions.leaving(kind, queue, put, now)
+        keep = ("seq",) if stays and put.pop("seq", None) is not None else ()
+        update = transitions.leaving(kind, queue, put, now, keep=keep)
         for operator, fields in (edits or {}).items():
             update[operator] = {**update.get(operator, {}), **fields}
         return update
 
-    return Settlement(held, build)
+    # Each group has an update of its own.
+    alone = None if name is None else ("group", name)
+    return Settlement(held, build, alone, frees=freed_by(kind, held))
+
+
+def freed_by(kind: Kind, held: Reservation[Any]) -> str | None:
+    """Return the group of an ordered queue that goes on when this claim ends."""
+    if held.group is None or "group" not in kind.capabilities:
+        return None
+    return stored_group(held.group)
 
 
 def move_each(
@@ -273,11 +301,12 @@ def move_each(
             delay=new.delay,
             at=at,
             priority=new.priority,
+            group=new.group,
         )
         changed = value is not UNCHANGED or key is not None or labels
-        shared = not changed and at is None and new.delay is None
-        group = (same, held.priority, new.priority)
-        settlements.append(settlement._replace(group=group if shared else None))
+        shared = not changed and at is None and new.delay is None and settlement.group is None
+        equal = (same, held.priority, new.priority)
+        settlements.append(settlement._replace(group=equal if shared else None))
     results = yield from apply(queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
 

@@ -108,6 +108,8 @@ _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
 #: What a consumer reads of a record from time to time.
 _FLAGS: Final[Mapping[str, object]] = {"paused": 1, "deleted": 1, "levels": 1, "shape": 1}
+#: The _id and ``q`` of the document that keeps walks over the index of locks short.
+_LOCK_BOUNDS: Final = "~locks"
 _MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
 
 
@@ -220,6 +222,8 @@ def read_or_create_record(
         if options and compare and stored_kind == kind:
             yield from _show_options(queue, record.get("options"), options)
     else:
+        if kind in kinds.known() and kinds.known()[kind].lock_fields:
+            yield from _put_lock_bounds()
         now = yield from ServerTime()
         record = _new_record(queue, now, kind, shape)
         if options is not None:
@@ -243,6 +247,14 @@ def _put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
         record = {"q": queue, "priority": each, "when": now, "record": True}
         match = {"_id": level_record_id(queue, each)}
         yield from Update(match, {"$setOnInsert": record}, upsert=True)
+
+
+def _put_lock_bounds() -> Plan[None]:
+    """Put entries that stay between the locks of groups, one for each hash of a group."""
+    # To insert a lock, the server walks over deleted ones, to the next entry that is there.
+    locks = [*(f"{number:03x}" for number in range(4096)), "g"]
+    record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
+    yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)
 
 
 def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:

@@ -62,6 +62,7 @@ class NewMessage(NamedTuple):
     #: The queue it is for, if a write has several.
     queue: str | None = None
     priority: int | None = None
+    group: str | None = None
 
 
 @dataclass(slots=True)

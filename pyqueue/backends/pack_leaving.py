@@ -248,6 +248,7 @@ def move(
     delay: float | timedelta | None,
     key: str | None,
     priority: int | None,
+    group: str | None,
 ) -> Plan[None]:
     """Pass messages on to another queue. ``held``: reservations, each with its stored payload.
 
@@ -260,7 +261,7 @@ def move(
 
         def moved(stored: Document, now: datetime) -> Document:
             when = arguments.starting(now, delay, None)
-            put = target.kind.entering(target.queue, when, priority)
+            put = target.kind.entering(target.queue, when, priority, group)
             document = stored | put | _passed(stored, queue, now)
             document.pop("type", None)
             if target.codec.name is not None:

@@ -45,10 +45,12 @@ def push(
     on_duplicate: str = "ignore",
     ids: Sequence[Id | None] | None = None,
     priorities: Sequence[int | None] | None = None,
+    groups: Sequence[str | None] | None = None,
     session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
-    given = checked(queue, kind, codec, payloads, headers, keys, on_duplicate, ids, priorities)
+    same = (headers, keys, on_duplicate, ids, priorities, groups)
+    given = checked(queue, kind, codec, payloads, *same)
     arguments.starting(BAND, delay, at)
     if not given.values:
         return []
@@ -76,8 +78,7 @@ def push(
         made = yield from _insert(queue, kind, codec.name, now, some, session)
         for place, answer in zip(inside, made, strict=True):
             answers[place] = answer
-    failed = [each for each in answers if isinstance(each, QueueError)]
-    if failed:
+    if failed := [each for each in answers if isinstance(each, QueueError)]:
         unknown = [id for each in failed if isinstance(each, Unavailable) for id in each.ids]
         if unknown:
             raise Unavailable(str(failed[0]), ids=unknown) from failed[0]
@@ -113,6 +114,7 @@ def _enter(
         [given.keys[place] for place in rest],
         [given.ids[place] for place in rest],
         [given.priorities[place] for place in rest],
+        [given.groups[place] for place in rest],
     )
     documents = part.documents(queue, kind, type_name, now, when)
     own = frozenset(id for id in part.ids if id is not None)

@@ -34,10 +34,12 @@ class Priority(Standard):
         {PRIOR: (list(PRIOR_KEYS), {"partialFilterExpression": {"priority": {"$exists": True}}})}
     )
 
-    def entering(self, queue: str, when: datetime, priority: int | None = None) -> dict[str, Any]:
+    def entering(
+        self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
+    ) -> dict[str, Any]:
         """Return the fields of a message that enters the queue."""
         level = DEFAULT_PRIORITY if priority is None else priority
-        return transitions.entering(queue, when) | {"priority": level}
+        return super().entering(queue, when, group=group) | {"priority": level}
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter of the messages that may be claimed by age, from ``start`` on."""

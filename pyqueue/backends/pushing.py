@@ -17,6 +17,7 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import inserting, namespace, transitions
+from pyqueue.backends.groups import bring_forward, groups_in
 from pyqueue.backends.inserting import Written, ids_of_this_queue, key_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
@@ -24,7 +25,7 @@ from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
+from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime
 
 __all__ = [
     "Checked",
@@ -50,6 +51,7 @@ class PushOptions(TypedDict, total=False):
     on_duplicate: str
     ids: Sequence[Id | None] | None
     priorities: Sequence[int | None] | None
+    groups: Sequence[str | None] | None
     session: object
 
 
@@ -67,10 +69,13 @@ def push(
     on_duplicate: str = "ignore",
     ids: Sequence[Id | None] | None = None,
     priorities: Sequence[int | None] | None = None,
+    groups: Sequence[str | None] | None = None,
     session: object = None,
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
-    given = checked(queue, kind, codec, payloads, headers, keys, on_duplicate, ids, priorities)
+    given = checked(
+        queue, kind, codec, payloads, headers, keys, on_duplicate, ids, priorities, groups
+    )
     arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
     if not given.values:
         return []
@@ -91,20 +96,19 @@ class Checked(NamedTuple):
     keys: list[str | None]
     ids: list[Id | None]
     priorities: list[int | None]
+    groups: list[str | None]
 
     def documents(
         self, queue: str, kind: Kind, type_name: str | None, now: datetime, when: datetime
     ) -> list[Document]:
         """Return the documents."""
         documents: list[Document] = []
-        for value, key, id, priority in zip(
-            self.values, self.keys, self.ids, self.priorities, strict=True
-        ):
-            # a loop is cheaper for one
-            document = new_document(
-                queue, kind, type_name, now, when, value, self.headers, key, id, priority
+        labels = self.headers
+        rows = zip(self.values, self.keys, self.ids, self.priorities, self.groups, strict=True)
+        for value, key, id, level, turn in rows:  # a loop is cheaper for one
+            documents.append(
+                new_document(queue, kind, type_name, now, when, value, labels, key, id, level, turn)
             )
-            documents.append(document)
         return documents
 
 
@@ -118,6 +122,7 @@ def checked(
     on_duplicate: str,
     ids: Sequence[Id | None] | None,
     priorities: Sequence[int | None] | None,
+    groups: Sequence[str | None] | None = None,
 ) -> Checked:
     """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
@@ -131,7 +136,10 @@ def checked(
     wanted = _one_each("priorities", priorities, len(payloads), arguments.priority)
     if priorities is not None and any(each is not None for each in wanted):
         require(kind, queue, "priority")
-    return Checked(list(map(codec.dump, payloads)), labels, names, chosen, wanted)
+    turns = _one_each("groups", groups, len(payloads), arguments.ordered_group)
+    if groups is not None and any(turns):
+        require(kind, queue, "group")
+    return Checked(list(map(codec.dump, payloads)), labels, names, chosen, wanted, turns)
 
 
 def _listed(payloads: Iterable[Any]) -> list[Any]:
@@ -213,11 +221,12 @@ def new_document(
     key: str | None,
     id: Id | None,
     priority: int | None = None,
+    group: str | None = None,
 ) -> Document:
     """Return the document of a new message."""
     document: Document = {
         "_id": ObjectId() if id is None else id,
-        **kind.entering(queue, when, priority),
+        **kind.entering(queue, when, priority, group),
         "pushed": now,
     }
     if type_name is not None:
@@ -254,6 +263,13 @@ def _replace_each(
     return written
 
 
+def _groups_of(queue: str, kind: Kind, match: Filter, session: object) -> Plan[list[Any]]:
+    """Return the group that a message leaves if it is replaced."""
+    if "group" not in kind.capabilities:
+        return []
+    return groups_in((yield from Find(match, {"group": 1, "lock": 1}, session=session)))
+
+
 def replace(
     queue: str,
     kind: Kind,
@@ -272,6 +288,7 @@ def replace(
         if id in stored:
             foreign.append(id)
             return None
+    freed = yield from _groups_of(queue, kind, match, session)
     once = {"_id": id, "pushed": document["pushed"]}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
     stale = (*kind.held_fields, *kind.stay_fields, "headers", "type")
@@ -292,6 +309,7 @@ def replace(
                 foreign.append(id)
                 return None
         else:
+            yield from bring_forward(queue, freed, session)
             replaced: Id = (stored_document or document)["_id"]
             return replaced
     raise AssertionError("unreachable")

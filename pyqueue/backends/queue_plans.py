@@ -117,6 +117,8 @@ class QueuePlans:
         misfits: Misfits | None = None,
     ) -> Plan[list[Any]]:
         """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+        if pop:
+            kinds.require(self.kind, self.queue, "pop")
         return receiving.receive(
             self.queue,
             self.kind,

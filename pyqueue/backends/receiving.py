@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
 from pyqueue.backends import invalid, namespace, reading, recovering
-from pyqueue.backends.by_level import claim_next
+from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
 from pyqueue.backends.giving_back import give_back, insert_again, undo_pop, undo_reserve
@@ -306,7 +306,7 @@ def _claim_messages(
         room.add([document for document, _ in claimed[before:]])
         if claimed and not how.pop:
             scan.wake_at(now + timedelta(seconds=terms.lease_s))
-        if ended:
+        if ended or (claimed and scan.groups.crowded):  # looking on would defer more and more first
             break
     return claimed, False
 

@@ -91,6 +91,19 @@ def page_end(page: Sequence[Document]) -> ScanStart | None:
 
 
 @dataclass(slots=True)
+class GroupLooks:
+    """What this process knows about the groups of an ordered queue."""
+
+    #: Whether the last look met messages whose group was locked. Otherwise the next look expects
+    #: none, and the unique index tells it.
+    meets_locks: bool = True
+    #: Whether the last look saw messages that wait for others, and little else.
+    crowded: bool = False
+    #: The group behind which the next walk over the groups goes on.
+    walked_to: str = ""
+
+
+@dataclass(slots=True)
 class ScanState:
     """What one process knows about the head of a queue between two scans."""
 
@@ -115,6 +128,7 @@ class ScanState:
     lower_bound: ScanStart | None = None
     #: The same for each level of a queue with priorities. Then ``lower_bound`` is that by age.
     levels: LevelStarts = field(default_factory=LevelStarts)
+    groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
     #: When to look for handovers of processes that died, and where the last such look ended.

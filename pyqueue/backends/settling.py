@@ -6,7 +6,7 @@ carries the settlements out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 from pyqueue import arguments
 from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
 from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
+from pyqueue.backends.groups import bring_forward
 from pyqueue.backends.handover import Handover, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, require
-from pyqueue.backends.moving import dump
+from pyqueue.backends.moving import dump, freed_by
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import packed
 from pyqueue.backends.pushing import new_document
+from pyqueue.backends.transitions import UpdateFields
+from pyqueue.clock import next_sequence
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
@@ -69,7 +72,12 @@ def commit(
     yield from settle(
         queue,
         [
-            Settlement(each, partial(finish, each.key is not None), (*group, each.key is not None))
+            Settlement(
+                each,
+                partial(finish, each.key is not None),
+                (*group, each.key is not None),
+                frees=freed_by(kind, each),
+            )
             for each in held
         ],
         session,
@@ -84,6 +92,7 @@ class Output(NamedTuple):
     target: Target
     payload: Any
     priority: int | None
+    group: str | None = None
 
 
 def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
@@ -104,6 +113,8 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
     for each in outputs:
         if each.priority is not None:
             require(each.target.kind, each.target.queue, "priority")
+        if each.group is not None:
+            require(each.target.kind, each.target.queue, "group")
     values = [dump(each.target.codec, each.payload) for each in outputs]
     targets = {each.target.queue: each.target for each in outputs}
     for target in targets.values():
@@ -122,6 +133,7 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
             None,
             each.id,
             each.priority,
+            each.group,
         )
         for each, value in zip(outputs, values, strict=True)
     ]
@@ -139,6 +151,8 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         yield from discard(handover)
     if result == "lost":
         raise _lost(held)
+    if (freed := freed_by(kind, held)) is not None:
+        yield from bring_forward(queue, [freed])
 
 
 def _lost(held: Reservation[Any]) -> LeaseLost:
@@ -178,6 +192,7 @@ def rollback(
     record = None if error is None else error_record(error, (yield from ServerTime()))
     dead_letter: Target | None = None
     settlements = []
+    skips = "group" in kind.capabilities and (yield from _skips(queue))
     for each in held:
         last_try = options.max_tries is not None and each.tries >= options.max_tries
         if last_try and each.dead is None:
@@ -189,8 +204,26 @@ def rollback(
         delay_s = options.backoff.delay(each.tries) if given_delay_s is None else given_delay_s
         group = ("rollback", delay_s, None if record is None else id(record))
         build = partial(transitions.rolling_back, kind, delay_s, record)
-        settlements.append(Settlement(each, build, group))
+        if skips and each.group is not None:
+            build = partial(_skipping, build)
+        settlements.append(Settlement(each, build, group, frees=freed_by(kind, each)))
     yield from settle(queue, settlements, session)
+
+
+def _skips(queue: str) -> Plan[bool]:
+    """Return whether a group goes on while a message of it waits for its next try."""
+    shape = (yield from namespace.flags(queue)).get("shape")
+    return isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
+
+
+def _skipping(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
+    """Return a rollback that also gives the message a new place in its group: where it comes back.
+
+    So the messages that entered before that instant come first.
+    """
+    update = build(now)
+    update["$set"]["seq"] = next_sequence(update["$set"]["when"])
+    return update
 
 
 def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
@@ -205,7 +238,10 @@ def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
         queue,
         [
             Settlement(
-                each, partial(transitions.releasing, kind, each.when), ("release", each.when)
+                each,
+                partial(transitions.releasing, kind, each.when),
+                ("release", each.when),
+                frees=freed_by(kind, each),
             )
             for each in held
         ],
@@ -251,10 +287,10 @@ def _burial(
 ) -> Settlement:
     def build(now: datetime) -> SettlementUpdate:
         death = {"reason": reason, "tries": held.tries, "error": error or held.error}
-        put = target.kind.entering(target.queue, now, held.priority)
+        put = target.kind.entering(target.queue, now, held.priority, held.group)
         return transitions.burying(kind, queue, put, now, death, keyed=held.key is not None)
 
-    return Settlement(held, build)
+    return Settlement(held, build, frees=freed_by(kind, held))
 
 
 # ---- notes of the holder

@@ -380,7 +380,7 @@ def _message(
         terms.owner,
         terms.lease_s,
         position,
-        terms.state.name,
+        group=terms.state.name,
     )
 
 

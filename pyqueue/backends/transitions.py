@@ -126,10 +126,21 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
     """Return the update of a claim. ``count`` counts it as a try."""
     until = now + timedelta(seconds=lease_s)
     put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
-    update = {"$set": put, "$unset": unset("claim")}
+    update: UpdateFields = {"$set": put, "$unset": unset("claim")}
     if count:
         update["$inc"] = {"tries": 1}
     return update
+
+
+def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
+    """Return the update of a claim that also renames what its kind renames."""
+    return update | {"$rename": dict(kind.lock_fields)} if kind.lock_fields else update
+
+
+def _unlocking(kind: Kind, update: UpdateFields) -> UpdateFields:
+    """Return an update that also gives a held message back the fields that its claim renamed."""
+    names = {held: free for free, held in kind.lock_fields.items()}
+    return update | {"$rename": names} if names else update
 
 
 def token_filter(queue: str, claim: Mapping[str, Mapping[str, Any]]) -> Filter:
@@ -178,7 +189,7 @@ def rolling_back(
     put: dict[str, Any] = {"when": when, "due": when}
     if error is not None:
         put["error"] = error
-    return {"$set": put, "$unset": unset(*kind.held_fields)}
+    return _unlocking(kind, {"$set": put, "$unset": unset(*kind.held_fields)})
 
 
 def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True) -> UpdateFields:
@@ -190,8 +201,12 @@ def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True)
         now: the instant.
         counted: whether the claim counted a try, which a pop does not.
     """
-    update: UpdateFields = {"$set": {"when": due}, "$unset": unset(*kind.held_fields)}
-    return update | {"$inc": {"tries": -1}} if counted else update
+    # In an ordered queue, ``seq`` is the place. Its scans expect nothing far below now.
+    when = now if kind.lock_fields else due
+    update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}
+    if counted:
+        update["$inc"] = {"tries": -1}
+    return _unlocking(kind, update)
 
 
 def finishing(
@@ -225,9 +240,8 @@ def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
     return {"$set": {"when": due}, "$unset": removed}
 
 
-def replaying(kind: Kind, queue: str, priority: int | None, now: datetime) -> UpdateFields:
-    """Return the update that makes a finished message ready again."""
-    put = kind.entering(queue, now, priority)
+def replaying(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
+    """Return the update that makes a finished message ready again. It enters with ``put``."""
     removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
     return {
         "$set": put,
@@ -247,7 +261,9 @@ def leaving(
 
     It takes the fields ``keep`` along. Unless ``put`` has a key, the message leaves its key behind.
     """
-    removed = (*kind.held_fields, *kind.stay_fields, "type")
+    removed = [*kind.held_fields, *kind.stay_fields, "type"]
+    if "group" in put:
+        removed.append("last_group")
     update = {
         "$set": put,
         "$unset": unset(*(name for name in removed if name not in keep and name not in put)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -78,6 +78,12 @@ def reshape(
             help="Of a queue with priorities: whether high levels may starve the lower ones.",
         ),
     ] = None,
+    on_failure: Annotated[
+        Literal["block", "skip"] | None,
+        typer.Option(
+            help="Of an ordered queue: whether a group waits for a message that failed, or goes on."
+        ),
+    ] = None,
     retention: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Of a stream: how long messages are kept."),
@@ -93,8 +99,8 @@ def reshape(
 ) -> None:
     """Change the options of a queue on which all programs agree. They follow within 5 s."""
     with connect(url, namespace, signals) as client:
-        client.reshape(name, strict=strict, retention=retention, pack=pack)
-    given = {"strict": strict, "retention": retention, "pack": pack}
+        client.reshape(name, strict=strict, on_failure=on_failure, retention=retention, pack=pack)
+    given = {"strict": strict, "on_failure": on_failure, "retention": retention, "pack": pack}
     changed = {option: value for option, value in given.items() if value is not None}
     if as_json:
         emit({"queue": name, **changed})

@@ -101,6 +101,10 @@ MessageId = Annotated[
 ]
 
 
+GroupOption = Annotated[
+    str | None,
+    typer.Option("--group", help="Of an ordered queue: the group, received one at a time."),
+]
 PriorityOption = Annotated[
     int | None,
     typer.Option(
@@ -128,6 +132,7 @@ def push(
     header: Header = None,
     id: MessageId = None,
     priority: PriorityOption = None,
+    group: GroupOption = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -147,7 +152,7 @@ def push(
         with connect(url, namespace, signals) as client:
             target = queue_with_stored_options(client, name)
             number = _push_lines(
-                target, file, text, delay=delay, headers=headers, priority=priority
+                target, file, text, delay=delay, headers=headers, priority=priority, group=group
             )
         emit({"pushed": number}) if as_json else print(number)
         return
@@ -161,6 +166,7 @@ def push(
             headers=headers,
             id=None if id is None else parse_id(id),
             priority=priority,
+            group=group,
         )
     if as_json:
         emit({"id": pushed})
@@ -227,6 +233,7 @@ def _push_lines(
     delay: float | None,
     headers: dict[str, str],
     priority: int | None,
+    group: str | None,
 ) -> int:
     """Push a message for each line, and return how many."""
     pushed = number = 0
@@ -240,9 +247,15 @@ def _push_lines(
                         payload = line.decode().removesuffix("\r")
                         payloads.append(payload if text else parse_json(payload, f"line {number}"))
                 if payloads:
-                    levels = None if priority is None else [priority] * len(payloads)
+                    number_of = len(payloads)
                     pushed += len(
-                        target.push_many(payloads, delay=delay, headers=headers, priorities=levels)
+                        target.push_many(
+                            payloads,
+                            delay=delay,
+                            headers=headers,
+                            priorities=None if priority is None else [priority] * number_of,
+                            groups=None if group is None else [group] * number_of,
+                        )
                     )
     except (QueueError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, QueueError) else f"line {number}: "
@@ -257,7 +270,7 @@ def _push_lines(
 
 def to_json(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message that programs need."""
-    names = "id queue payload headers key when pushed tries error trail state dead priority"
+    names = "id queue payload headers key when pushed tries error trail state dead priority group"
     return {name: getattr(message, name) for name in names.split()}
 
 

@@ -41,8 +41,9 @@ UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
 #: Dumps values of pydantic models and dataclasses by their own type.
 _ANY_TYPE: Final = Codec[Any](Any)
 
-#: An output of Many: its new id; a queue, or its name; a payload for it; and its priority there.
-_Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, int | None]
+#: An output of Many: its new id; a queue, or its name; a payload for it; and its priority and its
+#: group there.
+_Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, int | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +140,18 @@ class Verdicts:
             return Verdict("dropped", self._commit, "commit")
         if isinstance(answer, Many):
             # The ids are the same if the settlement is repeated.
-            outputs = [(ObjectId(), *self._target(each), each.priority) for each in answer.outputs]
+            outputs = [
+                (ObjectId(), *self._target(each), each.priority, each.group)
+                for each in answer.outputs
+            ]
             return Verdict("out", partial(self._fan_out, outputs))
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
         if isinstance(answer, To):
             to, payload = self._target(answer)
-            move = partial(self._move, to, answer.priority)
-            return Verdict("out", move, ("move", answer.queue, answer.priority), payload)
+            move = partial(self._move, to, answer.priority, answer.group)
+            same = ("move", answer.queue, answer.priority, answer.group)
+            return Verdict("out", move, same, payload)
         if stage.kind == "choice":
             raise Reject(
                 f"{stage.label} returned {_shown(answer)}; a choice returns To, Drop or Many"
@@ -313,10 +318,14 @@ class Verdicts:
         await self._queue.commit(*(each for each, _ in group))
 
     async def _move(
-        self, to: AsyncQueue[Any] | str, priority: int | None, group: Sequence[Decision]
+        self,
+        to: AsyncQueue[Any] | str,
+        priority: int | None,
+        turn: str | None,
+        group: Sequence[Decision],
     ) -> None:
         pairs = [(each, verdict.payload) for each, verdict in group]
-        await self._queue.move_many(pairs, to=to, priority=priority)
+        await self._queue.move_many(pairs, to=to, priority=priority, group=turn)
 
     async def _roll_back(
         self,
@@ -338,13 +347,15 @@ class Verdicts:
             await self._queue.commit(message)
             return
         made = []
-        for id, to, payload, priority in outputs:
+        for id, to, payload, priority, turn in outputs:
             target = backend_of(await self._runner.target(to) if isinstance(to, str) else to)
             if payload is UNCHANGED:
                 payload = backend_of(self._queue).codec.dump(message.payload)
             if priority is None and "priority" in target.kind.capabilities:
                 priority = message.priority
-            made.append(Output(id, target.target, payload, priority))
+            if turn is None and "group" in target.kind.capabilities:
+                turn = message.group
+            made.append(Output(id, target.target, payload, priority, turn))
         await self._runner.run(fan_out(backend_of(self._queue).target, message, made))
 
 

@@ -28,6 +28,8 @@ class Newest(Standard):
     stay_fields = (*Standard.stay_fields, "height")
     bare_pop = False
 
-    def entering(self, queue: str, when: datetime, priority: int | None = None) -> dict[str, Any]:
+    def entering(
+        self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
+    ) -> dict[str, Any]:
         """Return the fields of a message that enters the queue."""
         return transitions.entering(queue, when) | {"height": when}

@@ -24,7 +24,7 @@ from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.needs("claims")
+pytestmark = pytest.mark.needs("claim")
 
 
 class Oops(Exception):

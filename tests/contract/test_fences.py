@@ -207,6 +207,7 @@ def test_both_reservations_of_one_message_in_one_batch(
         assert message is None or message.state != "reserved"
 
 
+@pytest.mark.needs("pop")
 @each_batch
 @pytest.mark.needs("documents")
 def test_expired_message_finished_elsewhere_is_lost(

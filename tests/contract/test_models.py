@@ -74,6 +74,7 @@ EVERYTHING = Everything(
 )
 
 
+@pytest.mark.needs("pop")
 def test_model_round_trip(world: World, name: str) -> None:
     queue = world.client.queue(name, Everything)
     id = queue.push(EVERYTHING)
@@ -102,6 +103,7 @@ def test_model_round_trip(world: World, name: str) -> None:
     assert message.payload == EVERYTHING
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize(
     ("model", "value"),
     [
@@ -129,6 +131,7 @@ def test_any_pydantic_type_is_a_model(client: AnyClient, name: str, model: Any, 
     assert type(message.payload) is type(value)
 
 
+@pytest.mark.needs("pop")
 def test_valid_payload_is_stored(client: AnyClient, name: str) -> None:
     queue = client.queue(name, Order)
     queue.push({"n": 1})
@@ -147,6 +150,7 @@ def test_invalid_payload_is_refused(world: World, name: str) -> None:
     assert world.stored(queue) == []
 
 
+@pytest.mark.needs("pop")
 def test_payload_of_another_type_is_validated(client: AnyClient, name: str) -> None:
     client.queue(name).push({"n": 1})
     client.queue(name, Order).push(Order(n=2))
@@ -154,6 +158,7 @@ def test_payload_of_another_type_is_validated(client: AnyClient, name: str) -> N
     assert {(each.payload.n, each.payload.note) for each in received} == {(1, "none"), (2, "none")}
 
 
+@pytest.mark.needs("pop")
 def test_raw_queue_shows_the_stored_payload(client: AnyClient, name: str) -> None:
     client.queue(name, Order).push(Order(n=2))
     message = client.queue(name).pop(0)
@@ -166,6 +171,7 @@ def test_raw_queue_shows_the_stored_payload(client: AnyClient, name: str) -> Non
 
 @pytest.mark.needs("dead_letter")
 class TestInvalidPayloads:
+    @pytest.mark.needs("pop")
     @pytest.mark.parametrize("verb", ["pop", "reserve", "pop_many", "reserve_many"])
     def test_invalid_payload_is_buried_and_not_delivered(
         self, world: World, name: str, verb: str
@@ -189,6 +195,7 @@ class TestInvalidPayloads:
         assert "valid integer" in dead.error["message"]
         assert dead.dead["error"] == dead.error
 
+    @pytest.mark.needs("pop")
     def test_only_invalid_payloads_delivers_nothing(self, client: AnyClient, name: str) -> None:
         client.queue(name).push_many([{"n": "x"}] * 5)
         queue = client.queue(name, Order)
@@ -221,6 +228,7 @@ class TestInvalidPayloads:
         assert message is not None
         assert message.payload == {"n": "x"}
 
+    @pytest.mark.needs("pop")
     def test_redriven_invalid_payload_is_buried_again(self, client: AnyClient, name: str) -> None:
         client.queue(name).push({"n": "x"})
         queue, dead = client.queue(name, Order), client.queue(f"{name}.dead")

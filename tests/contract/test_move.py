@@ -27,6 +27,7 @@ def found(message: Message[Any] | None) -> Message[Any]:
     return message
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("by_name", [True, False], ids=["name", "Queue"])
 def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     assert other.pop(0) is None  # a first receive creates the record, which fixes the kind
@@ -256,6 +257,7 @@ FINISHES: dict[str, Callable[[AnyQueue], object]] = {
 }
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.needs("history")
 @pytest.mark.parametrize("key", [None, "here"])
 @pytest.mark.parametrize("finish", FINISHES)

@@ -134,6 +134,7 @@ FEW_VALUES = ("None", "False", "empty dict", "str", "nested", "dollars", "like o
 
 
 @pytest.mark.needs("keys", "move")
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize(
     ("way", "values"),
     [
@@ -182,6 +183,7 @@ def test_round_trip_into_the_history(client: AnyClient, name: str) -> None:
         assert message.payload == value, what
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.needs("dead_letter")
 def test_round_trip_through_the_dead_letter_queue(client: AnyClient, name: str) -> None:
     queue, dead = client.queue(name), client.queue(f"{name}.dead")
@@ -194,6 +196,7 @@ def test_round_trip_through_the_dead_letter_queue(client: AnyClient, name: str) 
         assert message.payload == value, what
 
 
+@pytest.mark.needs("pop")
 def test_falsy_payloads_differ_from_no_message(queue: AnyQueue) -> None:
     queue.push_many([None, 0, "", False, [], {}])
     seen = 0
@@ -203,6 +206,7 @@ def test_falsy_payloads_differ_from_no_message(queue: AnyQueue) -> None:
     assert seen == 6
 
 
+@pytest.mark.needs("pop")
 def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> None:
     zone = timezone(timedelta(hours=-5))
     queue.push({"at": datetime(2013, 1, 1, 0, 0, 0, 999_999, tzinfo=zone)})
@@ -212,6 +216,7 @@ def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> N
     assert message.payload["at"].tzinfo is UTC
 
 
+@pytest.mark.needs("pop")
 def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
     """Without a model, payloads are BSON values.
 
@@ -225,6 +230,7 @@ def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
     assert message.payload["pattern"].pattern == "a.b"
 
 
+@pytest.mark.needs("pop")
 def test_decimal128_keeps_its_digits(queue: AnyQueue) -> None:
     queue.push(Decimal128("1.2300"))
     message = queue.pop(0)
@@ -244,6 +250,7 @@ def test_push_does_not_change_the_object(queue: AnyQueue) -> None:
     assert all(each.payload == {"a": [1, {"b": 2}]} for each in queue.peek())
 
 
+@pytest.mark.needs("pop")
 def test_largest_message(world: World, queue: AnyQueue) -> None:
     if world.place.server:  # mongomock accepts 17 MB, so it would prove nothing
         large = "x" * (16 * 1024 * 1024 - 66 * 1024)

@@ -36,6 +36,7 @@ def test_push_stores_a_ready_message(queue: AnyQueue) -> None:
     assert near(message.when, 0)
 
 
+@pytest.mark.needs("pop")
 def test_push_and_receive_make_the_record_and_reads_do_not(
     world: World, queue: AnyQueue, other: AnyQueue
 ) -> None:
@@ -54,6 +55,7 @@ def test_push_and_receive_make_the_record_and_reads_do_not(
     assert world.document(f"~queue:{other.name}")["record"] is True
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("delay", [60, 60.0, timedelta(minutes=1)], ids=repr)
 def test_push_with_a_delay(queue: AnyQueue, delay: Any) -> None:
     id = queue.push(1, delay=delay)
@@ -67,6 +69,7 @@ def test_push_with_a_delay(queue: AnyQueue, delay: Any) -> None:
     assert queue.peek() == []
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("delay", [0, 0.0, timedelta(0)], ids=repr)
 def test_push_without_a_delay(queue: AnyQueue, delay: Any) -> None:
     queue.push(1, delay=delay)
@@ -224,6 +227,7 @@ class TestKeys:
         queue.rollback(held, delay=60)
         assert queue.push(2, key="k") is None
 
+    @pytest.mark.needs("pop")
     @pytest.mark.parametrize("way", ["pop", "commit", "bury", "move", "remove", "purge"])
     def test_key_is_free_after_its_message_left(
         self, queue: AnyQueue, other: AnyQueue, way: str
@@ -327,6 +331,7 @@ def test_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other: Any
     assert queue.counts().total == 1
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.needs("history")
 def test_id_of_a_finished_message(client: AnyClient, name: str) -> None:
     queue = client.queue(name, history=60)
@@ -340,6 +345,7 @@ def test_id_of_a_finished_message(client: AnyClient, name: str) -> None:
     assert (queue.counts().total, queue.counts().history) == (0, 1)
 
 
+@pytest.mark.needs("pop")
 def test_id_is_new_after_its_document_is_gone(queue: AnyQueue) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)

@@ -32,6 +32,7 @@ def test_get_in_every_state(world: World, queue: AnyQueue, other: AnyQueue) -> N
     assert other.get(ready) is None
 
 
+@pytest.mark.needs("pop")
 def test_get_never_returns_a_record(queue: AnyQueue) -> None:
     queue.push(1)
     assert [each.payload for each in queue.peek(100)] == [1]
@@ -141,6 +142,7 @@ class TestHistory:
     def queue(self, client: AnyClient, name: str) -> AnyQueue:
         return client.queue(name, history=timedelta(days=30))
 
+    @pytest.mark.needs("pop")
     def test_history_has_every_outcome(self, world: World, queue: AnyQueue) -> None:
         popped = queue.push("p")
         assert queue.pop(0) is not None
@@ -166,6 +168,7 @@ class TestHistory:
         assert queue.purge() == 0
         assert queue.counts().history == 5
 
+    @pytest.mark.needs("pop")
     def test_history_is_newest_first_with_limit_and_since(self, queue: AnyQueue) -> None:
         for n in range(6):
             queue.push(n)
@@ -185,6 +188,7 @@ class TestHistory:
             time.sleep(0.002)  # each finishes in a separate millisecond
         assert [each.payload for each in queue.history()] == [0, 2, 1]
 
+    @pytest.mark.needs("pop")
     def test_finished_messages_are_not_counted_as_live(self, queue: AnyQueue) -> None:
         queue.push_many(range(20))
         assert len(queue.pop_many(20, timeout=0)) == 20
@@ -230,6 +234,7 @@ class TestHistory:
             queue.name,
         ]
 
+    @pytest.mark.needs("pop")
     def test_replay_restores_a_key_only_if_it_is_free(self, queue: AnyQueue) -> None:
         id = queue.push("old", key="k")
         assert queue.pop(0) is not None
@@ -247,6 +252,7 @@ class TestHistory:
         queue.bury(hold(queue, 2))
         assert queue.history() == []
 
+    @pytest.mark.needs("pop")
     def test_finished_message_has_no_key_of_an_earlier_queue(
         self, queue: AnyQueue, other: AnyQueue
     ) -> None:
@@ -255,6 +261,7 @@ class TestHistory:
         assert queue.pop(0) is not None
         assert queue.history()[0].key is None
 
+    @pytest.mark.needs("pop")
     def test_history_option_belongs_to_the_queue_object(
         self, client: AnyClient, queue: AnyQueue
     ) -> None:
@@ -369,6 +376,7 @@ def test_delete_of_an_empty_queue_lasts(
         client.delete_queue("no name")
 
 
+@pytest.mark.needs("pop")
 def test_deleted_queue_is_made_again_by_a_push(
     world: World, client: AnyClient, queue: AnyQueue
 ) -> None:
@@ -382,6 +390,7 @@ def test_deleted_queue_is_made_again_by_a_push(
     assert queue.pop(0).payload == 2
 
 
+@pytest.mark.needs("pop")
 def test_deleted_queue_is_made_again_by_a_pause(
     world: World, client: AnyClient, queue: AnyQueue
 ) -> None:
@@ -421,6 +430,7 @@ def test_delete_takes_the_history(world: World, client: AnyClient, name: str) ->
     assert world.stored(queue) == []
 
 
+@pytest.mark.needs("pop")
 def test_namespaces_do_not_see_each_other(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect(namespace=f"ns_{queue.name}").queue(queue.name)
     queue.push("here", key="k", id=f"{queue.name}/1")
@@ -450,6 +460,7 @@ def test_queue_names_that_are_allowed(world: World, name: str) -> None:
         assert world.client.queue(each).name == each
 
 
+@pytest.mark.needs("pop")
 def test_dropped_collection_is_created_again(world: World, name: str) -> None:
     client = world.connect(namespace=f"ns_{name}")
     queue = client.queue("a")

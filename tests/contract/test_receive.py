@@ -20,6 +20,7 @@ from tests.support.eventually import eventually, waiters
 SOON = 10.0
 
 
+@pytest.mark.needs("pop")
 def test_pop_takes_the_message_out(queue: AnyQueue) -> None:
     id = queue.push("x", headers={"a": 1}, key="k")
     message = queue.pop(0)
@@ -31,6 +32,7 @@ def test_pop_takes_the_message_out(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+@pytest.mark.needs("pop")
 def test_receive_of_an_empty_queue_returns_none(queue: AnyQueue) -> None:
     assert queue.pop(0) is None
     assert queue.reserve(0) is None
@@ -38,6 +40,7 @@ def test_receive_of_an_empty_queue_returns_none(queue: AnyQueue) -> None:
     assert queue.reserve_many(5, timeout=0) == []
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50)], ids=repr)
 def test_receive_waits_for_the_timeout(queue: AnyQueue, timeout: Any) -> None:
     for receive in (
@@ -51,6 +54,7 @@ def test_receive_waits_for_the_timeout(queue: AnyQueue, timeout: Any) -> None:
         assert 0.045 <= time.monotonic() - start < SOON
 
 
+@pytest.mark.needs("pop")
 def test_reservation_has_the_stored_fields(queue: AnyQueue) -> None:
     id = queue.push("x", headers={"a": 1}, key="k")
     pushed = queue.get(id)
@@ -111,6 +115,7 @@ def test_expired_lease_is_received_again(queue: AnyQueue) -> None:
         queue.commit(first)
 
 
+@pytest.mark.needs("pop")
 def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue) -> None:
     queue.push(1)
     held = queue.reserve(0)
@@ -121,6 +126,7 @@ def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue
     assert queue.counts().total == 0
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("verb", ["pop_many", "reserve_many"])
 def test_pop_many_and_reserve_many(world: World, queue: AnyQueue, verb: str) -> None:
     queue.push_many(range(world.many))
@@ -139,6 +145,7 @@ def test_pop_many_and_reserve_many(world: World, queue: AnyQueue, verb: str) -> 
     assert queue.counts().total == 0
 
 
+@pytest.mark.needs("pop")
 def test_keyed_messages_in_a_batch(queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3], keys=["a", None, "b"])
     assert {(each.payload, each.key) for each in queue.pop_many(5, timeout=0)} == {
@@ -153,6 +160,7 @@ def test_keyed_messages_in_a_batch(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("fifo")
 class TestOrder:
+    @pytest.mark.needs("pop")
     def test_first_in_first_out(self, queue: AnyQueue) -> None:
         for each in range(5):
             queue.push(each)
@@ -163,6 +171,7 @@ class TestOrder:
         received += queue.reserve_many(105, timeout=0)
         assert [each.payload for each in received if each is not None] == list(range(110))
 
+    @pytest.mark.needs("pop")
     def test_order_is_by_when_and_not_by_push(self, world: World, queue: AnyQueue) -> None:
         late, early = queue.push("late", delay=60), queue.push("early")
         when = world.document(early)["when"] + timedelta(milliseconds=1)
@@ -171,6 +180,7 @@ class TestOrder:
         queue.push("last")
         assert [each.payload for each in queue.pop_many(3, timeout=0)] == ["early", "late", "last"]
 
+    @pytest.mark.needs("pop")
     def test_rolled_back_message_goes_to_the_end(self, queue: AnyQueue) -> None:
         queue.push_many([1, 2])
         held = queue.reserve(0)
@@ -179,6 +189,7 @@ class TestOrder:
         queue.rollback(held, delay=0)
         assert [each.payload for each in queue.pop_many(2, timeout=0)] == [2, 1]
 
+    @pytest.mark.needs("pop")
     def test_released_message_has_its_old_position(self, queue: AnyQueue) -> None:
         queue.push_many([1, 2, 3])
         held = queue.reserve_many(2, timeout=0)
@@ -192,6 +203,7 @@ def _now(queue: AnyQueue) -> Any:
     return message.pushed
 
 
+@pytest.mark.needs("pop")
 def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(world.many), delay=60)
     queue.push_many(range(20))
@@ -204,6 +216,7 @@ def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) 
     assert message.payload == "c"
 
 
+@pytest.mark.needs("pop")
 def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> None:
     """The old position is far below the scan start of a client that saw nothing there."""
     old = timedelta(seconds=3)
@@ -236,6 +249,7 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, answers
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
 def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb: str) -> None:
     queue.push(0)
@@ -248,6 +262,7 @@ def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb:
     assert answers[0].payload == "here"
 
 
+@pytest.mark.needs("pop")
 def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue) -> None:
     waiting = [in_thread(lambda: queue.pop(60)) for _ in range(4)]
     await_waiters(client, queue, 4)
@@ -257,6 +272,7 @@ def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue)
     assert sorted(answers[0].payload for _, answers in waiting) == [0, 1, 2, 3]
 
 
+@pytest.mark.needs("pop")
 def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) -> None:
     start = time.monotonic()
     queue.push("later", delay=0.2)
@@ -266,6 +282,7 @@ def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) 
     assert 0.19 <= time.monotonic() - start < SOON
 
 
+@pytest.mark.needs("pop")
 def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
     queue.push("now", delay=0.05)
     queue.push("later", delay=60)
@@ -295,6 +312,7 @@ def test_returned_message_wakes_a_waiting_consumer(
     assert answers[0].id == held.id
 
 
+@pytest.mark.needs("pop")
 def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
     id = queue.push(1, delay=60)
     thread, answers = in_thread(lambda: queue.pop(60))
@@ -320,6 +338,7 @@ def test_record_has_a_date(
     assert near(world.document(f"~queue:{queue.name}")["when"], 0)
 
 
+@pytest.mark.needs("pop")
 def test_paused_queue_looks_empty(queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3])
     assert not queue.paused()
@@ -336,6 +355,7 @@ def test_paused_queue_looks_empty(queue: AnyQueue) -> None:
     eventually(lambda: len(queue.peek()) == 4, "all are there")
 
 
+@pytest.mark.needs("pop")
 def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect().queue(queue.name)  # another client stands for another process
     queue.push(0)

@@ -255,6 +255,7 @@ def test_bad_backoffs(world: World, name: str, values: dict[str, Any]) -> None:
 # ---- receiving
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("value", BAD_DURATIONS.values(), ids=BAD_DURATIONS.keys())
 def test_bad_timeouts_and_leases(world: World, queue: AnyQueue, value: Any) -> None:
     refused(lambda: queue.pop(value), ConfigurationError, "timeout")
@@ -266,6 +267,7 @@ def test_bad_timeouts_and_leases(world: World, queue: AnyQueue, value: Any) -> N
     assert world.stored(queue) == []
 
 
+@pytest.mark.needs("pop")
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "1", True, None], ids=repr)
 def test_bad_limits(world: World, queue: AnyQueue, limit: Any) -> None:
     refused(lambda: queue.pop_many(limit, timeout=0), ConfigurationError, "limit")
@@ -476,6 +478,7 @@ def test_closed_client(world: World, name: str) -> None:
         elsewhere.commit(held)
 
 
+@pytest.mark.needs("pop")
 def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
     import threading
 

@@ -295,6 +295,7 @@ class TestLastTry:
         if limit > 1:
             assert world.client.queue(f"{name}.dead").counts().ready == 5
 
+    @pytest.mark.needs("pop")
     def test_pop_ignores_max_tries(self, world: World, name: str) -> None:
         queue = world.client.queue(name, max_tries=1)
         held = hold(queue)

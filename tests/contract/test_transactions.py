@@ -236,6 +236,7 @@ class TestTransactions:
         assert message is None  # the backoff of the queue
         assert queue.counts().scheduled == 1
 
+    @pytest.mark.needs("pop")
     @pytest.mark.parametrize("own", [False, True], ids=["transaction", "run_transaction"])
     def test_signals_wait_for_the_commit(
         self, client: AnyClient, queue: AnyQueue, own: bool

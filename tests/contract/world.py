@@ -20,6 +20,7 @@ from bson.codec_options import CodecOptions
 from pyqueue import AsyncClient, Client, Reservation
 from pyqueue.backends.bucket import Bucket
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.ordered import Ordered
 from pyqueue.backends.priority import Priority
 from pyqueue.backends.standard import Standard
 from pyqueue.messages import PackedReservation
@@ -61,18 +62,18 @@ class Place:
         """Return the features that tests may need."""
         more = {"sessions"} if self.server else {"no sessions"}
         if "packs" not in self.kind.capabilities:
-            # Each message is a document of its own, and can be claimed by name.
-            more |= {"documents", "claims"}
+            # Each message is a document of its own.
+            more |= {"documents"}
         # The messages of one priority are handed out first in, first out.
-        more |= {"newest"} if self.kind.name == "newest" else {"fifo", self.kind.name}
+        more |= {"fifo"} if self.kind.name in ("standard", "priority") else set()
+        more |= {self.kind.name}
         return self.kind.capabilities | more
 
     def runs(self, file: str) -> bool:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
         if self.kind.name != "standard":
             if self.driver == "asyncmongo":
-                own = self.kind.name in ("priority", "bucket")
-                return own and file in ASYNC_KIND_FILES
+                return self.kind.name != "newest" and file in ASYNC_KIND_FILES
             return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
         if self.driver == "motor":
             return file in MOTOR_FILES
@@ -100,6 +101,7 @@ ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
 #: not drivers, so the other files run in memory.
 KIND_FILES: Final = {
     "test_kinds",
+    "test_ordered",
     "test_priority",
     "test_buckets",
     "test_receive",
@@ -109,13 +111,15 @@ KIND_FILES: Final = {
 }
 #: Those that it runs on an async client of a server, for a kind with an index and plans of claims
 #: that the standard kind has not.
-ASYNC_KIND_FILES: Final = {"test_priority", "test_buckets", "test_receive", "test_settle"}
+ASYNC_KIND_FILES: Final = {
+    *("test_ordered", "test_priority", "test_buckets", "test_receive", "test_settle")
+}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
     *(
         Place(driver, kind)
-        for kind in (Newest(), Priority(), Bucket())
+        for kind in (Newest(), Priority(), Ordered(), Bucket())
         for driver in ("memory", "pymongo", "asyncmongo")
     ),
 ]

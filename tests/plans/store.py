@@ -20,6 +20,7 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
+from pyqueue.backends.groups import MAX_PAGE, FirstOfEach, rank
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.concurrently import Concurrently
 from pyqueue.errors import DuplicateKey, QueueError
@@ -217,6 +218,8 @@ class Store:
             case CountEach():
                 cap = request.cap or 0
                 return [len(self._found(each, None, 0, cap)) for each in request.filters]
+            case FirstOfEach():
+                return self._first_of_each(request)
             case Distinct():
                 return list({each[request.field] for each in self.documents.values()})
             case Update():
@@ -244,6 +247,21 @@ class Store:
                 assert sort[0] == ("priority", -1)
                 found.sort(key=lambda each: each["priority"], reverse=True)  # a stable sort
         return found[skip : skip + limit if limit else None]
+
+    def _first_of_each(self, request: FirstOfEach) -> list[Document]:
+        firsts: dict[Any, Document] = {}
+        for each in sorted(self.documents.values(), key=rank):
+            wanted = each.get("q") == request.queue and "group" in each
+            if request.names is None:
+                wanted = wanted and each["group"] > request.after
+            else:
+                wanted = wanted and each["group"] in request.names
+            if wanted:
+                firsts.setdefault(each["group"], dict(each))
+        found = [firsts[name] for name in sorted(firsts)[:MAX_PAGE]]
+        if request.not_ready is None:
+            return found
+        return [each for each in found if each["when"] > request.not_ready]
 
     def _take(self, request: FindAndModify) -> Document | None:
         found = self._found(request.filter, request.sort, 0, 1)
@@ -300,6 +318,10 @@ class Store:
         for other in self.documents.values() if key is not None else ():
             if other["_id"] != id and other.get("key") == key and other["q"] == document["q"]:
                 raise DuplicateKey("the key is taken")
+        for other in self.documents.values() if "lock" in document else ():
+            same = other["q"] == document["q"] and other.get("lock") == document["lock"]
+            if same and other["_id"] != id:
+                raise DuplicateKey("the lock is taken")
         before = self.documents.get(id)
         if before is None or any(before.get(name) != document.get(name) for name in ("q", "when")):
             self.written[id] = self._world.time

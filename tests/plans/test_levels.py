@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
-from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,10 +24,10 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST, ScanState
 from pyqueue.messages import Backoff
-from pyqueue.requests import Command, EnsureQueue, Plan, Update
+from pyqueue.requests import Plan, Update
 from pyqueue.waiters import Waiters
-from tests.plans.runner import NOW, Runner, after
-from tests.plans.steps import WRITES
+from tests.plans.meddler import Meddler
+from tests.plans.runner import NOW, after
 from tests.plans.store import Process, Store, Task, World, instant, matches, place
 from tests.support.samples import spread
 
@@ -103,44 +102,6 @@ def test_starts_move_up_to_what_was_seen() -> None:
 
 
 # ---- cut or raced at every command
-
-
-class Meddler(Runner):
-    """Runs plans on a store; before one of its commands it fails, or something else happens."""
-
-    def __init__(
-        self, store: Store, place: int = -1, meddle: Callable[[], object] | None = None
-    ) -> None:
-        super().__init__()
-        self.store, self.place, self.meddle = store, place, meddle
-        self.answers = [self.carried] * 1000
-        self.listening = False
-        #: What a fail-over leaves: writes at w:1 count once a write at majority follows them.
-        self.safe = deepcopy(store.documents)
-
-    def carried(self, request: Command[Any]) -> Any:
-        """Carry a command out."""
-        if len(self.commands) - 1 == self.place:
-            if self.meddle is None:
-                self.place += 1  # the next commands fail too
-                raise Unavailable("no answer")
-            self.meddle()
-        answer = self.store.answer(None, request)  # type: ignore[arg-type]  # no process asks
-        if isinstance(request, WRITES) and not request.w1:
-            self.safe = deepcopy(self.store.documents)
-        return answer
-
-    def fail_over(self) -> None:
-        """Undo the writes at w:1."""
-        self.store.documents = deepcopy(self.safe)
-
-    def _answer(self, request: Any) -> Any:
-        if isinstance(request, EnsureQueue):
-            read = namespace.read_or_create_record(
-                request.queue, request.kind, None, request.shape, levels=request.levels
-            )
-            return self._drive(read).kind
-        return super()._answer(request)
 
 
 def stored(*, strict: bool = False) -> Store:

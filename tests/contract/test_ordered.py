@@ -1,0 +1,363 @@
+"""Ordered queues: one message of a group at a time, in the order of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.documents import stored_group
+from tests.contract.world import AnyClient, AnyQueue, World
+from tests.support.eventually import eventually
+
+pytestmark = pytest.mark.needs("ordered")
+
+
+def payloads(messages: list[Any]) -> list[Any]:
+    """Return the payloads of messages."""
+    return [each.payload for each in messages]
+
+
+def take(queue: AnyQueue, limit: int = 100) -> list[Any]:
+    """Reserve what is free."""
+    return list(queue.reserve_many(limit, timeout=0))
+
+
+def next_one(queue: AnyQueue) -> Any:
+    """Reserve one message that is free."""
+    held = queue.reserve(0)
+    assert held is not None
+    return held
+
+
+def all_of(queue: AnyQueue) -> list[Any]:
+    """Receive and commit everything. Return the payloads in order."""
+    found = []
+    while held := take(queue):
+        found += payloads(held)
+        queue.commit(*held)
+    return found
+
+
+# ---- order
+
+
+def test_group_is_received_one_at_a_time_in_order(queue: AnyQueue) -> None:
+    queue.push_many(range(6), groups=["a", "b"] * 3)
+    held = take(queue)
+    assert sorted(payloads(held)) == [0, 1]
+    assert take(queue) == []
+    queue.commit(held[0])
+    (second,) = take(queue)
+    assert second.group == held[0].group
+    assert second.payload == held[0].payload + 2
+
+
+def test_messages_without_a_group_do_not_wait(queue: AnyQueue) -> None:
+    queue.push_many(range(5), groups=["a", None, "a", None, None])
+    assert sorted(payloads(take(queue))) == [0, 1, 3, 4]
+
+
+def test_pushes_of_one_process_keep_their_order(queue: AnyQueue) -> None:
+    """Their ids would sort the other way, and many come in one millisecond."""
+    for number in range(20):
+        queue.push(number, group="a", id=f"{queue.name}-{99 - number}")
+    queue.push_many(range(20, 30), groups=["a"] * 10)
+    assert all_of(queue) == list(range(30))
+
+
+def test_another_client_respects_the_locks(world: World, queue: AnyQueue) -> None:
+    queue.push_many([1, 2], groups=["a", "a"])
+    held = next_one(queue)
+    other = world.connect().queue(queue.name)
+    assert other.reserve(0) is None
+    queue.commit(held)
+    assert payloads(take(other)) == [2]
+
+
+def test_look_that_expects_no_lock_meets_one(world: World, queue: AnyQueue) -> None:
+    """The unique index refuses its claim. It takes what is free."""
+    queue.push_many([1, 2], groups=["a", "b"])
+    assert sorted(all_of(queue)) == [1, 2]
+    queue.push_many([3, 4, 5, 6], groups=["a", "a", "b", "c"])
+    held = next_one(world.connect().queue(queue.name))
+    assert held.payload == 3
+    assert sorted(payloads(take(queue))) == [5, 6]
+
+
+def test_commit_wakes_who_waits_for_the_group(world: World, queue: AnyQueue) -> None:
+    queue.push_many([1, 2], groups=["a", "a"])
+    held = next_one(queue)
+    other = world.connect().queue(queue.name)
+    assert other.reserve(0) is None  # this defers the second message
+    queue.commit(held)
+    received = other.reserve(timedelta(seconds=30))
+    assert received is not None
+    assert received.payload == 2
+
+
+def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:
+    """It has its place where its time is."""
+    queue.push("later", group="a", delay=0.3)
+    queue.push("now", group="a")
+    assert all_of(queue) == ["now"]
+    eventually(lambda: all_of(queue) == ["later"], "its time has come")
+
+
+# ---- how a claim ends
+
+
+ENDS: dict[str, Callable[[AnyQueue, Any, AnyQueue], None]] = {
+    "commit": lambda queue, held, other: queue.commit(held),
+    "bury": lambda queue, held, other: queue.bury(held),
+    "move": lambda queue, held, other: queue.move(held, to=other),
+    "replace": lambda queue, held, other: queue.push("new", key="k", on_duplicate="replace"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_group_goes_on_once_its_message_has_left(
+    world: World, queue: AnyQueue, other: AnyQueue, end: str
+) -> None:
+    queue.push_many(["first", "second", "third"], groups=["a"] * 3, keys=["k", None, None])
+    held = next_one(queue)
+    assert take(queue) == []
+    ENDS[end](queue, held, other)
+    assert "second" in payloads(take(queue))
+
+
+@pytest.mark.parametrize("end", ["release", "rollback"])
+def test_message_that_comes_back_is_the_next(queue: AnyQueue, end: str) -> None:
+    queue.push_many(["first", "second"], groups=["a", "a"])
+    held = next_one(queue)
+    assert take(queue) == []
+    if end == "release":
+        queue.release(held)
+    else:
+        queue.rollback(held, delay=0)
+    again = next_one(queue)
+    assert again.payload == "first"
+    assert again.tries == (1 if end == "release" else 2)
+    assert take(queue) == []
+
+
+@pytest.mark.parametrize("on_failure", [None, "block", "skip"])
+def test_failed_message_blocks_its_group_or_not(
+    client: AnyClient, name: str, on_failure: Any
+) -> None:
+    queue = client.queue(name, on_failure=on_failure)
+    queue.push_many(["first", "second", "other"], groups=["a", "a", "b"])
+    held = {each.payload: each for each in take(queue)}
+    queue.rollback(held["first"], delay=60)
+    assert payloads(take(queue)) == (["second"] if on_failure == "skip" else [])
+
+
+def test_lapsed_lease_keeps_the_group_locked(world: World, queue: AnyQueue) -> None:
+    """The message itself comes back, and its former holder changes nothing."""
+    queue.push_many(["first", "second"], groups=["a", "a"])
+    held = next_one(queue)
+    assert take(queue) == []
+    world.lapse(held)
+    (again,) = take(queue)
+    assert again.payload == "first"
+    with pytest.raises(LeaseLost):
+        queue.commit(held)
+    queue.commit(again)
+    assert all_of(queue) == ["second"]
+
+
+def test_remove_and_purge_let_the_group_go_on(queue: AnyQueue) -> None:
+    queue.push_many(range(4), groups=["a"] * 4)
+    held = next_one(queue)
+    assert take(queue) == []
+    ids = [each.id for each in queue.peek(9)]
+    assert ids == []  # the rest waits
+    queue.commit(held)
+    assert queue.remove(queue.peek(1)[0].id)
+    assert payloads(take(queue)) == [2]
+    assert queue.purge() == 1
+    queue.push("new", group="a")
+    assert take(queue) == []
+
+
+def test_batch_of_many_groups_is_settled_at_once(world: World, queue: AnyQueue) -> None:
+    names = [f"g{number % 50}" for number in range(150)]
+    queue.push_many(range(150), groups=names)
+    done = []
+    for _ in range(3):
+        held = take(queue, 60)
+        assert len({each.group for each in held}) == len(held) == 50
+        done += payloads(held)
+        queue.commit(*held)
+    assert sorted(done) == list(range(150))
+
+
+# ---- where the group is kept
+
+
+def test_message_shows_its_group_in_every_state(world: World, client: AnyClient, name: str) -> None:
+    queue = client.queue(name, history=60)
+    ids = queue.push_many([1, 2], groups=["a", None])
+    assert [queue.get(each).group for each in ids] == ["a", None]
+    held = next_one(queue)
+    assert held.group == queue.get(held.id).group == "a"
+    queue.commit(held)
+    assert queue.get(held.id).group == "a"
+    stored = world.document(held.id)
+    assert stored["last_group"] == stored_group("a")
+    assert {"group", "lock"}.isdisjoint(stored)
+    assert queue.replay(held.id) == 1
+    assert world.document(held.id)["group"] == stored_group("a")
+    assert "last_group" not in world.document(held.id)
+    assert 1 in payloads(take(queue))
+
+
+def test_removed_message_keeps_its_group_in_the_history(
+    world: World, client: AnyClient, name: str
+) -> None:
+    queue = client.queue(name, history=60)
+    first, _ = queue.push_many([1, 2], groups=["a", "a"])
+    assert queue.remove(first)
+    assert queue.get(first).group == "a"
+    assert "group" not in world.document(first)
+    assert payloads(take(queue)) == [2]
+
+
+def test_redrive_restores_the_group(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many([1, 2], groups=["a", "a"])
+    held = next_one(queue)
+    queue.bury(held)
+    dead = client.queue(f"{queue.name}.dead")
+    assert dead.peek(1)[0].group == "a"
+    assert {"group", "lock", "seq"}.isdisjoint(world.document(held.id))
+    assert dead.redrive() == 1
+    assert all_of(queue) == [2, 1]
+
+
+def test_move_keeps_the_group_and_the_order(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+    queue.push_many([1, 2, 3, 4], groups=["a", "a", "b", "b"])
+    places = []
+    for _ in range(2):
+        held = take(queue)
+        places += [(each.id, world.document(each.id)["seq"]) for each in held]
+        queue.move(*reversed(held), to=other)
+    assert [world.document(id)["seq"] for id, _ in places] == [seq for _, seq in places]
+    held = take(other)
+    assert sorted(payloads(held)) == [1, 3]
+    other.move(*held, to=queue, group="c")
+    assert sorted(payloads(take(other))) == [2, 4]
+    assert len(take(queue)) == 1
+
+
+def test_move_to_another_kind_and_back(world: World, client: AnyClient, queue: AnyQueue) -> None:
+    queue.push_many([1, 2], groups=["a", "a"])
+    plain = client.queue(f"{queue.name}-plain", kind="standard")
+    for _ in range(2):
+        queue.move(next_one(queue), to=plain)
+    held = take(plain)
+    assert [each.group for each in held] == ["a", "a"]
+    plain.move(*held, to=queue)
+    assert all_of(queue) == [1, 2]
+
+
+@pytest.mark.needs("sessions")
+def test_commit_in_a_transaction_frees_the_group(
+    client: AnyClient, world: World, queue: AnyQueue
+) -> None:
+    queue.push_many([1, 2], groups=["a", "a"])
+    held = next_one(queue)
+    assert take(queue) == []
+    with client.transaction() as session:
+        queue.commit(held, session=session)
+        assert take(queue) == []
+    assert payloads(take(queue)) == [2]
+
+
+# ---- what is refused
+
+
+def test_what_takes_no_turns_is_refused(world: World, queue: AnyQueue) -> None:
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: queue.pop(0), "pop: .*reserve"),
+        (lambda: queue.pop_many(3, timeout=0), "pop: .*reserve"),
+        (lambda: queue.push(1, priority=3), "priority"),
+    ]
+    for call, words in calls:
+        with pytest.raises(ConfigurationError, match=words):
+            call()
+    assert world.stored(queue) == []
+
+
+def test_named_claim_is_refused(world: World, queue: AnyQueue) -> None:
+    with pytest.raises(ConfigurationError, match=r"claim: .*reserve_many"):  # noqa: SIM117
+        with queue.claim("g", limit=5):
+            pass
+    assert world.stored(queue) == []
+
+
+@pytest.mark.parametrize("group", ["", 5, "x" * 513, "a\0b", ["a"]], ids=repr)
+def test_invalid_group_is_refused(world: World, queue: AnyQueue, group: Any) -> None:
+    with pytest.raises(ConfigurationError, match="group"):
+        queue.push(1, group=group)
+    with pytest.raises(ConfigurationError, match=r"groups?:"):
+        queue.push_many([1], groups=[group])
+    assert world.stored(queue) == []
+
+
+def test_group_outside_an_ordered_queue_is_refused(
+    world: World, client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    plain = client.queue(f"{name}-plain", kind="standard")
+    with pytest.raises(ConfigurationError, match=r"group: .*'standard'.*'ordered'"):
+        plain.push(1, group="a")
+    queue.push(1, group="a")
+    held = next_one(queue)
+    before = world.bytes(held.id)
+    for to in (plain, plain.name):
+        with pytest.raises(ConfigurationError, match="group"):
+            queue.move(held, to=to, group="b")
+    assert world.bytes(held.id) == before
+
+
+def test_shape_is_agreed_upon(world: World, client: AnyClient, name: str) -> None:
+    client.queue(name, on_failure="skip").push(1)
+    assert world.document(f"~queue:{name}")["shape"] == {"on_failure": "skip"}
+    with pytest.raises(ConfigurationError, match=r"on_failure.*'skip'.*'block'"):
+        world.connect().queue(name, on_failure="block").push(1)
+    with pytest.raises(ConfigurationError, match="on_failure"):
+        client.queue(name, on_failure="wait")
+    client.reshape(name, on_failure="block")
+    world.connect().queue(name, on_failure="block").push(1)
+    with pytest.raises(ConfigurationError, match="strict"):
+        client.reshape(name, strict=True)
+    with pytest.raises(ConfigurationError, match="on_failure"):
+        client.reshape(name)
+
+
+# ---- documents of other programs
+
+
+def test_documents_of_other_programs_are_received(world: World, queue: AnyQueue) -> None:
+    """Without a sequence number or a time of entry, and with a group that is no text."""
+    queue.push("ours", group="a")
+    when = world.document(queue.peek(1)[0].id)["when"]
+    put = {"q": queue.name, "when": when, "tries": 0}
+    bare = {"_id": f"{queue.name}-1", "group": stored_group("a"), "payload": "bare", **put}
+    world.raw().insert_one(bare)
+    world.raw().insert_one({"_id": f"{queue.name}-2", "group": 5, "payload": "five", **put})
+    world.raw().insert_one({"_id": f"{queue.name}-3", "group": 5, "payload": "more", **put})
+    fresh = world.connect().queue(queue.name)
+    first = take(fresh)
+    assert sorted(payloads(first)) == ["bare", "five"]
+    assert take(fresh) == []
+    until = {each.payload: each.until for each in first}
+    fresh.commit(*first)
+    assert all_of(world.connect().queue(queue.name)) == ["ours"]
+    # The client cannot show its group, so it does not bring the next one forward.
+    more = {"_id": f"{queue.name}-3"}
+    assert world.document(more["_id"])["when"] <= until["five"]
+    world.raw().update_one(more, {"$set": {"when": when}})
+    assert all_of(world.connect().queue(queue.name)) == ["more"]
