@@ -100,7 +100,8 @@ class KnownQueues:
         every = namespace.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]
-        yield from namespace.make_indexes(self._collection, self._indexes)
+        # A copy: another call may add an index meanwhile.
+        yield from namespace.make_indexes(self._collection, dict(self._indexes))
 
     def forget_records(self) -> None:
         """Read each record again: the collection may have been dropped."""

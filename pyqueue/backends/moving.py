@@ -260,7 +260,8 @@ def move_settlement(
 
 def freed_by(kind: Kind, held: Reservation[Any]) -> str | None:
     """Return the group of an ordered queue that goes on when this claim ends."""
-    if held.group is None or "group" not in kind.capabilities:
+    # In this order: what an older release has pickled has no group.
+    if "group" not in kind.capabilities or held.group is None:
         return None
     return stored_group(held.group)
 

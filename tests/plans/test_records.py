@@ -120,3 +120,12 @@ def test_default_options_are_not_stored(client: Client) -> None:
     assert record(client)["options"] == {}
     shown = runner_of(client).run(namespace.options_of("a"))
     assert shown == {"lease": 60, "max_tries": 20, "dead_letter": "a.dead", "history": None}
+
+
+def test_index_may_be_added_while_others_are_made(client: Client) -> None:
+    """After a fail-over a client makes its indexes, and other calls go on."""
+    known: Any = runner_of(client)
+    making = known.known.make_indexes()
+    next(making)
+    client.queue("a", kind="priority").push(1)
+    assert len(list(making)) > 0
