@@ -124,8 +124,7 @@ def test_default_options_are_not_stored(client: Client) -> None:
 
 def test_index_may_be_added_while_others_are_made(client: Client) -> None:
     """After a fail-over a client makes its indexes, and other calls go on."""
-    known: Any = runner_of(client)
-    making = known.known.make_indexes()
+    making = runner_of(client).open().known.make_indexes()
     next(making)
     client.queue("a", kind="priority").push(1)
     assert len(list(making)) > 0
