@@ -326,7 +326,7 @@ LATER: dict[str, dict[str, Any]] = {
     "a newer version": {"v": namespace.LATEST_VERSION + 1},
     "a version in words": {"v": "2"},
     "no version": {"v": None},
-    "another kind": {"kind": "ordered"},
+    "another kind": {"kind": "later"},
     "a kind that is no name": {"kind": {"name": "standard"}},
 }
 
