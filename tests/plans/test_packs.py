@@ -6,21 +6,22 @@ never in two of these places, and never in none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
 from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost, QueueError, packs
+from pyqueue import ConfigurationError, LeaseLost, packs
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Plan, ServerTime
 from pyqueue.waiters import Waiters
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+from tests.plans.faults import Faults
+from tests.plans.steps import Steps, lost_reply, lost_request
 
 MESSAGES = 19
 MOST_COMMANDS = 250
@@ -139,10 +140,7 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
     assert set(range(MESSAGES)) - set(everywhere) - committed <= begun, "lost"
 
 
-def number_of_commands() -> int:
-    steps = made()
-    steps.run(Consumer().work())
-    return len(steps.commands)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, check)
 
 
 def test_work_without_faults() -> None:
@@ -155,75 +153,28 @@ def test_work_without_faults() -> None:
 @pytest.mark.parametrize("after", [False, True])
 @some_or_every
 def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    for at in range(0, number_of_commands(), every):
-        steps, consumer = made(), Consumer()
-        with pytest.raises(Cut):
-            steps.run(consumer.work(), cut(at, after=after))
-        audit(steps, consumer)
+    FAULTS.dies(after, every)
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 @some_or_every
 def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
-    for at in range(0, number_of_commands(), every):
-        steps, consumer = made(), Consumer()
-        try:
-            steps.run(consumer.work(), lost(at))
-        except QueueError:
-            steps.run(consumer.work())
-        audit(steps, consumer)
-
-
-def stalled(consumer: Consumer, steps: Steps, at: int) -> Generator[Any, None, Any] | None:
-    """Run a consumer up to its command number ``at``."""
-    running = steps.steps(consumer.work())
-    try:
-        for _ in range(at + 1):
-            next(running)
-    except StopIteration:
-        return None
-    return running
-
-
-def at_each_stall(
-    every: int, meanwhile: Callable[[Steps, Consumer], None], undone: bool = False
-) -> None:
-    for at in range(0, MOST_COMMANDS, every):
-        steps, slow, quick = made(), Consumer(), Consumer()
-        steps.safe = stored() if undone else None
-        running = stalled(slow, steps, at)
-        if running is None:
-            assert at > 10
-            return
-        meanwhile(steps, quick)
-        for _ in running:
-            check(steps)
-        audit(steps, slow, quick)
-    raise AssertionError("more commands than expected")
+    FAULTS.loses_a_message(lost, every)
 
 
 @some_or_every
 def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    at_each_stall(every, lambda steps, quick: steps.run(quick.work()))
+    FAULTS.sleeps_while_another_works(every)
 
 
 @some_or_every
 def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
-        steps.seconds += 61
-        steps.run(quick.work())
-        steps.run(quick.work())
-
-    at_each_stall(every, meanwhile)
+    FAULTS.sleeps_beyond_its_lease(every)
 
 
 @some_or_every
 def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
-        steps.fail_over()
-        steps.run(quick.work())
-
-    at_each_stall(every, meanwhile, undone=True)
+    FAULTS.fails_over(every)
 
 
 @some_or_every
@@ -238,7 +189,7 @@ def test_queue_is_purged_anywhere_while_a_consumer_works(every: int) -> None:
         assert len(gone) == purged
         quick.begun |= gone
 
-    at_each_stall(every, meanwhile)
+    FAULTS.sleeps(every, meanwhile)
 
 
 def numbers_alive(steps: Steps) -> list[int]:
@@ -262,15 +213,7 @@ def numbers_alive(steps: Steps) -> list[int]:
 @some_or_every
 def test_fault_after_a_fault_is_survived(every: int) -> None:
     """The process that takes over dies, too."""
-    for first in range(0, number_of_commands(), 3 * every):
-        for second in (1, 7, 12):
-            steps, consumer, heir = made(), Consumer(), Consumer()
-            with pytest.raises(Cut):
-                steps.run(consumer.work(), cut(first, after=True))
-            steps.seconds += 61
-            with pytest.raises(Cut):
-                steps.run(heir.work(), cut(second, after=True))
-            audit(steps, consumer, heir)
+    FAULTS.dies_twice(3 * every, (1, 7, 12))
 
 
 # ---- two calls of one process

@@ -6,13 +6,12 @@ queue; never in two of these places, and never in none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost, QueueError
+from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.options import Options
 from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_plans import StreamPlans
@@ -21,7 +20,8 @@ from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 from pyqueue.waiters import Waiters
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+from tests.plans.faults import Faults
+from tests.plans.steps import Steps, lost_reply, lost_request
 
 MESSAGES = 24
 MOST_COMMANDS = 60
@@ -129,10 +129,7 @@ def audit(steps: Steps, *consumers: Consumer, gone: int = 0) -> None:
     assert group["skipped"] >= len(missing)
 
 
-def number_of_commands() -> int:
-    steps = made()
-    steps.run(Consumer().work())
-    return len(steps.commands)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS)
 
 
 def test_work_without_faults() -> None:
@@ -145,81 +142,28 @@ def test_work_without_faults() -> None:
 @pytest.mark.parametrize("after", [False, True])
 @some_or_every
 def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    for at in range(0, number_of_commands(), every):
-        steps, consumer = made(), Consumer()
-        with pytest.raises(Cut):
-            steps.run(consumer.work(), cut(at, after=after))
-        audit(steps, consumer)
+    FAULTS.dies(after, every)
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 @some_or_every
 def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
-    for at in range(0, number_of_commands(), every):
-        steps, consumer = made(), Consumer()
-        try:
-            steps.run(consumer.work(), lost(at))
-        except QueueError:
-            steps.run(consumer.work())
-        audit(steps, consumer)
-
-
-def stalled(consumer: Consumer, steps: Steps, at: int) -> Generator[Any, None, Any] | None:
-    """Run a consumer up to its command number ``at``."""
-    running = steps.steps(consumer.work())
-    try:
-        for _ in range(at + 1):
-            next(running)
-    except StopIteration:
-        return None
-    return running
-
-
-def at_each_stall(
-    every: int,
-    meanwhile: Callable[[Steps, Consumer], None],
-    gone: int = 0,
-    undone: bool = False,
-) -> None:
-    for at in range(0, MOST_COMMANDS, every):
-        steps, slow, quick = made(), Consumer(), Consumer()
-        steps.safe = stored() if undone else None
-        running = stalled(slow, steps, at)
-        if running is None:
-            assert at > 10
-            return
-        meanwhile(steps, quick)
-        for _ in running:
-            pass
-        audit(steps, slow, quick, gone=gone)
-    raise AssertionError("more commands than expected")
+    FAULTS.loses_a_message(lost, every)
 
 
 @some_or_every
 def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
-        steps.run(quick.work())
-
-    at_each_stall(every, meanwhile)
+    FAULTS.sleeps_while_another_works(every)
 
 
 @some_or_every
 def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
-        steps.seconds += 61
-        steps.run(quick.work())
-        steps.run(quick.work())
-
-    at_each_stall(every, meanwhile)
+    FAULTS.sleeps_beyond_its_lease(every)
 
 
 @some_or_every
 def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
-        steps.fail_over()
-        steps.run(quick.work())
-
-    at_each_stall(every, meanwhile, undone=True)
+    FAULTS.fails_over(every)
 
 
 @some_or_every
@@ -229,21 +173,14 @@ def test_log_is_trimmed_anywhere_while_a_consumer_works(every: int) -> None:
         steps.run(StreamPlans("log", Codec(), {}).trim(12))
         steps.run(quick.work())
 
-    at_each_stall(every, meanwhile, gone=10)
+    # A burial gives up after ten minutes, and only older packs are trimmed.
+    FAULTS.sleeps(every, meanwhile, gives_up=True, gone=10)
 
 
 @some_or_every
 def test_fault_after_a_fault_is_survived(every: int) -> None:
     """The recovery of a burial dies, too."""
-    for first in range(0, number_of_commands(), 2 * every):
-        for second in (1, 4, 7):
-            steps, consumer, heir = made(), Consumer(), Consumer()
-            with pytest.raises(Cut):
-                steps.run(consumer.work(), cut(first, after=True))
-            steps.seconds += 61
-            with pytest.raises(Cut):
-                steps.run(heir.work(), cut(second, after=True))
-            audit(steps, consumer, heir)
+    FAULTS.dies_twice(2 * every, (1, 4, 7))
 
 
 # ---- leases, tries, order

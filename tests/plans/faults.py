@@ -1,0 +1,153 @@
+"""Faults at each command of a consumer: it dies, loses a message, or sleeps while others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import pytest
+
+from pyqueue import QueueError, Unavailable
+from pyqueue.requests import Plan
+from tests.plans.steps import Cut, Fault, Steps, cut
+
+__all__ = ["Faults"]
+
+
+class Works(Protocol):
+    """A process that consumes."""
+
+    def work(self) -> Plan[None]:
+        """Receive messages, and end them in several ways."""
+        ...
+
+
+C = TypeVar("C", bound=Works)
+
+
+@dataclass(frozen=True)
+class Faults(Generic[C]):
+    """What a test needs to disturb consumers of one kind.
+
+    Args:
+        stored: Returns the documents with which each run begins.
+        consumer: Makes a process.
+        audit: Checks where each message is, at the end.
+        most_commands: More than ``work`` has.
+        check: Checks what holds after each command.
+    """
+
+    stored: Callable[[], list[Any]]
+    consumer: Callable[[], C]
+    audit: Callable[..., None]
+    most_commands: int
+    check: Callable[[Steps], None] = lambda steps: None
+
+    def made(self) -> tuple[Steps, C]:
+        """Return a new store and a process."""
+        return Steps(self.stored()), self.consumer()
+
+    def number_of_commands(self) -> int:
+        """Return how many commands ``work`` has."""
+        steps, consumer = self.made()
+        steps.run(consumer.work())
+        return len(steps.commands)
+
+    def dies(self, after: bool, every: int) -> None:
+        """Let a process die before or after each command."""
+        for at in range(0, self.number_of_commands(), every):
+            steps, consumer = self.made()
+            with pytest.raises(Cut):
+                steps.run(consumer.work(), cut(at, after=after))
+            self.audit(steps, consumer)
+
+    def loses_a_message(self, lost: Callable[[int], Fault], every: int) -> None:
+        """Lose the request or the reply of each command."""
+        for at in range(0, self.number_of_commands(), every):
+            steps, consumer = self.made()
+            try:
+                steps.run(consumer.work(), lost(at))
+            except QueueError:
+                steps.run(consumer.work())
+            self.audit(steps, consumer)
+
+    def dies_twice(self, every: int, again: Iterable[int]) -> None:
+        """Let a process die, and the one that takes over as well, at these commands."""
+        for first in range(0, self.number_of_commands(), every):
+            for second in again:
+                steps, consumer = self.made()
+                heir = self.consumer()
+                with pytest.raises(Cut):
+                    steps.run(consumer.work(), cut(first, after=True))
+                steps.seconds += 61
+                with pytest.raises(Cut):
+                    steps.run(heir.work(), cut(second, after=True))
+                self.audit(steps, consumer, heir)
+
+    def sleeps(
+        self,
+        every: int,
+        meanwhile: Callable[[Steps, C], None],
+        undone: bool = False,
+        gives_up: bool = False,
+        **audited: int,
+    ) -> None:
+        """Let a process sleep before each command, while something else happens.
+
+        Args:
+            every: Stop at every so many commands.
+            meanwhile: What happens, to the store and with another process.
+            undone: Whether it has a fail-over.
+            gives_up: Whether it may find that it slept for too long.
+            audited: Further arguments of ``audit``.
+        """
+        for at in range(0, self.most_commands, every):
+            steps, slow = self.made()
+            quick = self.consumer()
+            steps.safe = self.stored() if undone else None
+            running = self._stalled(steps, slow, at)
+            if running is None:
+                assert at > 10
+                return
+            meanwhile(steps, quick)
+            with suppress(*[Unavailable] * gives_up):
+                for _ in running:
+                    self.check(steps)
+            self.audit(steps, slow, quick, **audited)
+        raise AssertionError("more commands than expected")
+
+    @staticmethod
+    def _stalled(steps: Steps, consumer: Works, at: int) -> Generator[Any, None, Any] | None:
+        """Run a process up to its command number ``at``. None: it has fewer."""
+        running = steps.steps(consumer.work())
+        try:
+            for _ in range(at + 1):
+                next(running)
+        except StopIteration:
+            return None
+        return running
+
+    def sleeps_while_another_works(self, every: int) -> None:
+        """Let another process work while one sleeps."""
+        self.sleeps(every, lambda steps, quick: steps.run(quick.work()))
+
+    def sleeps_beyond_its_lease(self, every: int) -> None:
+        """Let another process work twice after the leases of one that sleeps have ended."""
+
+        def meanwhile(steps: Steps, quick: C) -> None:
+            steps.seconds += 61
+            steps.run(quick.work())
+            steps.run(quick.work())
+
+        self.sleeps(every, meanwhile)
+
+    def fails_over(self, every: int) -> None:
+        """Undo what no majority has while one process sleeps, and let another one work."""
+
+        def meanwhile(steps: Steps, quick: C) -> None:
+            steps.fail_over()
+            steps.run(quick.work())
+
+        self.sleeps(every, meanwhile, undone=True)
