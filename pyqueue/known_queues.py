@@ -19,6 +19,8 @@ __all__ = ["KnownQueues"]
 
 #: How long the record of a queue is taken as known, in seconds.
 _LIFETIME_S: Final = 30.0
+#: The same if the record has options that ``reshape`` changes, which all users then follow.
+_SHAPED_LIFETIME_S: Final = 5.0
 
 
 class KnownQueues:
@@ -44,7 +46,10 @@ class KnownQueues:
     def kind_of(self, request: EnsureQueue) -> str | None:
         """Return the kind of a queue, or None if its record has to be read."""
         record, read = self._records.get(request.queue, (None, 0.0))
-        if record is None or time.monotonic() - read >= _LIFETIME_S:
+        if record is None:
+            return None
+        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if record.shape else _LIFETIME_S
+        if time.monotonic() - read >= lifetime_s:
             return None
         if request.shape and request.shape not in self._agreed.get(request.queue, ()):
             return None  # reading the record raises the error, if there is one

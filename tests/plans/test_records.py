@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.standard import Standard
 from pyqueue.connecting import runner_of
+from pyqueue.requests import EnsureQueue
 
 
 class Shaped(Standard):
@@ -73,6 +75,24 @@ def test_different_shape_is_refused(
     with pytest.raises(ConfigurationError, match=r"on_failure='skip'.*on_failure='block'"):
         push(client, on_failure="block")
     assert client.queues() == before
+
+
+def test_producer_follows_a_reshape_within_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program reshapes a bucket. A queue without such options is read more rarely."""
+    now = 1000.0
+    monkeypatch.setattr(known_queues, "time", SimpleNamespace(monotonic=lambda: now))
+    with Client("memory:") as client:
+        bucket, plain = client.queue("a", kind="bucket", pack=4), client.queue("plain")
+        assert plain.push(1)
+        assert [str(id).partition(":")[2] for id in bucket.push_many([1] * 4)] == [*"0123"]
+        put = {"$set": {"shape.pack": 2}}
+        client.database["pyqueue"].update_one({"_id": "~queue:a"}, put)
+        now += 5
+        assert [str(id).partition(":")[2] for id in bucket.push_many([1] * 4)] == [*"0101"]
+        known = runner_of(client).open().known
+        assert known.kind_of(EnsureQueue("plain", "standard")) == "standard"
+        now += 25
+        assert known.kind_of(EnsureQueue("plain", "standard")) is None
 
 
 def test_shape_survives_a_deletion(client: Client) -> None:
