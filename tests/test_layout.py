@@ -454,9 +454,7 @@ BACKENDS: dict[str, set[str]] = {
         *("namespace", "pack_leaving", "pack_settling", "receiving"),
         "scan",
     },
-    "pack_pushing": {
-        *("bucket", "handover", "kind", "namespace", "options", "pushing", "transitions"),
-    },
+    "pack_pushing": {"bucket", "inserting", "kind", "namespace", "options", "pushing"},
     "moving": {
         *("applying", "kind", "namespace", "options", "pack_leaving", "pack_settling"),
         "transitions",

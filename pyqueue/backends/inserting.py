@@ -32,6 +32,7 @@ __all__ = [
     "raise_foreign_ids",
     "signal_written",
     "unknown_outcome",
+    "was_in",
     "write",
     "write_one",
 ]
@@ -171,13 +172,15 @@ def ids_of_this_queue(
     """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
     match = {"_id": {"$in": list(ids)}}
     found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
-    mine: dict[Id, bool] = {}
-    for document in found:
-        trail = without_fields(document, invalid_fields(document)).get("trail", ())
-        passed = {document.get("q"), *(stop["q"] for stop in trail)}
-        # A message that is being handed over is as good as finished.
-        mine[document["_id"]] = not passed.isdisjoint((queue, hidden_queue(queue)))
-    return mine
+    return {each["_id"]: was_in(queue, each) for each in found}
+
+
+def was_in(queue: str, document: Document) -> bool:
+    """Return whether a stored document is or was in this queue."""
+    trail = without_fields(document, invalid_fields(document)).get("trail", ())
+    passed = {document.get("q"), *(stop["q"] for stop in trail)}
+    # A message that is being handed over is as good as finished.
+    return not passed.isdisjoint((queue, hidden_queue(queue)))
 
 
 def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -17,11 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import DEFAULT_PACK
-from pyqueue.backends.handover import NOTHING
+from pyqueue.backends.inserting import raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.pushing import Checked, checked, enter, new_document
-from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
@@ -29,6 +28,10 @@ from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Coalesce, Find, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = ["push"]
+
+#: The ``q`` of what keeps a pack out, and for how long: no insert arrives so late.
+_KEPT_OUT: Final = "~kept-out"
+_KEPT_OUT_FOR: Final = timedelta(days=1)
 
 
 def push(
@@ -106,8 +109,9 @@ def _enter(
 ) -> Plan[list[Id | None]]:
     """Write ordinary messages. An id that belongs to a stored pack names a message of it."""
     chosen = [given.ids[place] for place in places]
-    there = yield from _stored_in_packs(queue, chosen, session)
-    rest = [place for place, id in zip(places, chosen, strict=True) if id not in there]
+    there, foreign = yield from _in_stored_packs(queue, chosen, now, session)
+    kept_out = {*there, *foreign}
+    rest = [place for place, id in zip(places, chosen, strict=True) if id not in kept_out]
     part = Checked(
         [given.values[place] for place in rest],
         given.headers,
@@ -124,26 +128,37 @@ def _enter(
         if documents
         else []
     )
+    raise_foreign_ids(queue, foreign)
     return [id if id in there else next(entered) for id in chosen]
 
 
-def _stored_in_packs(
-    queue: str, ids: Sequence[Id | None], session: object
-) -> Plan[frozenset[Id | None]]:
-    """Return those ids that name messages of packs that are stored in the queue.
+def _in_stored_packs(
+    queue: str, ids: Sequence[Id | None], now: datetime, session: object
+) -> Plan[tuple[frozenset[Id], list[Id]]]:
+    """Find those ids that name messages of stored packs, and keep all other packs out.
 
-    A push that was not acknowledged is repeated with its ids.
+    A push that was not acknowledged is repeated with its ids, and its insert may still arrive. So
+    for a pack that is not stored, a document with its _id is.
+
+    Returns:
+        The ids of messages of packs that are or were in this queue, and those of other packs.
     """
-    named = {id: packs.place_of(id) for id in ids}
-    wanted = list({place[0] for place in named.values() if place is not None})
-    if not wanted:
-        return frozenset()
-    match = {"_id": {"$in": wanted}, "q": {"$in": [queue, hidden_queue(queue)]}}
-    if session is None:  # a fail-over may undo what is found, unless a majority has it
-        yield from Update(match, NOTHING, many=True, majority=True)
-    found = yield from Find(match, {"_id": 1}, session=session)
-    there = {each["_id"] for each in found}
-    return frozenset(id for id, place in named.items() if place is not None and place[0] in there)
+    named = [(id, place[0]) for id in ids if id is not None and (place := packs.place_of(id))]
+    if not named:
+        return frozenset(), []
+    wanted = list(dict.fromkeys(pack for _, pack in named))
+    instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
+    for pack in wanted:
+        # If the pack is stored, this changes nothing, and waits until no fail-over can undo it.
+        put = {"$setOnInsert": instead}
+        yield from Update(
+            {"_id": pack}, put, upsert=True, majority=session is None, session=session
+        )
+    match = {"_id": {"$in": wanted}, "q": {"$ne": _KEPT_OUT}}
+    found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
+    mine = {each["_id"]: was_in(queue, each) for each in found}
+    there = frozenset(id for id, pack in named if mine.get(pack))
+    return there, [id for id, pack in named if mine.get(pack) is False]
 
 
 def _insert_each(

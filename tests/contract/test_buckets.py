@@ -175,6 +175,16 @@ def test_pop_takes_messages_of_a_pack(queue: AnyQueue) -> None:
     assert queue.counts() == Counts()
 
 
+def test_push_repeated_with_ids_of_a_pack_is_one_push(queue: AnyQueue) -> None:
+    """Whether its pack is stored or not."""
+    ids = queue.push_many(range(3))
+    unknown = [f"{ObjectId()}:{place}" for place in range(3)]
+    assert queue.push_many(range(3), ids=ids) == ids
+    assert queue.push_many(range(3), ids=unknown) == unknown
+    assert queue.push_many(range(3), ids=unknown) == unknown
+    assert queue.counts() == Counts(ready=6)
+
+
 def test_shape_is_agreed_and_changed(client: AnyClient, world: World, queue: AnyQueue) -> None:
     queue.push_many(range(5))
     record = world.document(f"~queue:{queue.name}")
@@ -247,6 +257,20 @@ def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -
     eventually(receives, "the pack comes back")
     assert [(each.payload, each.tries) for each in got] == [(1, 1), (2, 1), (3, 1), (4, 1)]
     other.commit(*got)
+
+
+@pytest.mark.needs("sessions")
+def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -> None:
+    ids = queue.push_many(range(3))
+    unknown = [f"{ObjectId()}:{place}" for place in range(3)]
+    every = [*ids, *unknown]
+
+    def push(session: Any) -> None:
+        assert queue.push_many(range(6), ids=every, session=session) == every
+
+    for _ in range(2):
+        client.run_transaction(push)
+    assert queue.counts() == Counts(ready=6)
 
 
 @pytest.mark.needs("sessions")

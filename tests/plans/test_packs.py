@@ -7,18 +7,20 @@ never in two of these places, and never in none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost, packs
+from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Unavailable, packs
+from pyqueue.backends import pack_pushing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
-from pyqueue.requests import Coalesce, Plan, ServerTime
+from pyqueue.requests import Coalesce, Insert, Plan, ServerTime
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
@@ -36,6 +38,17 @@ def plans(codec: Codec[Any] | None = None, **options: Any) -> QueuePlans:
     """Return the plans of the queue under test, with packs of 5 messages."""
     given = {"max_tries": 5, "dead_letter": "a.dead", "backoff": Backoff(jitter=0), **options}
     return QueuePlans("a", Options(shape={"pack": 5}, **given), codec, kind="bucket", owner="me")
+
+
+def pushed_late(steps: Steps, plan: Plan[Any]) -> tuple[Insert, list[Any]]:
+    """Begin a push whose insert does not arrive yet. Return the insert, and the unknown ids."""
+    running = steps.steps(plan)
+    for request in running:
+        if isinstance(request, Insert):
+            with pytest.raises(Unavailable) as caught:
+                running.throw(Unavailable("no answer"))
+            return request, list(caught.value.ids)
+    raise AssertionError("there was no insert")
 
 
 class Consumer:
@@ -356,6 +369,54 @@ def test_push_repeated_with_the_ids_of_a_pack_is_one_push() -> None:
     assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
     consumer = Consumer()
     assert [each.payload for each in steps.run(consumer.receive(9))] == [1, 2, 3]
+
+
+@pytest.fixture
+def keeps_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep packs out for longer: mongomock deletes what has expired by the real time."""
+    monkeypatch.setattr(pack_pushing, "_KEPT_OUT_FOR", timedelta(days=99 * 365))
+
+
+@pytest.mark.usefixtures("keeps_out")
+@pytest.mark.parametrize("arrives", ["between", "after", "twice"])
+def test_late_insert_of_a_pack_doubles_nothing(arrives: str) -> None:
+    """The insert of a push is on its way while the push is repeated with its ids, by two calls."""
+    steps = Steps()
+    late, ids = pushed_late(steps, plans().push([1, 2, 3]))
+    assert len(ids) == 3
+    assert steps.run(plans().push([1], ids=ids[:1])) == ids[:1]
+    if arrives != "after":
+        steps.driver.ask(late)
+    assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
+    if arrives != "between":
+        steps.driver.ask(late)
+    assert sorted(drain(steps)) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("keeps_out")
+def test_late_insert_meets_a_repeated_push_anywhere() -> None:
+    for at in range(10):
+        steps = Steps()
+        late, ids = pushed_late(steps, plans().push([1, 2, 3]))
+        running = steps.steps(plans().push([1, 2, 3], ids=ids))
+        before = sum(1 for _ in islice(running, at))
+        steps.driver.ask(late)
+        for _ in running:
+            pass
+        assert sorted(drain(steps)) == [1, 2, 3]
+        if before < at:
+            return
+    raise AssertionError("more commands than expected")
+
+
+def test_repeated_push_refuses_the_ids_of_another_queue() -> None:
+    steps = Steps()
+    ids = steps.run(plans().push([1, 2, 3]))
+    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    with pytest.raises(DuplicateKey) as caught:
+        steps.run(other.push([0, 1, 2, 3], ids=[None, *ids]))
+    assert caught.value.ids == ids
+    assert numbers_in(steps, "b") == [0]
 
 
 def test_repeated_push_of_a_pack_survives_a_fail_over() -> None:
