@@ -18,6 +18,7 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.lazy import importer
+from pyqueue.limits import Limit
 from pyqueue.messages import (
     UNCHANGED,
     Backoff,
@@ -65,6 +66,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "LeaseLost",
+    "Limit",
     "Many",
     "Message",
     "Pipeline",

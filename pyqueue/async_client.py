@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
-from pyqueue.backends import listing
-from pyqueue.backends import namespace as namespaces
+from pyqueue.backends import listing, managing
 from pyqueue.client import make_backend, make_stream_backend, shape_of
 from pyqueue.connecting import AsyncConnection, Connected, Durability
+from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
 from signals import AsyncBus
@@ -75,6 +75,7 @@ class AsyncClient(Connected[AsyncConnection]):
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,
+        limit: Limit | None = None,
     ) -> AsyncQueue[Any]:
         """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
         backend = make_backend(
@@ -91,6 +92,7 @@ class AsyncClient(Connected[AsyncConnection]):
             strict=strict,
             on_failure=on_failure,
             pack=pack,
+            limit=limit,
         )
         return AsyncQueue(self._connection, backend)
 
@@ -129,11 +131,14 @@ class AsyncClient(Connected[AsyncConnection]):
         on_failure: OnFailure | None = None,
         retention: Duration | None = None,
         pack: int | None = None,
+        limit: Limit | Literal[False] | None = None,
     ) -> None:
         """Change the options on which all users of a queue agree. See ``Client.reshape``."""
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, on_failure=on_failure, retention=retention, pack=pack)
-        await self._connection.run(namespaces.reshape(name, shape))
+        shape = shape_of(
+            strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
+        )
+        await self._connection.run(managing.reshape(name, shape))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import listing
-from pyqueue.backends import namespace as namespaces
+from pyqueue.backends import listing, managing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
 from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit, check_limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
@@ -34,6 +34,7 @@ def shape_of(
     on_failure: OnFailure | None = None,
     retention: Duration | None = None,
     pack: int | None = None,
+    limit: Limit | Literal[False] | None = None,
 ) -> dict[str, object]:
     """Return the options, of those on which all users of a queue agree, that were given.
 
@@ -47,7 +48,15 @@ def shape_of(
     kept_s = None if retention is None else arguments.retention(retention)
     if pack is not None:
         arguments.pack(pack)
-    given = {"strict": strict, "on_failure": on_failure, "retention": kept_s, "pack": pack}
+    if limit is not None and limit is not False:
+        check_limit(limit)
+    given = {
+        "strict": strict,
+        "on_failure": on_failure,
+        "retention": kept_s,
+        "pack": pack,
+        "limit": limit.stored() if limit else limit,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -66,10 +75,13 @@ def make_backend(
     strict: bool | None,
     on_failure: OnFailure | None,
     pack: int | None,
+    limit: Limit | None,
 ) -> QueuePlans:
     """Check the options of a queue and return its plans."""
     arguments.queue_name(name)
     arguments.backoff(backoff)
+    if limit is not None:
+        check_limit(limit)
     options = Options(
         lease=arguments.duration("lease", lease, positive=True),
         max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
@@ -77,7 +89,7 @@ def make_backend(
         history=None if history is None else arguments.duration("history", history, positive=True),
         backoff=backoff,
         poll=arguments.duration("poll", poll, positive=True),
-        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack),
+        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack, limit=limit),
     )
     return QueuePlans(
         name,
@@ -167,27 +179,26 @@ class Client(Connected[Connection]):
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,
+        limit: Limit | None = None,
     ) -> Queue[Any]:
         """Return a queue of this namespace. This does no I/O.
 
+        All users of a queue must agree on ``strict``, ``on_failure``, ``pack`` and ``limit``.
+
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
-            model: anything that pydantic's TypeAdapter accepts. Payloads are values of it, both
-                when pushed and when received.
+            model: anything that pydantic's TypeAdapter accepts. Payloads are values of it.
             lease: seconds for which a reserved message is held.
             max_tries: how often a message is tried before it is buried. None: it is never buried.
             dead_letter: the name of the queue for buried messages; default "<name>.dead".
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
-            kind: the kind of queue: "standard", "priority" or "ordered" (see ``Queue.push``), or
-                "bucket", which stores many messages in one document.
-            strict: of a queue with priorities: whether a busy high level may starve the lower
-                ones. All users of a queue must agree; None means what is stored, at first False.
-            on_failure: of an ordered queue: whether a group waits for the next try of a message
-                ("block", which it is at first), or goes on ("skip"). All users must agree.
-            pack: of a bucket: how many messages one document has at most, up to 1000. All users of
-                a queue must agree; None means what is stored, at first 500.
+            kind: the kind of queue: "standard", "priority", "ordered" or "bucket".
+            strict: of a queue with priorities: whether high levels may starve the lower ones.
+            on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
+            pack: of a bucket: how many messages one document has at most, up to 1000.
+            limit: how many messages are held at once, or start in a time, over all processes.
 
         Returns:
             The queue.
@@ -210,6 +221,7 @@ class Client(Connected[Connection]):
             strict=strict,
             on_failure=on_failure,
             pack=pack,
+            limit=limit,
         )
         return Queue(self._connection, backend)
 
@@ -296,6 +308,7 @@ class Client(Connected[Connection]):
         on_failure: OnFailure | None = None,
         retention: Duration | None = None,
         pack: int | None = None,
+        limit: Limit | Literal[False] | None = None,
     ) -> None:
         """Change the options of a queue or a stream on which all of its users agree.
 
@@ -308,13 +321,17 @@ class Client(Connected[Connection]):
             on_failure: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
             pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
+            limit: as in ``queue``; None leaves it unchanged, False removes it. What is held above
+                a lower limit stays held.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
         """
         arguments.queue_name(name)
-        shape = shape_of(strict=strict, on_failure=on_failure, retention=retention, pack=pack)
-        self._connection.run(namespaces.reshape(name, shape))
+        shape = shape_of(
+            strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
+        )
+        self._connection.run(managing.reshape(name, shape))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

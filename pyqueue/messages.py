@@ -14,6 +14,8 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
+from pyqueue.limits import Limit
+
 __all__ = [
     "DEFAULT_PRIORITY",
     "HIGHEST_PRIORITY",
@@ -274,3 +276,4 @@ class QueueOptions(TypedDict, total=False):
     strict: bool | None
     on_failure: OnFailure | None
     pack: int | None
+    limit: Limit | None

@@ -33,7 +33,8 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy": set(),
-    "messages": set(),
+    "limits": {"clock", "errors"},
+    "messages": {"limits"},
     "documents": {"messages"},
     "clock": set(),
     "requests": {"errors"},
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "concurrently",
         "documents",
         "errors",
+        "limits",
         "messages",
         "pack_stock",
         "packs",
@@ -226,6 +228,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends",
         "connecting",
         "errors",
+        "limits",
         "messages",
         "payloads",
         "pipeline",
@@ -239,6 +242,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends",
         "client",
         "connecting",
+        "limits",
         "messages",
         "pipeline",
     },
@@ -250,6 +254,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "delivery",
         "errors",
         "lazy",
+        "limits",
         "messages",
         "pipeline",
         "queues",
@@ -612,6 +617,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 #: own.
 PURE = (
     *("errors", "messages", "documents", "requests", "concurrently", "payloads", "arguments"),
+    "limits",
     "backends",
 )
 IMPURE = {
@@ -872,6 +878,7 @@ PROMISED = {
     ),
     *("To", "Drop", "Many", "Reject", "RetryLater", "Worker", "Pipeline", "Delivery", "QueueInfo"),
     *("QueueError", "LeaseLost", "DuplicateKey", "InvalidMessage", "InvalidName", "QueueClosed"),
+    "Limit",
     *("Unavailable", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
@@ -918,11 +925,11 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind='standard', strict=None, on_failure=None, pack=None",
+    "kind='standard', strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
-    "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None",
+    "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",

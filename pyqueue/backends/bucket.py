@@ -25,7 +25,7 @@ class Bucket(Standard):
     """Many messages in one document, each of them claimed and settled alone. Without history."""
 
     name = "bucket"
-    capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop"})
+    capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop", "rate"})
     shape: Mapping[str, object] = MappingProxyType({"pack": DEFAULT_PACK})
     held_fields = (*Standard.held_fields, "c", "orderly")
     bare_pop = False

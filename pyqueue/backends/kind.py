@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
 from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit
 from pyqueue.messages import Id
 from pyqueue.requests import Filter, Sort
 
@@ -26,6 +27,7 @@ __all__ = [
     "refuse_packs",
     "register",
     "require",
+    "require_limit",
 ]
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
@@ -44,7 +46,8 @@ class Kind(Protocol):
     @property
     def capabilities(self) -> frozenset[str]:
         """Which of these it offers: "history", "dead_letter", "keys", "move", "pop", "claim",
-        "priority", "group" and "packs". Plans refuse the rest.
+        "priority", "group", "packs", and the limits "concurrency", "rate" and "per". Plans refuse
+        the rest.
         """
 
     @property
@@ -132,6 +135,9 @@ _REMEDIES: Final = {
     "claim": ": reserve messages with reserve_many()",
     "priority": ": leave it out, or use a queue of kind 'priority'",
     "group": ": leave it out, or use a queue of kind 'ordered'",
+    "concurrency": ": give rate only, or use a queue of kind 'standard'",
+    "rate": ": use a queue of kind 'standard'",
+    "per": ": leave it out, or use a queue of kind 'standard'",
 }
 
 
@@ -178,6 +184,17 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         raise ConfigurationError(
             f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it{remedy}"
         )
+
+
+def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
+    """Refuse a limit that a kind does not offer.
+
+    Raises:
+        ConfigurationError: the kind does not offer it.
+    """
+    for name in ("concurrency", "rate", "per"):
+        if getattr(limit, name) is not None:
+            require(kind, queue, name, f"limit.{name}")
 
 
 def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:

@@ -12,12 +12,13 @@ from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.groups import bring_forward, ordered_groups
-from pyqueue.backends.kind import Kind, ScanStart, require
+from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
-from pyqueue.errors import InvalidName, Unavailable
+from pyqueue.errors import ConfigurationError, InvalidName, Unavailable
+from pyqueue.limits import stored_limit
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
@@ -29,9 +30,10 @@ from pyqueue.requests import (
     ServerTime,
     Signal,
     Update,
+    UpdateDocument,
 )
 
-__all__ = ["notify", "pause", "purge", "redrive", "remove", "replay", "reprioritize"]
+__all__ = ["notify", "pause", "purge", "redrive", "remove", "replay", "reprioritize", "reshape"]
 
 _REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
@@ -274,3 +276,52 @@ def pause(queue: str, kind: Kind, shape: Mapping[str, object], value: bool) -> P
 def notify(queue: str) -> Plan[None]:
     """Wake waiting consumers, and have them look for old messages, too."""
     yield from Signal(queue, None)
+
+
+def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
+    """Change options on which all users of a queue agree. They follow within 5 s.
+
+    Args:
+        queue: the name of the queue.
+        shape: the options to change. A limit that is False is removed.
+
+    Raises:
+        ConfigurationError: the queue has no record, or its kind has no such option.
+    """
+    match = {"_id": namespace.record_id(queue)}
+    found = yield from Find({**match, "deleted": {"$exists": False}}, limit=1)
+    if not found:
+        raise ConfigurationError(
+            f"name: there is no queue {queue!r}: give these options to client.queue() or "
+            "client.stream(), which make it"
+        )
+    kind = namespace.readable_kind(queue, found[0])
+    known = _options_of(kind)
+    if not shape:
+        options = ", ".join(known) or "none"
+        raise ConfigurationError(
+            f"reshape: give an option to change: queue {queue!r} has {options}"
+        )
+    for name in shape:
+        if name not in known:
+            raise ConfigurationError(
+                f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
+            )
+    if limit := shape.get("limit"):
+        require_limit(lookup(kind), queue, stored_limit(limit))
+    put: dict[str, object] = {f"shape.{name}": value for name, value in shape.items()}
+    # A release that does not know of a shape refuses the record from now on.
+    update: UpdateDocument = {"$set": {**put, "v": namespace.SHAPED_VERSION}}
+    if shape.get("limit") is False:
+        del put["shape.limit"]
+        update = {"$set": {**put, "v": namespace.SHAPED_VERSION}, "$unset": {"shape.limit": ""}}
+    yield from Update(match, update)
+    yield from Signal(queue, None)
+
+
+def _options_of(kind: str) -> list[str]:
+    """Return the names of the options on which all users of a queue of this kind agree."""
+    if kind == namespace.STREAM:
+        return list(namespace.STREAM_SHAPE)
+    known = lookup(kind)
+    return [*known.shape, "limit"] if "rate" in known.capabilities else list(known.shape)

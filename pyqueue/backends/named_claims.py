@@ -27,6 +27,7 @@ from pyqueue.backends.namespace import CLAIMS
 from pyqueue.concurrently import concurrently
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
+from pyqueue.limits import limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
@@ -142,8 +143,11 @@ class NamedClaims(ClaimGroup):
         kind = backend.kind
         while True:
             progress = yield from self.progress(token)
-            if (yield from namespace.paused(backend.queue)):
+            flags = yield from namespace.flags(backend.queue)
+            if flags.get("paused"):
                 return None
+            if limit_or_none(backend.queue, flags.get("shape")) is not None:
+                raise namespace.unenforced(backend.queue)
             now = yield from ServerTime()
             match = kind.claimable(backend.queue, now if since is None else min(now, since), None)
             ready = Find(

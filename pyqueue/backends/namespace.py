@@ -19,6 +19,7 @@ from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.transitions import level_record_id, record_id
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
+from pyqueue.limits import limit_or_none, stored_limit
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
@@ -41,6 +42,7 @@ __all__ = [
     "INDEXES",
     "LATEST_VERSION",
     "RECORD_IDS",
+    "SHAPED_VERSION",
     "STREAM",
     "STREAM_SHAPE",
     "QueueRecord",
@@ -57,12 +59,13 @@ __all__ = [
     "paused",
     "ping",
     "read_or_create_record",
+    "readable_kind",
     "record_id",
-    "reshape",
     "revive_record",
     "set_paused",
     "shell_command",
     "target",
+    "unenforced",
 ]
 
 log = logging.getLogger("pyqueue")
@@ -92,7 +95,7 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
 #: The versions of a record without a shape and of one with a shape, and the latest that this
 #: release reads. Releases that would ignore a shape refuse its record.
 VERSION: Final = 1
-_SHAPED_VERSION: Final = 2
+SHAPED_VERSION: Final = 2
 LATEST_VERSION: Final = 2
 _MISSING: Final = object()
 
@@ -216,7 +219,7 @@ def read_or_create_record(
     found = yield from Find(match, limit=1)
     if found:
         record = found[0]
-        stored_kind = _readable_kind(queue, record)
+        stored_kind = readable_kind(queue, record)
         if "deleted" in record:
             yield from revive_record(queue, record)
         if options and compare and stored_kind == kind:
@@ -230,7 +233,7 @@ def read_or_create_record(
             record["options"] = options
         stored = yield from FindAndModify(match, {"$setOnInsert": record}, upsert=True)
         record = stored or record
-        stored_kind = _readable_kind(queue, record)
+        stored_kind = readable_kind(queue, record)
     agreed = _agreed_shape(queue, record, shape)
     known = listed_levels(record.get("levels"))
     if new := [each for each in levels if each not in known]:
@@ -279,7 +282,8 @@ def _new_record(
     default = kinds.known()[kind].shape if kind in kinds.known() else {}
     if kind == STREAM:
         default = STREAM_SHAPE
-    return record | ({"v": _SHAPED_VERSION, "shape": {**default, **shape}} if default else {})
+    merged = {**default, **shape}
+    return record | ({"v": SHAPED_VERSION, "shape": merged} if merged else {})
 
 
 def _agreed_shape(
@@ -293,15 +297,26 @@ def _agreed_shape(
     shape = record.get("shape")
     stored: Mapping[str, object] = shape if isinstance(shape, Mapping) else {}
     for name, value in given.items():
-        if stored.get(name, _MISSING) != value:
+        found: object = stored.get(name, _MISSING)
+        shown: object = stored.get(name)
+        if name == "limit" and value is not None:
+            found = shown = limit_or_none(queue, stored)
+            value = stored_limit(value)
+        if found != value:
             raise ConfigurationError(
-                f"{name}: queue {queue!r} has {name}={stored.get(name)!r}, and {name}={value!r} "
-                f"was given: all users of a queue must agree; leave it out to use what is stored"
+                f"{name}: queue {queue!r} has {name}={shown!r}, and {name}={value!r} was given: "
+                "all users of a queue must agree; leave it out to use what is stored, or change "
+                "that with client.reshape()"
             )
     return stored
 
 
-def _readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
+def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
+    """Return the kind of a queue, from its record.
+
+    Raises:
+        ConfigurationError: this release does not know the kind, or the version of the record.
+    """
     kind, version = record.get("kind"), record.get("v")
     if not isinstance(kind, str) or not isinstance(version, int) or version > LATEST_VERSION:
         raise ConfigurationError(
@@ -382,7 +397,7 @@ def kind_of(queue: str) -> Plan[str | None]:
         ConfigurationError: this release does not know the kind.
     """
     found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1}, limit=1)
-    return _readable_kind(queue, found[0]) if found else None
+    return readable_kind(queue, found[0]) if found else None
 
 
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
@@ -438,33 +453,12 @@ def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
     return found[0] if found else {}
 
 
-def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
-    """Change options on which all users of a queue agree. They follow within 5 s.
-
-    Raises:
-        ConfigurationError: the queue has no record, or its kind has no such option.
-    """
-    found = yield from Find({"_id": record_id(queue), "deleted": {"$exists": False}}, limit=1)
-    if not found:
-        raise ConfigurationError(
-            f"name: there is no queue {queue!r}: give these options to client.queue() or "
-            "client.stream(), which make it"
-        )
-    kind = _readable_kind(queue, found[0])
-    known = STREAM_SHAPE if kind == STREAM else kinds.lookup(kind).shape
-    if not shape:
-        options = ", ".join(known) or "none"
-        raise ConfigurationError(
-            f"reshape: give an option to change: queue {queue!r} has {options}"
-        )
-    for name in shape:
-        if name not in known:
-            raise ConfigurationError(
-                f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
-            )
-    put = {f"shape.{name}": value for name, value in shape.items()}
-    yield from Update({"_id": record_id(queue)}, {"$set": put})
-    yield from Signal(queue, None)
+def unenforced(queue: str) -> ConfigurationError:
+    """Return the error for claims from a queue with a limit, which they do not obey yet."""
+    return ConfigurationError(
+        f"limit: queue {queue!r} has a limit, and this release does not enforce it yet: remove it "
+        "with client.reshape(name, limit=False)"
+    )
 
 
 def set_paused(queue: str, kind: str, shape: Mapping[str, object], value: bool) -> Plan[None]:

@@ -32,6 +32,7 @@ from pyqueue.backends.pack_receiving import claims_of
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Waiting
 from pyqueue.errors import ConfigurationError
+from pyqueue.limits import stored_limit
 from pyqueue.messages import MAX_RECEIVED_BYTES, UNCHANGED, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
@@ -78,8 +79,10 @@ class QueuePlans:
         self._kind = kinds.lookup(kind).name
         if options.history is not None:
             kinds.require(self.kind, queue, "history")
+        if (limit := options.shape.get("limit")) is not None:
+            kinds.require_limit(self.kind, queue, stored_limit(limit))
         for name in options.shape:
-            if name not in self.kind.shape:
+            if name not in self.kind.shape and name != "limit":
                 raise ConfigurationError(
                     f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
                 )

@@ -155,7 +155,9 @@ def receive(
             if scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL:
                 yield from _read_record(queue, scan, now)
             yield from recovering.recover_next(queue, scan, now)
-            if not scan.paused:
+            if scan.limit.limit is not None:
+                raise namespace.unenforced(queue)
+            if not _stopped(scan):
                 claimed = yield from claims.together(how, scan, Limits(limit, max_bytes))
                 if claimed:
                     found = True
@@ -187,14 +189,24 @@ def _lease(options: Options, given: float | timedelta | None) -> float:
 def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     scan.flag_read = now
     record = yield from namespace.flags(queue, revive=True)
+    try:
+        scan.limit.follow(queue, record.get("shape"))
+    except ConfigurationError:
+        scan.flag_read = None  # the next call raises it, too
+        raise
     scan.paused = bool(record.get("paused"))
     scan.levels.follow(record)
+
+
+def _stopped(scan: ScanState) -> bool:
+    """Return whether nothing may be claimed."""
+    return scan.paused or scan.limit.unreadable is not None
 
 
 def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
     """Return when to look again if no event arrives."""
     until = now + timedelta(seconds=poll_s)
-    if scan.paused:
+    if _stopped(scan):
         return min(until, now + PAUSE_READ_INTERVAL)
     if scan.rescan_at is not None:
         until = min(until, scan.rescan_at)

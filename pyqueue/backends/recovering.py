@@ -51,14 +51,14 @@ def pending(queue: str) -> Plan[bool]:
 
 def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     """Finish handovers of a queue whose processes died, from time to time."""
-    if scan.recover_at is not None and now >= scan.recover_at:
-        scan.recover_at = now + INTERVAL
+    if scan.recovery.at is not None and now >= scan.recovery.at:
+        scan.recovery.at = now + INTERVAL
         try:
-            scan.recovered_to, _ = yield from recover(queue, scan.recovered_to)
+            scan.recovery.ended, _ = yield from recover(queue, scan.recovery.ended)
         except QueueError as error:  # the next pass tries it again
             log.warning("queue %r: cannot finish for processes that died: %s", queue, error)
-    elif scan.recover_at is None or scan.recover_at > now + INTERVAL:
-        scan.recover_at = now + INTERVAL
+    elif scan.recovery.at is None or scan.recovery.at > now + INTERVAL:
+        scan.recovery.at = now + INTERVAL
 
 
 def recover(

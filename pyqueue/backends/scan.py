@@ -22,6 +22,7 @@ from bson import ObjectId
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.levels import LevelStarts
 from pyqueue.backends.locked import LockedMessages
+from pyqueue.limits import FollowedLimit
 from pyqueue.requests import Document
 
 __all__ = [
@@ -104,10 +105,20 @@ class GroupLooks:
 
 
 @dataclass(slots=True)
+class Recovery:
+    """What this process knows about the handovers of processes that died."""
+
+    #: When to look for them next, and where the last such look ended.
+    at: datetime | None = None
+    ended: ScanStart | None = None
+
+
+@dataclass(slots=True)
 class ScanState:
     """What one process knows about the head of a queue between two scans."""
 
     paused: bool = False
+    limit: FollowedLimit = field(default_factory=FollowedLimit)
     #: When the pause flag was last read; None: read it again.
     flag_read: datetime | None = None
     #: The next known ``when`` in the future, whether it is up to date, and when it was last read.
@@ -131,9 +142,7 @@ class ScanState:
     groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
-    #: When to look for handovers of processes that died, and where the last such look ended.
-    recover_at: datetime | None = None
-    recovered_to: ScanStart | None = None
+    recovery: Recovery = field(default_factory=Recovery)
     _idle_rescan_s: float = IDLE_RESCAN_S
     #: How long the last rescan took.
     _rescan_took_s: float = 0.0

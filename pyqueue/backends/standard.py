@@ -22,7 +22,10 @@ class Standard:
 
     name: str = "standard"
     capabilities: frozenset[str] = frozenset(
-        {"history", "dead_letter", "keys", "move", "pop", "claim"}
+        {
+            *("history", "dead_letter", "keys", "move", "pop", "claim"),
+            *("concurrency", "rate", "per"),
+        }
     )
     shape: Mapping[str, object] = MappingProxyType({})
     index: str = HOT

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import ConfigurationError, LeaseLost, Unavailable
-from pyqueue.backends import by_level, managing, namespace, transitions
+from pyqueue.backends import by_level, managing, transitions
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.levels import LEVEL_ORDER, LevelStarts, listed_levels, ready_by_level
 from pyqueue.backends.options import Options
@@ -124,7 +124,7 @@ OPERATIONS: dict[str, Callable[[], Plan[Any]]] = {
     "reserve": receive(1),
     "reserve_many": receive(10),
     "reprioritize": lambda: plans_reprioritize("low", 7),
-    "reshape": lambda: namespace.reshape("a", {"strict": False}),
+    "reshape": lambda: managing.reshape("a", {"strict": False}),
 }
 
 
@@ -329,7 +329,7 @@ def test_shape_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="strict"):
         QueuePlans("b", Options(shape={"strict": True}))
     with pytest.raises(ConfigurationError, match="no queue 'b'"):
-        runner.run(namespace.reshape("b", {"strict": True}))
+        runner.run(managing.reshape("b", {"strict": True}))
 
 
 # ---- competing processes, in virtual time

@@ -1,0 +1,224 @@
+"""Limits on a queue: how many messages are held at once, and how many start in a time.
+
+A limit is stored in the record of the queue, so that all of its consumers obey it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from pyqueue.clock import seconds
+from pyqueue.errors import ConfigurationError
+
+__all__ = ["FollowedLimit", "Limit", "check_limit", "limit_or_none", "stored_limit"]
+
+log = logging.getLogger("pyqueue")
+
+_MAX_COUNT: Final = (1 << 31) - 1
+_CENTURY_S: Final = 100 * 365 * 86400.0
+_HEADER: Final = "headers."
+_FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Limit:
+    """A limit on a queue, over the consumers of all processes. Give ``concurrency`` or ``rate``.
+
+    In any time of length t, at most ``burst + rate * t / period`` messages start: their claims
+    begin. A message that is tried again starts again.
+
+    Args:
+        concurrency: how many messages are held at once at most.
+        rate: how many messages start in each period at most, on average.
+        period: the length of a period, in seconds.
+        burst: how many messages may start at once after a pause; default 1.
+        per: "headers.NAME": each value of this header has a limit of its own. The messages that
+            lack the header count together.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    period: float | timedelta = 1
+    burst: int | None = None
+    per: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is None and self.rate is None:
+            raise ConfigurationError(
+                "limit: give concurrency (messages held at once), or rate (starts per period)"
+            )
+        _check_count("concurrency", self.concurrency)
+        _check_count("burst", self.burst)
+        if self.rate is None:
+            if self.burst is not None:
+                raise ConfigurationError("burst: it belongs to a rate: give rate, too")
+            if self.period != 1:
+                raise ConfigurationError("period: it belongs to a rate: give rate, too")
+        else:
+            _check_number("rate", self.rate)
+            period_s = self.period_s
+            if not 0.001 <= period_s <= _CENTURY_S:
+                raise ConfigurationError(
+                    f"period: {_shown(self.period)} is not allowed: give more than 0 seconds, and "
+                    "at most 100 years"
+                )
+            if self.capacity / self.rate * period_s > _CENTURY_S:
+                raise ConfigurationError(
+                    f"rate: {_shown(self.rate)} is not allowed: a burst would take more than 100 "
+                    "years to come back: give more starts per period"
+                )
+        if self.per is not None:
+            _check_per(self.per)
+
+    @property
+    def period_s(self) -> float:
+        """The length of a period in seconds."""
+        period = self.period
+        if isinstance(period, bool) or not isinstance(period, (int, float, timedelta)):
+            raise ConfigurationError(
+                f"period: give seconds (int or float) or a timedelta, not {type(period).__name__}"
+            )
+        try:
+            return seconds(period)
+        except OverflowError:  # an int that no float can hold
+            return math.inf
+
+    @property
+    def capacity(self) -> int:
+        """How many messages may start at once after a pause."""
+        return 1 if self.burst is None else self.burst
+
+    @property
+    def header(self) -> str | None:
+        """The name of the header whose values have limits of their own."""
+        return None if self.per is None else self.per.removeprefix(_HEADER)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.stored().items())
+        return f"Limit({given})"
+
+    def stored(self) -> dict[str, object]:
+        """Return the form that the record of a queue stores: what was given."""
+        found = {name: getattr(self, name) for name in _FIELDS}
+        found["period"] = None if self.rate is None else self.period_s
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
+        raise ConfigurationError(
+            f"{name}: {_shown(value)} is not allowed: give a whole number from 1 to {_MAX_COUNT}"
+        )
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e9:
+        raise ConfigurationError(
+            f"{name}: {_shown(value)} is not allowed: give a number above 0, and at most 1e9"
+        )
+
+
+def _check_per(value: Any) -> None:
+    name = value.removeprefix(_HEADER) if isinstance(value, str) else ""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        name = ""
+    if (
+        not isinstance(value, str)
+        or not value.startswith(_HEADER)
+        or not name
+        or "." in name
+        or name.startswith("$")
+        or "\0" in name
+    ):
+        raise ConfigurationError(
+            f'per: {_shown(value)} is not allowed: give "headers.NAME" with the name of a header, '
+            "which has no dot and no leading $"
+        )
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:120]
+    except Exception:  # a user's __repr__, or an int of thousands of digits
+        return f"this {type(value).__name__}"
+
+
+def check_limit(value: Any) -> Limit:
+    """Return a limit that a caller gave.
+
+    Raises:
+        ConfigurationError: it is not a Limit.
+    """
+    if not isinstance(value, Limit):
+        raise ConfigurationError(f"limit: give a Limit, not {type(value).__name__}")
+    return value
+
+
+def stored_limit(value: object) -> Limit:
+    """Return the limit that a record stores. A newer release, or a person, may have written it.
+
+    Raises:
+        ConfigurationError: this release cannot read it.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"it is {_shown(value)}, which is not a document")
+    if unknown := sorted(str(name) for name in value if name not in _FIELDS):
+        raise ConfigurationError(f"it has {', '.join(map(repr, unknown))}")
+    return Limit(**value)
+
+
+def limit_or_none(queue: str, shape: object) -> Limit | None:
+    """Return the limit in the shape of a record; None: the queue has none.
+
+    Raises:
+        ConfigurationError: this release cannot read it.
+    """
+    value = shape.get("limit") if isinstance(shape, Mapping) else None
+    if value is None:
+        return None
+    try:
+        return stored_limit(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"limit: this release cannot read the limit of queue {queue!r}: {error}: update "
+            "pyqueue-mongo here, or set the limit again with client.reshape()"
+        ) from error
+
+
+@dataclass(slots=True)
+class FollowedLimit:
+    """The limit of a queue, as a consumer last read it."""
+
+    limit: Limit | None = None
+    #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
+    unreadable: str | None = None
+    _read: bool = False
+
+    def follow(self, queue: str, shape: object) -> None:
+        """Learn what the record of the queue says.
+
+        Raises:
+            ConfigurationError: the limit cannot be read, and no limit was read before. Later, this
+                is logged once, and nothing is claimed until the limit can be read.
+        """
+        try:
+            self.limit, self.unreadable = limit_or_none(queue, shape), None
+            self._read = True
+        except ConfigurationError as error:
+            if not self._read:
+                raise
+            if self.unreadable is None:
+                log.error("nothing is received from queue %r: %s", queue, error)
+            self.unreadable = str(error)

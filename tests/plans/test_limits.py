@@ -1,0 +1,225 @@
+"""Limits of queues: their values, their stored form, and how the record of a queue keeps them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pyqueue import Client, ConfigurationError, Limit, known_queues
+from pyqueue.limits import FollowedLimit, limit_or_none, stored_limit
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Return a client that never takes a record as known."""
+    monkeypatch.setattr(known_queues, "_LIFETIME_S", 0)
+    with Client("memory:") as client:
+        yield client
+
+
+def record(client: Client) -> dict[str, Any]:
+    found = client.database["pyqueue"].find_one({"_id": "~queue:a"})
+    assert found is not None
+    return dict(found)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({}, "limit"),
+        ({"period": 60}, "limit"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 1.5}, "concurrency"),
+        ({"concurrency": True}, "concurrency"),
+        ({"concurrency": 1 << 31}, "concurrency"),
+        ({"rate": 0}, "rate"),
+        ({"rate": -1}, "rate"),
+        ({"rate": float("nan")}, "rate"),
+        ({"rate": float("inf")}, "rate"),
+        ({"rate": 10**400}, "rate"),
+        ({"rate": "5"}, "rate"),
+        ({"rate": True}, "rate"),
+        ({"rate": 1e-12}, "rate"),
+        ({"rate": 1, "period": 0}, "period"),
+        ({"rate": 1, "period": timedelta(0)}, "period"),
+        ({"rate": 1, "period": -1}, "period"),
+        ({"rate": 1, "period": "1"}, "period"),
+        ({"rate": 1, "period": 10**400}, "period"),
+        ({"rate": 1, "period": float("nan")}, "period"),
+        ({"rate": 1, "burst": 0}, "burst"),
+        ({"rate": 1, "burst": 2.0}, "burst"),
+        ({"concurrency": 1, "burst": 2}, "burst"),
+        ({"concurrency": 1, "period": 2}, "period"),
+        ({"concurrency": 1, "per": "tenant"}, "per"),
+        ({"concurrency": 1, "per": "headers."}, "per"),
+        ({"concurrency": 1, "per": "headers.a.b"}, "per"),
+        ({"concurrency": 1, "per": "headers.$a"}, "per"),
+        ({"concurrency": 1, "per": "headers.a\0"}, "per"),
+        ({"concurrency": 1, "per": "headers.\ud800"}, "per"),
+        ({"concurrency": 1, "per": 5}, "per"),
+    ],
+)
+def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{argument}: .*give"):
+        Limit(**given)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit(concurrency=10),
+        Limit(rate=0.5, period=timedelta(minutes=1), burst=3),
+        Limit(concurrency=1, rate=1e9, per="headers.tenant"),
+    ],
+)
+def test_stored_limit_is_read_back(limit: Limit) -> None:
+    assert stored_limit(limit.stored()).stored() == limit.stored()
+    assert eval(repr(limit), {"Limit": Limit}).stored() == limit.stored()
+
+
+def test_limit_says_what_it_means() -> None:
+    limit = Limit(rate=5, period=timedelta(minutes=1), per="headers.tenant")
+    assert (limit.period_s, limit.capacity, limit.header) == (60, 1, "tenant")
+    assert limit.stored() == {"rate": 5, "period": 60, "per": "headers.tenant"}
+    assert Limit(concurrency=3).stored() == {"concurrency": 3}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        5,
+        [],
+        "10",
+        {},
+        {"concurrency": "10"},
+        {"rate": 1, "period": None},
+        {"concurrency": 1, "weight": 2},
+        {"concurrency": 1, "per": "payload.tenant"},
+    ],
+)
+def test_unreadable_limit_says_so(stored: object) -> None:
+    """A newer release, or a person, wrote it."""
+    with pytest.raises(ConfigurationError, match=r"^limit: .*queue 'a'.*reshape"):
+        limit_or_none("a", {"limit": stored})
+
+
+@pytest.mark.parametrize("shape", [None, {}, 5, {"limit": None}, {"strict": True}])
+def test_shape_without_a_limit_has_none(shape: object) -> None:
+    assert limit_or_none("a", shape) is None
+
+
+# ---- followed by consumers
+
+
+def test_unreadable_limit_is_raised_at_first_and_logged_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = {"limit": {"weight": 1}}
+    followed = FollowedLimit()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError):
+            followed.follow("a", wrong)
+    followed.follow("a", {"limit": {"concurrency": 2}})
+    assert followed.limit == Limit(concurrency=2)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            followed.follow("a", wrong)
+    assert followed.unreadable is not None
+    assert len(caplog.records) == 1
+    followed.follow("a", {})
+    assert followed == FollowedLimit(None, None, True)
+
+
+def test_consumer_receives_nothing_while_the_limit_is_unreadable(client: Client) -> None:
+    queue = client.queue("a")
+    queue.push_many([1, 2])
+    assert queue.pop(0) is not None
+    stored = client.database["pyqueue"]
+    stored.update_one({"_id": "~queue:a"}, {"$set": {"shape": {"limit": {"weight": 1}}}})
+    queue.notify()
+    assert queue.pop(0) is None
+    with Client(stored.database) as other, pytest.raises(ConfigurationError, match="weight"):
+        other.queue("a").pop(0)
+    client.reshape("a", limit=False)
+    assert queue.pop(0) is not None
+
+
+# ---- the record
+
+
+def test_limit_is_stored_in_the_record(client: Client) -> None:
+    limit = Limit(rate=10, period=60)
+    client.queue("a", limit=limit).push(1)
+    assert record(client)["shape"] == {"limit": {"rate": 10, "period": 60}}
+    assert record(client)["v"] == 2
+    client.queue("a", limit=Limit(rate=10.0, period=timedelta(minutes=1))).push(2)
+    client.queue("a").push(3)
+    with pytest.raises(ConfigurationError, match=r"limit=Limit\(rate=10, .*limit=Limit\(rate=11"):
+        client.queue("a", limit=Limit(rate=11, period=60)).push(4)
+
+
+def test_limit_for_a_queue_without_one_is_refused(client: Client) -> None:
+    client.queue("a").push(1)
+    assert record(client)["v"] == 1
+    with pytest.raises(ConfigurationError, match=r"limit=None.*limit=Limit\(.*reshape"):
+        client.queue("a", limit=Limit(concurrency=2)).push(1)
+
+
+def test_reshape_sets_and_removes_a_limit(client: Client) -> None:
+    client.queue("a").push(1)
+    client.reshape("a", limit=Limit(concurrency=2))
+    assert (record(client)["shape"], record(client)["v"]) == ({"limit": {"concurrency": 2}}, 2)
+    client.reshape("a", limit=False)
+    assert record(client)["shape"] == {}
+    assert client.queue("a").pop(0) is not None
+
+
+@pytest.mark.parametrize("wrong", [5, True, {"rate": 1}, "rate=1"])
+def test_limit_of_another_type_is_refused(client: Client, wrong: Any) -> None:
+    client.queue("a").push(1)
+    calls: list[Callable[[], object]] = [
+        lambda: client.queue("a", limit=wrong),
+        lambda: client.reshape("a", limit=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="limit: give a Limit"):
+            call()
+
+
+def test_queue_cannot_be_made_with_a_removed_limit(client: Client) -> None:
+    wrong: Any = False
+    with pytest.raises(ConfigurationError, match="limit: "):
+        client.queue("a", limit=wrong)
+
+
+def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
+    with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'.*rate"):
+        client.queue("a", kind="bucket", limit=Limit(concurrency=2))
+    client.queue("a", kind="bucket").push(1)
+    for wrong in (Limit(concurrency=2), Limit(rate=1, per="headers.x")):
+        with pytest.raises(ConfigurationError, match=r"limit\..*'bucket'"):
+            client.reshape("a", limit=wrong)
+    client.stream("s").append(1)
+    with pytest.raises(ConfigurationError, match=r"limit: .*'stream'"):
+        client.reshape("s", limit=Limit(rate=1))
+
+
+def test_limit_that_is_not_enforced_yet_is_never_ignored(client: Client) -> None:
+    queue = client.queue("a", limit=Limit(concurrency=2))
+    queue.push(1)
+    calls: list[Callable[[], object]] = [
+        lambda: queue.pop(0),
+        lambda: queue.reserve(0),
+        lambda: queue.reserve_many(5, timeout=0),
+        lambda: queue.claim("g", limit=5).__enter__(),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="limit: "):
+            call()
