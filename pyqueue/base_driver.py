@@ -174,7 +174,7 @@ class BaseDriver(Generic[L]):
         self.known = KnownQueues(name)
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
-            self._plain = self._durable = MemoryCollection(database, name)
+            self._plain = self._durable = MemoryCollection(database, name, lambda: self.clock.now())
             self._w1 = self._majority = self._plain
         else:
             options = database.codec_options.with_options(

@@ -13,6 +13,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import bson
@@ -47,11 +48,15 @@ def memory_database(name: str) -> Any:
     return mongomock.MongoClient()[name]
 
 
+def _wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
 class MemoryCollection:
     """A mongomock collection that is safe to use from several threads."""
 
-    def __init__(self, database: Any, name: str) -> None:
-        self.database, self.name = database, name
+    def __init__(self, database: Any, name: str, now: Callable[[], datetime] = _wall_clock) -> None:
+        self.database, self.name, self._now = database, name, now
         shared = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
         # A second collection object over the same store. The change below must not affect the
         # program that passed in this database.
@@ -112,6 +117,8 @@ class MemoryCollection:
 
     def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
         """Update a document and return it. mongomock would update the wrong element of an array."""
+        if isinstance(update, list):
+            return self._update_by_pipeline(filter["_id"], update, **options)
         call = self.__getattr__("find_one_and_update")
         if not any(".$" in name for fields in update.values() for name in fields):
             return call(filter, update, **options)
@@ -119,6 +126,22 @@ class MemoryCollection:
             if not self.update_one(filter, update).matched_count:
                 return None
             return next(iter(self.find({"_id": filter["_id"]})))
+
+    def _update_by_pipeline(
+        self, id: Any, pipeline: list[Any], *, upsert: bool = False, **options: Any
+    ) -> Any:
+        """Update one document by a pipeline, which mongomock knows for aggregates only."""
+        with self._lock:
+            found = self._collection.find_one({"_id": id})
+            if found is None and not upsert:
+                return None
+            scratch = memory_database("scratch")["one"]
+            scratch.insert_one(found or {"_id": id})
+            now = self._now().replace(tzinfo=None)
+            (updated,) = scratch.aggregate(_replaced(pipeline, "$$NOW", now))
+            self._collection.delete_one({"_id": id})
+            self._collection.insert_one(updated)
+            return _plain(updated)
 
     def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
         """Find documents. Compute their sizes here, which mongomock cannot."""
@@ -237,6 +260,15 @@ def _given(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], RawBSONDocument):
         return [_given(each) for each in value]
     return value
+
+
+def _replaced(value: Any, name: str, by: Any) -> Any:
+    """Return a value in which another value stands for a name."""
+    if isinstance(value, dict):
+        return {key: _replaced(each, name, by) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_replaced(each, name, by) for each in value]
+    return by if value == name else value
 
 
 def _plain(value: Any) -> Any:

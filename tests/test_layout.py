@@ -435,6 +435,7 @@ BACKENDS: dict[str, set[str]] = {
     "inserting": {"transitions"},
     "pushing": {"groups", "inserting", "kind", "namespace", "options", "transitions"},
     "byte_limit": {"scan"},
+    "rates": set(),
     "claiming": {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
         "transitions",

@@ -6,7 +6,7 @@ waits for a majority came after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -16,6 +16,9 @@ import bson
 import signals
 from pyqueue.backends import namespace
 from pyqueue.backends.options import QueueShape
+from pyqueue.backends.rates import GiveBack, TakePermits
+from pyqueue.clock import Clock
+from pyqueue.concurrently import Concurrently
 from pyqueue.drivers import Driver
 from pyqueue.errors import MissingIndex, Unavailable
 from pyqueue.memory import memory_database
@@ -46,7 +49,7 @@ from tests.plans.runner import NOW
 __all__ = ["WRITES", "Cut", "Steps", "lost_reply", "lost_request"]
 
 T = TypeVar("T")
-WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify)
+WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits, GiveBack)
 
 #: Called with the number of a command and whether it was carried out; may raise.
 Fault = Callable[[int, bool], None]
@@ -86,6 +89,17 @@ def lost_reply(at: int) -> Fault:
     return fault
 
 
+class _Clock(Clock):
+    """The clock of a store, by which it counts too."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def now(self) -> datetime:
+        return self._steps.now
+
+
 class Steps:
     """One store, one clock, and any number of processes, which are plans."""
 
@@ -97,6 +111,7 @@ class Steps:
         )
         self.driver.run(namespace.ping())
         self.seconds = 0.0
+        self.driver.clock = _Clock(self)
         self.signals: list[tuple[str, datetime | None]] = []
         #: The waiters that hear signals. Their topic is the name of their queue.
         self.listeners: list[Waiters] = []
@@ -159,6 +174,15 @@ class Steps:
         except StopIteration as stop:
             return stop.value
 
+    def _one_by_one(
+        self, plans: Sequence[Plan[T]], fault: Fault | None, commands: list[Command[Any]]
+    ) -> Generator[Any, None, list[T]]:
+        results: list[T] = []
+        for plan in plans:
+            result = yield from self._drive(plan, fault, commands)
+            results.append(result)
+        return results
+
     def _answer(
         self, request: Any, fault: Fault | None, commands: list[Command[Any]]
     ) -> Generator[Any, None, Any]:
@@ -187,6 +211,8 @@ class Steps:
             case Coalesce():
                 batch = request.batch([request.item])
                 return (yield from self._drive(batch, fault, commands))[0]
+            case Concurrently():
+                return (yield from self._one_by_one(request.plans, fault, commands))
             case Listen():
                 return False
             case Wait():

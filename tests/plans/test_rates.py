@@ -1,0 +1,212 @@
+"""Permits to start messages: how many a bucket grants, with faults between its commands."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyqueue import Limit, Unavailable
+from pyqueue.backends import rates
+from pyqueue.requests import Plan
+from tests.plans.runner import NOW, after
+from tests.plans.steps import Steps, lost_reply, lost_request
+
+LIMIT = Limit(rate=2, period=1, burst=5)
+
+
+def made() -> Steps:
+    """Return a store whose clock does not expire documents: mongomock takes the wall clock."""
+    steps = Steps()
+    steps.collection.drop_index("expires")
+    return steps
+
+
+def taking(
+    wanted: int, key: str = "", limit: Limit = LIMIT, queue: str = "a"
+) -> Plan[rates.Granted]:
+    """Ask for permits of one key."""
+    return (yield from rates.take(queue, limit, {key: wanted}))[key]
+
+
+def take(steps: Steps, wanted: int, limit: Limit = LIMIT, key: str = "") -> int:
+    return steps.run(taking(wanted, key, limit)).permits
+
+
+def stored(steps: Steps, key: str = "") -> dict[str, Any]:
+    found = {each["_id"]: each for each in steps.all()}
+    return found[rates.permits_id("a", key)]
+
+
+def test_bucket_begins_full_and_fills_at_the_rate() -> None:
+    steps = made()
+    assert [take(steps, 3), take(steps, 3), take(steps, 3)] == [3, 2, 0]
+    granted = steps.run(taking(1))
+    assert granted == (0, after(0.5))
+    steps.seconds = 0.499
+    assert take(steps, 1) == 0
+    steps.seconds = 0.5
+    assert [take(steps, 1), take(steps, 1)] == [1, 0]
+    steps.seconds = 1.75
+    assert steps.run(taking(9)) == (2, after(2))
+    steps.seconds = 1000
+    assert take(steps, 99) == 5
+
+
+def test_default_burst_is_one() -> None:
+    steps, limit = made(), Limit(rate=60, period=60)
+    assert [take(steps, 5, limit), take(steps, 5, limit)] == [1, 0]
+    steps.seconds = 1
+    assert take(steps, 5, limit) == 1
+
+
+def test_each_key_and_each_queue_has_a_bucket() -> None:
+    steps = made()
+    granted = steps.run(rates.take("a", LIMIT, {"x": 9, "y": 2, "": 9}))
+    assert {key: each.permits for key, each in granted.items()} == {"x": 5, "y": 2, "": 5}
+    assert steps.run(taking(9, queue="b")).permits == 5
+    assert take(steps, 9, key="y") == 3
+
+
+def test_bucket_expires_when_it_is_full() -> None:
+    """One that the server has deleted is full, so nothing is granted too early."""
+    steps = made()
+    take(steps, 3)
+    found = stored(steps)
+    assert found["expires"] == after(1.5)
+    assert "q" not in found
+    assert "processed" in found  # the index of what expires has only such documents
+    steps.seconds = 1.4
+    take(steps, 0)
+    assert stored(steps)["tokens"] == pytest.approx(4.8)
+    assert stored(steps)["expires"] == after(1.5)
+
+
+def test_permits_that_are_given_back_are_granted_again() -> None:
+    steps = made()
+    take(steps, 5)
+    steps.run(rates.give_back("a", LIMIT, {"": 2, "unknown": 3, "none": 0}))
+    assert take(steps, 9) == 2
+    steps.run(rates.give_back("a", LIMIT, {"": 99}))
+    assert take(steps, 99) == 5
+    assert [each["_id"] for each in steps.all()] == ["~limit:a~"]
+
+
+def test_clock_that_steps_back_grants_nothing_more() -> None:
+    """A small step is waited out, and after a large one the bucket fills from then on."""
+    steps = made()
+    take(steps, 5)
+    steps.seconds = -30
+    assert steps.run(taking(1)) == (0, after(0.5))
+    steps.seconds = 1
+    assert take(steps, 9) == 2
+    steps.seconds = -3600
+    assert steps.run(taking(1)) == (0, after(-3600 + 0.5))
+    steps.seconds = -3599
+    assert take(steps, 9) == 2
+
+
+def test_permits_that_come_late_are_not_used() -> None:
+    """A process that was stopped meanwhile would start messages in another window."""
+    steps = made()
+    running = steps.steps(taking(4))
+    next(running)
+    next_command(running, steps, late=2)  # the reply comes late, and the permits are given back
+    granted = finish(running)
+    assert granted.permits == 4
+    assert stored(steps)["tokens"] == pytest.approx(1)
+
+
+def test_look_that_is_always_late_gets_nothing() -> None:
+    steps = made()
+    running = steps.steps(taking(4))
+    next(running)
+    late: Any = None
+    while late is None:
+        try:
+            next_command(running, steps, late=2)
+        except StopIteration as stop:
+            late = stop.value
+    assert late.permits == 0
+    assert take(steps, 9) == 5
+
+
+def next_command(running: Any, steps: Steps, *, late: float) -> None:
+    """Carry out one command, whose reply takes so long, and stop before the next one."""
+    driver = steps.driver
+    ask = driver.ask
+
+    def slow(request: Any) -> Any:
+        answer = ask(request)
+        steps.seconds += late
+        return answer
+
+    driver.ask = slow  # type: ignore[method-assign]
+    try:
+        next(running)
+    finally:
+        driver.ask = ask  # type: ignore[method-assign]
+
+
+def finish(running: Any) -> Any:
+    while True:
+        try:
+            next(running)
+        except StopIteration as stop:
+            return stop.value
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_look_that_lost_a_message_grants_nothing(lost: Callable[[int], Any]) -> None:
+    """Its permits may be lost; they are never used."""
+    steps = made()
+    with pytest.raises(Unavailable):
+        steps.run(taking(3), lost(0))
+    assert take(steps, 9) == (5 if lost is lost_request else 2)
+    steps.run(rates.give_back("a", LIMIT, {"": 1}), lost(0))  # nothing to be done about it
+
+
+def test_fail_over_does_not_grant_again() -> None:
+    steps = made()
+    steps.collection.insert_one({"_id": "other"})
+    steps.safe = steps.all()
+    assert take(steps, 5) == 5
+    steps.fail_over()
+    assert take(steps, 5) == 0
+    steps.run(rates.give_back("a", LIMIT, {"": 5}))
+    steps.fail_over()
+    assert take(steps, 5) == 0
+
+
+def test_lower_burst_counts_at_once() -> None:
+    steps = made()
+    take(steps, 1)
+    assert take(steps, 9, Limit(rate=2, burst=2)) == 2
+    assert take(steps, 9, Limit(rate=2, burst=9)) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_window_has_too_many_starts(seed: int) -> None:
+    chance = random.Random(seed)
+    rate, burst = chance.choice([0.3, 2, 7.5, 1000]), chance.randint(1, 8)
+    limit = Limit(rate=rate, period=chance.choice([1, 10]), burst=burst)
+    token_s = limit.period_s / rate
+    steps, starts = made(), list[float]()
+    for _ in range(60):
+        # In whole milliseconds, as the server counts.
+        steps.seconds += round(chance.choice([0, token_s, token_s * burst]) * chance.random(), 3)
+        held = take(steps, chance.randint(1, 2 * burst), limit)
+        unused = chance.randint(0, held) if chance.random() < 0.3 else 0
+        steps.run(rates.give_back("a", limit, {"": unused}))
+        starts += [steps.seconds] * (held - unused)
+        if chance.random() < 0.1:
+            gone = {"expires": {"$lte": steps.now}, "_id": {"$regex": "^~limit:"}}
+            steps.collection.delete_many(gone)
+    for place, begin in enumerate(starts):
+        for more, end in enumerate(starts[place:], 1):
+            assert more <= burst + (end - begin) / token_s + 1e-3
+    granted = steps.run(taking(1, limit=limit))
+    steps.seconds = (granted.next_at - NOW).total_seconds()
+    assert granted.permits or take(steps, 1, limit) == 1  # and a look at that time is not in vain
