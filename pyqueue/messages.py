@@ -151,7 +151,7 @@ class PackedReservation(Reservation[T]):
     """A message of a pack that is held under a lease; see ``packs``."""
 
     #: The pack, and the place in it. Together with the token they say what is held.
-    pack: ObjectId
+    pack: Id
     place: int
     #: What this process knows of the pack; None in another process.
     hold: object = field(default=None, repr=False)

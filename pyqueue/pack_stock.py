@@ -15,9 +15,8 @@ from datetime import datetime
 from threading import Lock, RLock
 from typing import Final, Literal, NamedTuple
 
-from bson import ObjectId
-
 from pyqueue import packs
+from pyqueue.messages import Id
 from pyqueue.requests import Document
 
 __all__ = ["Drawn", "HeldPack", "Stock"]
@@ -48,6 +47,7 @@ class HeldPack:
         "_free",
         "_lock",
         "_out",
+        "at",
         "before",
         "claim",
         "counted",
@@ -63,7 +63,9 @@ class HeldPack:
     )
 
     def __init__(self, document: Document, counted: bool) -> None:
-        self.id: ObjectId = document["_id"]
+        self.id: Id = document["_id"]
+        #: Where the messages of a part were; see ``packs``.
+        self.at: Sequence[int] | None = document.get("at")
         self.token: str = document["token"]
         self.claim = int(document["c"])
         self.size = len(document["b"])
@@ -162,11 +164,15 @@ class HeldPack:
             self._busy += 1
             return True
 
-    def begin(self, bits: int) -> End | None:
-        """Note that a settlement begins. Return how it ends the claim of the pack, if it does."""
+    def begin(self, bits: int | None) -> End | None:
+        """Note that a settlement begins. Return how it ends the claim of the pack, if it does.
+
+        ``bits``: the messages; None: some leave the pack, and the claim goes on.
+        """
         with self._lock:
             end: End | None = None
-            if self.state == "held" and not self._busy and not self._out & ~bits:
+            idle = self.state == "held" and not self._busy
+            if bits is not None and idle and not self._out & ~bits:
                 if not self.alive & ~bits:
                     end = "delete"
                 else:
@@ -174,11 +180,6 @@ class HeldPack:
                 self.state = "busy"
             self._busy += 1
             return end
-
-    def begin_leaving(self) -> None:
-        """Note that a settlement begins that does not end the claim."""
-        with self._lock:
-            self._busy += 1
 
     def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
         """Note how a settlement went. ``bits``: what has left the pack, by it or before it."""

@@ -3,17 +3,21 @@
 A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
 of a message, without a payload, it has::
 
-    b        the messages: [{p: payload, h: headers}]. They never change
+    b        the messages: [{p: payload, h: headers}]. They change only if all move on
     done     bits: which of them have left the pack, 62 in each number
     n        how many are left: the number of clear bits
-    z        the size of the messages in bytes
+    z        the size of the messages in bytes, or more
     c        how often it was claimed
     orderly  the last of its claims that ended in order; level: see below
     handed   copies of messages that left it and must still be shown; see ``handover``
+    at       where its messages were in their first pack; only in a pack that left another one
 
-The id of a message is "<_id of the pack>:<place>". Its holder is known by the pack, the token and
-the place. A settlement matches the token and the clear bit and sets the bit, in one update. So each
-message is settled once, and a former holder changes nothing.
+The id of a message is "<_id of its first pack>:<place>", for life. Its holder is known by the pack,
+the token and the place. A settlement matches the token and the clear bit and sets the bit, in one
+update. So each message is settled once, and a former holder changes nothing.
+
+Messages that leave a pack together may share one again: a *part*. The _id of a part begins with
+that of the first pack, so that the ids of its messages find it.
 
 A claim that does not end in order has lapsed: perhaps one message ends its consumers. The next
 claims of the pack hand out only a *window*, of 100 messages, then 10, then one. What ends its
@@ -26,35 +30,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import bson
 from bson import Int64, ObjectId
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue.messages import MAX_PACK
-from pyqueue.payloads import OPTIONS
+from pyqueue.messages import MAX_PACK, Id
+from pyqueue.payloads import OPTIONS, encode
 from pyqueue.requests import Document
 
 __all__ = [
     "MAX_PACK_BYTES",
     "alive_of",
     "bits_set",
+    "chunks",
     "clear",
     "document_in",
     "done_of",
     "first_place",
     "full",
+    "index_in",
     "is_pack",
     "level_of",
     "message_id",
     "new_pack",
     "next_level",
+    "packs_of",
+    "parts",
     "place_of",
     "places",
     "setting",
     "window",
 ]
+
+T = TypeVar("T")
 
 #: The most bytes of the messages of a pack.
 MAX_PACK_BYTES: Final = 4 * 2**20
@@ -63,9 +73,13 @@ _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
 
 
-def message_id(pack: ObjectId, place: int) -> str:
-    """Return the id of a message in a pack."""
-    return f"{pack}:{place}"
+def message_id(pack: Id, place: int, at: Sequence[int] | None = None) -> str:
+    """Return the id of a message. ``at``: where the messages of a part were."""
+    return f"{_first_pack(pack)}:{place if at is None else at[place]}"
+
+
+def _first_pack(pack: Id) -> str:
+    return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
 
 
 def place_of(id: object) -> tuple[ObjectId, int] | None:
@@ -90,9 +104,69 @@ def new_pack(
     document: Document = {"_id": id, **entering, "pushed": pushed}
     if type_name is not None:
         document["type"] = type_name
-    document |= {"n": len(entries), "c": 0, "z": sum(len(each.raw) for each in entries)}
-    document |= {"done": [Int64(0)] * -(-len(entries) // _WORD), "handed": [], "b": entries}
+    document |= _filled(entries)
     return RawBSONDocument(bson.encode(document, codec_options=OPTIONS))
+
+
+def _filled(entries: Sequence[RawBSONDocument]) -> Document:
+    document: Document = {"n": len(entries), "c": 0, "z": sum(len(each.raw) for each in entries)}
+    return document | {
+        "done": [Int64(0)] * -(-len(entries) // _WORD),
+        "handed": [],
+        "b": entries,
+    }
+
+
+def parts(pack: Id, token: str, documents: Sequence[Document]) -> list[Document]:
+    """Return messages that leave a pack as the documents of parts; one alone stays a message.
+
+    Args:
+        pack: the pack.
+        token: that of the claim. A claim makes the same ids if it tries again.
+        documents: the messages. Only their ids, headers and payloads differ.
+    """
+    found: list[Document] = []
+    entries: list[RawBSONDocument] = []
+    for each in documents:
+        more = {"h": each["headers"]} if "headers" in each else {}
+        entries.append(encode({"p": each["payload"], **more}))
+    for some in chunks(range(len(documents)), [len(each.raw) for each in entries], MAX_PACK):
+        first = documents[some[0]]
+        if len(some) == 1:
+            found.append(first)
+            continue
+        common = {name: first[name] for name in first if name not in ("headers", "payload")}
+        at = [int(documents[index]["_id"].partition(":")[2]) for index in some]
+        common |= {"_id": f"{_first_pack(pack)}/{token}.{at[0]}", "at": at}
+        found.append(common | _filled([entries[index] for index in some]))
+    return found
+
+
+def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
+    """Divide what is stored in packs, of ``most`` messages each. ``sizes``: in bytes."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        total += size
+        if index > first and (index - first == most or total > MAX_PACK_BYTES):
+            yield items[first:index]
+            first, total = index, size
+    yield items[first:]
+
+
+def packs_of(pack: ObjectId) -> Document:
+    """Return the filter of a pack and of its parts."""
+    parts = {"_id": {"$gte": f"{pack}/", "$lt": f"{pack}0"}}  # "0" follows "/"
+    return {"$or": [{"_id": pack}, parts]}
+
+
+def index_in(document: Mapping[str, Any], pack: ObjectId, place: int) -> int | None:
+    """Return where a pack has the message with this first pack and place; None: it never had it."""
+    if not is_pack(document):
+        return None
+    at = document.get("at")
+    if document["_id"] == pack and at is None:
+        return place if place < len(document["b"]) else None
+    return at.index(place) if isinstance(at, list) and place in at else None
 
 
 def is_pack(document: Mapping[str, Any]) -> bool:
@@ -105,7 +179,7 @@ def document_in(pack: Mapping[str, Any], place: int) -> Document:
     entry = pack["b"][place]
     names = ("q", "when", "due", "pushed", "tries", "type", "error", "trail")
     held = ("token", "owner", "reserved")
-    document: Document = {"_id": message_id(pack["_id"], place)}
+    document: Document = {"_id": message_id(pack["_id"], place, pack.get("at"))}
     document |= {name: pack[name] for name in (*names, *held) if name in pack}
     if "h" in entry:
         document["headers"] = entry["h"]

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "payloads": {"errors"},
     "arguments": {"clock", "documents", "errors", "messages"},
     "packs": {"messages", "payloads", "requests"},
-    "pack_stock": {"packs", "requests"},
+    "pack_stock": {"messages", "packs", "requests"},
     "backends": {
         "arguments",
         "backends",
@@ -451,6 +451,9 @@ BACKENDS: dict[str, set[str]] = {
         *("handover", "invalid", "kind", "namespace", "options", "pack_settling"),
         "transitions",
     },
+    "pack_moving": {
+        *("handover", "kind", "options", "pack_leaving", "pack_settling", "transitions"),
+    },
     "receiving": {
         *("by_group", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
         *("options", "reading", "recovering", "scan"),
@@ -462,7 +465,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "pack_pushing": {"bucket", "inserting", "kind", "namespace", "options", "pushing"},
     "moving": {
-        *("applying", "kind", "namespace", "options", "pack_leaving", "pack_settling"),
+        *("applying", "kind", "namespace", "options", "pack_moving", "pack_settling"),
         "transitions",
     },
     "extending": {"pack_settling", "transitions"},

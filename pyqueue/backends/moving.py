@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
+from pyqueue.backends import namespace, pack_moving, pack_settling, transitions
 from pyqueue.backends.applying import (
     Settlement,
     SettlementResult,
@@ -96,7 +96,7 @@ def move(
         rest = [pair for pair in pairs if not isinstance(pair[0], PackedReservation)]
         same = MoveOptions(headers=headers, delay=delay, priority=priority, group=group)
         yield from pack_settling.each_part(
-            pack_leaving.move(queue, kind, some, target, labels, delay, key, priority, group),
+            pack_moving.move(queue, kind, some, target, labels, delay, key, priority, group),
             move(queue, kind, rest, to=target, **same),
         )
         return

@@ -29,7 +29,7 @@ from pyqueue.backends.pack_settling import (
     still_held,
 )
 from pyqueue.errors import Unavailable
-from pyqueue.messages import UNCHANGED, PackedReservation
+from pyqueue.messages import PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Find, Plan, ServerTime
 
@@ -40,7 +40,8 @@ __all__ = [
     "bury",
     "hand_over_bits",
     "leave",
-    "move",
+    "leave_each",
+    "passed",
     "release",
     "rollback",
 ]
@@ -50,19 +51,24 @@ ErrorRecord = Mapping[str, Any] | None
 Make = Callable[[Document, datetime], Document]
 #: A place, and how its document is made.
 Leaver = tuple[int, Make]
+#: Settles all that is left of a pack, by one update. The result is False if it cannot.
+Whole = Callable[[Group, Held], Plan[bool]]
 
 
-def leave(group: Group, leavers: Sequence[Leaver]) -> Plan[tuple[int, int]]:
+def leave(
+    group: Group, leavers: Sequence[Leaver], *, together: bool = False
+) -> Plan[tuple[int, int]]:
     """Take messages out of a pack.
 
     Args:
         group: the claim that holds them.
         leavers: the messages.
+        together: whether they share documents where they go; see ``packs.parts``.
 
     Returns:
         The bits of those that were not held any more, and of those of which that is not known.
     """
-    fields = {"b": 1, "type": 1, "pushed": 1, "trail": 1, "token": 1}
+    fields = dict.fromkeys(("b", "at", "type", "pushed", "trail", "token"), 1)
     found = yield from Find({"_id": group.pack, "token": group.token}, fields, limit=1)
     bits, lost = group.bits, 0
     now = yield from ServerTime()
@@ -77,6 +83,8 @@ def leave(group: Group, leavers: Sequence[Leaver]) -> Plan[tuple[int, int]]:
         if not bits:
             break
         some = [copy for place, copy in copies if bits >> place & 1]
+        if together:
+            some = packs.parts(group.pack, group.token, some)
         handover = Handover(group.queue, group.pack, group.token, some)
         result = yield from hand_over_bits(group._replace(bits=bits), handover)
         if result == "done":
@@ -84,7 +92,7 @@ def leave(group: Group, leavers: Sequence[Leaver]) -> Plan[tuple[int, int]]:
         if result == "unknown":
             return lost, bits
     if hold and lost:
-        hold.begin_leaving()
+        hold.begin(None)
         hold.settled(lost, None, matched=True)
     yield from end_claim(group)
     return lost, 0
@@ -94,7 +102,7 @@ def hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
     """Take messages out of a pack, and let documents begin."""
     hold = group.hold
     if hold:
-        hold.begin_leaving()
+        hold.begin(None)
     try:
         result = yield from hand_over(handover, group.fence, packs.setting(group.bits))
     except BaseException:
@@ -115,24 +123,30 @@ def _stored(pack: Document, place: int) -> Document:
     return {name: document[name] for name in kept if name in document}
 
 
-def _passed(document: Document, queue: str, now: datetime) -> dict[str, Any]:
+def passed(document: Document, queue: str, now: datetime) -> dict[str, Any]:
     """Return the trail of a message that leaves its queue."""
     trail = [*document.get("trail", ()), {"q": queue, "at": now}]
     return {"trail": trail[-transitions.TRAIL_LENGTH :]}
 
 
-def _leave_each(
+def leave_each(
     queue: str,
     held: Held,
     groups: Sequence[tuple[Group, Held]],
     make: Callable[[PackedReservation[Any]], Make],
+    *,
+    whole: Whole | None = None,
+    together: bool = False,
 ) -> Plan[None]:
+    """Take messages out of their packs, unless ``whole`` settles all that is left of one."""
     lost: list[PackedReservation[Any]] = []
     unknown: list[PackedReservation[Any]] = []
     for number, (group, members) in enumerate(groups):
         leavers = [(each.place, make(each)) for each in members]
         try:
-            gone, unclear = yield from leave(group, leavers)
+            if whole is not None and (yield from whole(group, members)):
+                continue
+            gone, unclear = yield from leave(group, leavers, together=together)
         except Unavailable as error:
             ids = [each.id for _, some in groups[number:] for each in some]
             raise Unavailable(str(error), ids=ids) from error
@@ -166,9 +180,11 @@ def rollback(
         if options.max_tries is not None and tries >= options.max_tries:
             last += members
             continue
-        delay_s = options.backoff.delay(tries) if given_s is None else given_s
-        if not (yield from roll_back_whole(group, delay_s, record)):
-            rest.append((group, members))
+        rest.append((group, members))
+
+    def whole(group: Group, members: Held) -> Plan[bool]:
+        delay_s = options.backoff.delay(members[0].tries) if given_s is None else given_s
+        return roll_back_whole(group, delay_s, record)
 
     def make(each: PackedReservation[Any]) -> Make:
         delay_s = options.backoff.delay(each.tries) if given_s is None else given_s
@@ -182,25 +198,24 @@ def rollback(
         return waiting
 
     burials = [_bury(queue, kind, options.dead_letter, last, "tries", record)] if last else []
-    yield from each_part(*burials, _leave_each(queue, held, rest, make))
+    yield from each_part(*burials, leave_each(queue, held, rest, make, whole=whole))
 
 
 def release(queue: str, kind: Kind, held: Held) -> Plan[None]:
     """Give messages back unprocessed, the tries not counted."""
-    rest: list[tuple[Group, Held]] = []
-    for group, members in by_pack(queue, kind, held):
-        if not (yield from give_back(group)):
-            rest.append((group, members))
+
+    def whole(group: Group, members: Held) -> Plan[bool]:
+        return give_back(group)
 
     def make(each: PackedReservation[Any]) -> Make:
         put = kind.entering(queue, each.when) | {"tries": each.tries - 1}
         why = {} if each.error is None else {"error": each.error}
         return lambda stored, now: stored | put | why
 
-    yield from _leave_each(queue, held, rest, make)
+    yield from leave_each(queue, held, by_pack(queue, kind, held), make, whole=whole)
 
 
-# ---- to another queue
+# ---- to the dead-letter queue
 
 
 def bury(
@@ -224,57 +239,16 @@ def _bury(
     def make(each: PackedReservation[Any]) -> Make:
         return burial(queue, target, reason, each.tries, record or each.error)
 
-    yield from _leave_each(queue, held, by_pack(queue, kind, held), make)
+    yield from leave_each(queue, held, by_pack(queue, kind, held), make)
 
 
 def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:
     """Return what makes the document of a message that is buried."""
 
     def buried(stored: Document, now: datetime) -> Document:
-        document = stored | target.kind.entering(target.queue, now) | _passed(stored, queue, now)
+        document = stored | target.kind.entering(target.queue, now) | passed(stored, queue, now)
         death = {"reason": reason, "tries": tries, "error": error}
         document["dead"] = {"from": queue, "at": now, **death}
         return document | ({} if error is None else {"error": error})
 
     return buried
-
-
-def move(
-    queue: str,
-    kind: Kind,
-    held: Sequence[tuple[PackedReservation[Any], Any]],
-    target: Target,
-    headers: Mapping[str, Any],
-    delay: float | timedelta | None,
-    key: str | None,
-    priority: int | None,
-    group: str | None,
-) -> Plan[None]:
-    """Pass messages on to another queue. ``held``: reservations, each with its stored payload.
-
-    A payload may be UNCHANGED.
-    """
-    values = {id(each): value for each, value in held}
-
-    def make(each: PackedReservation[Any]) -> Make:
-        value = values[id(each)]
-
-        def moved(stored: Document, now: datetime) -> Document:
-            when = arguments.starting(now, delay, None)
-            put = target.kind.entering(target.queue, when, priority, group)
-            document = stored | put | _passed(stored, queue, now)
-            document.pop("type", None)
-            if target.codec.name is not None:
-                document["type"] = target.codec.name
-            if labels := {**stored.get("headers", {}), **headers}:
-                document["headers"] = labels
-            if key is not None:
-                document["key"] = key
-            if value is not UNCHANGED:
-                document["payload"] = value
-            return document
-
-        return moved
-
-    reservations = [each for each, _ in held]
-    yield from _leave_each(queue, reservations, by_pack(queue, kind, reservations), make)

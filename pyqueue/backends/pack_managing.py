@@ -8,6 +8,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
+from bson import ObjectId
+
 from pyqueue import arguments, packs
 from pyqueue.backends import managing, namespace, reading, transitions
 from pyqueue.backends.bucket import PACKS
@@ -107,16 +109,17 @@ def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
     for id in ids:
         named = packs.place_of(id)
         if named is not None and not any(each["_id"] == id for each in found):
-            found += yield from _in_pack({"_id": named[0]}, named[1])
+            found += yield from _in_packs({}, *named)
     return now, found
 
 
-def _in_pack(match: Filter, place: int) -> Plan[list[Document]]:
-    """Return the message of a pack as a document, if it is there."""
-    found = yield from Find(match, limit=1)
-    if not found or not packs.is_pack(found[0]) or not packs.alive_of(found[0]) >> place & 1:
-        return []
-    return [packs.document_in(found[0], place)]
+def _in_packs(match: Filter, pack: ObjectId, place: int) -> Plan[list[Document]]:
+    """Return the message with this first pack and place as a document, if it is there."""
+    for document in (yield from Find({**packs.packs_of(pack), **match})):
+        index = packs.index_in(document, pack, place)
+        if index is not None and packs.alive_of(document) >> index & 1:
+            return [packs.document_in(document, index)]
+    return []
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
@@ -126,7 +129,7 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     if message is not None or named is None:
         return message
     now = yield from ServerTime()
-    for document in (yield from _in_pack({"_id": named[0], "q": queue}, named[1])):
+    for document in (yield from _in_packs({"q": queue}, *named)):
         return decode(codec, document, now)
     return None
 
@@ -166,12 +169,15 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
     if named is None:
         return False
     now = yield from ServerTime()
-    bits = 1 << named[1]
-    free = transitions.not_held_filter(queue, now) | {"_id": named[0], **packs.clear(bits)}
-    found = yield from Find({"_id": named[0], "q": queue}, {"b": 1}, limit=1)
-    if not found or named[1] >= len(found[0].get("b", ())):
-        return False
-    return bool((yield from Update(free, packs.setting(bits))).matched)
+    free = transitions.not_held_filter(queue, now)
+    for document in (yield from Find({**packs.packs_of(named[0]), "q": queue}, {"b": 1, "at": 1})):
+        index = packs.index_in(document, *named)
+        if index is not None:
+            bits = 1 << index
+            match = {**free, "_id": document["_id"], **packs.clear(bits)}
+            if (yield from Update(match, packs.setting(bits))).matched:
+                return True
+    return False
 
 
 def purge(queue: str, kind: Kind) -> Plan[int]:

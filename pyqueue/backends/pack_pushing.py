@@ -6,7 +6,7 @@ later time, or is too large, is an ordinary message, and so is one that came alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -143,10 +143,10 @@ def _in_stored_packs(
     Returns:
         The ids of messages of packs that are or were in this queue, and those of other packs.
     """
-    named = [(id, place[0]) for id in ids if id is not None and (place := packs.place_of(id))]
+    named = [(id, *place) for id in ids if id is not None and (place := packs.place_of(id))]
     if not named:
         return frozenset(), []
-    wanted = list(dict.fromkeys(pack for _, pack in named))
+    wanted = list(dict.fromkeys(pack for _, pack, _ in named))
     instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
     for pack in wanted:
         # If the pack is stored, this changes nothing, and waits until no fail-over can undo it.
@@ -154,11 +154,18 @@ def _in_stored_packs(
         yield from Update(
             {"_id": pack}, put, upsert=True, majority=session is None, session=session
         )
-    match = {"_id": {"$in": wanted}, "q": {"$ne": _KEPT_OUT}}
-    found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
-    mine = {each["_id"]: was_in(queue, each) for each in found}
-    there = frozenset(id for id, pack in named if mine.get(pack))
-    return there, [id for id, pack in named if mine.get(pack) is False]
+    there: set[Id] = set()
+    foreign: set[Id] = set()
+    for pack in wanted:
+        match = {**packs.packs_of(pack), "q": {"$ne": _KEPT_OUT}}
+        for each in (yield from Find(match, {"q": 1, "trail": 1, "at": 1}, session=session)):
+            found = there if was_in(queue, each) else foreign
+            at = each.get("at")
+            for id, of, number in named:
+                part = isinstance(at, list) and number in at
+                if of == pack and (part or each["_id"] == pack):
+                    found.add(id)
+    return frozenset(there), [id for id, *_ in named if id in foreign and id not in there]
 
 
 def _insert_each(
@@ -183,7 +190,7 @@ def _insert(
     most = size if isinstance(size, int) and 0 < size <= MAX_PACK else DEFAULT_PACK
     documents: list[RawBSONDocument] = []
     ids: list[list[Id]] = []
-    for some in _chunks(entries, most):
+    for some in packs.chunks(entries, [len(each.raw) for each in entries], most):
         id = ObjectId()
         if len(some) == 1:
             entry = some[0]
@@ -210,13 +217,3 @@ def _insert(
     if len(failures) < len(documents):
         yield from Signal(queue, now, session)
     return [answer for some in answers for answer in some]
-
-
-def _chunks(entries: Sequence[RawBSONDocument], most: int) -> Iterator[Sequence[RawBSONDocument]]:
-    first, size = 0, 0
-    for place, entry in enumerate(entries):
-        size += len(entry.raw)
-        if place > first and (place - first == most or size > packs.MAX_PACK_BYTES):
-            yield entries[first:place]
-            first, size = place, len(entry.raw)
-    yield entries[first:]

@@ -24,7 +24,7 @@ from pyqueue.backends.claiming import Claimed, ClaimTerms
 from pyqueue.backends.giving_back import insert_again
 from pyqueue.backends.handover import HANDED, finish
 from pyqueue.backends.pack_leaving import Leaver, burial, leave
-from pyqueue.backends.pack_settling import Group, end_claim, give_back
+from pyqueue.backends.pack_settling import Group, emptied, end_claim, give_back
 from pyqueue.backends.pack_settling import finish as finish_packed
 from pyqueue.backends.receiving import (
     Claims,
@@ -69,13 +69,14 @@ def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Ma
         lease: the end of the lease and its length, for reservations; None: they are popped.
     """
     document, hold = drawn.document, drawn.hold
-    prefix = packs.message_id(hold.id, 0)[:-1]
+    prefix, at = packs.message_id(hold.id, 0).removesuffix("0"), hold.at
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
     due, pushed, error = document["due"], document["pushed"], document.get("error")
     trail, token, pack = document.get("trail", ()), hold.token, hold.id
 
     def make(place: int, payload: Any) -> Message[Any]:
-        id, headers = f"{prefix}{place}", entries[place].get("h") or {}
+        id = f"{prefix}{place if at is None else at[place]}"
+        headers = entries[place].get("h") or {}
         passed = list(trail)
         common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
         if lease is None:
@@ -220,7 +221,7 @@ def _bury(
     for place, misfit in misfits:
         error = invalid.error_record(misfit, now)
         leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
-        id, text = packs.message_id(hold.id, place), str(error["message"])
+        id, text = packs.message_id(hold.id, place, hold.at), str(error["message"])
         how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now)
     bits = packs.bits_set([place for place, _ in leavers])
     yield from leave(_group(terms, hold, bits), leavers)
@@ -267,6 +268,9 @@ def _is_valid_pack(document: Document) -> bool:
         return False
     try:
         size = len(document["b"])
+        at = document.get("at", range(size))
+        if len(at) != size or not all(isinstance(each, int) for each in at):
+            return False
         alive = packs.full(size) & ~packs.done_of(document)
         whole = all(name in document for name in ("due", "pushed", "tries", HANDED))
         return whole and alive.bit_count() == document["n"] and isinstance(document["c"], int)
@@ -282,8 +286,7 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     hold = HeldPack(document, terms.counts_try)
     alive = hold.alive
     if not alive:
-        empty = {"_id": hold.id, "token": hold.token, "n": 0, HANDED: []}
-        yield from Delete(empty)
+        yield from Delete(emptied(hold.id, hold.token))
         return
     if packs.window(hold.size, alive, hold.level) is None:
         # Its holder died while it held nothing else of this pack.
@@ -400,5 +403,7 @@ def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple
         lost |= yield from finish_popped(how.terms, how.history_s, documents, now)
     for hold, drawn in parts.items():
         gone = yield from finish_packed(_group(how.terms, hold, drawn.bits))
-        lost |= {(packs.message_id(hold.id, place), hold.token) for place in packs.places(gone)}
+        lost |= {
+            (packs.message_id(hold.id, place, hold.at), hold.token) for place in packs.places(gone)
+        }
     return lost

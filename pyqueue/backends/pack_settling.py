@@ -12,23 +12,22 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from bson import ObjectId
-
 from pyqueue import packs
 from pyqueue.backends import transitions
 from pyqueue.backends.applying import check_time_left
 from pyqueue.backends.handover import HANDED
 from pyqueue.backends.kind import Kind
 from pyqueue.errors import LeaseLost, Unavailable
-from pyqueue.messages import PackedReservation, Reservation
+from pyqueue.messages import Id, PackedReservation, Reservation
 from pyqueue.pack_stock import End, HeldPack
-from pyqueue.requests import Coalesce, Delete, Find, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, Signal, Update
 
 __all__ = [
     "Group",
     "by_pack",
     "commit",
     "each_part",
+    "emptied",
     "end_claim",
     "extend",
     "finish",
@@ -52,7 +51,7 @@ class Group(NamedTuple):
 
     queue: str
     kind: Kind
-    pack: ObjectId
+    pack: Id
     token: str
     #: The bits of the messages.
     bits: int
@@ -87,8 +86,8 @@ def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
     return groups
 
 
-def _by_claim(held: Held) -> dict[tuple[ObjectId, str], list[PackedReservation[Any]]]:
-    members: dict[tuple[ObjectId, str], list[PackedReservation[Any]]] = {}
+def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
+    members: dict[tuple[Id, str], list[PackedReservation[Any]]] = {}
     for each in held:
         claim = each.pack, each.token
         if claim in members:
@@ -231,11 +230,15 @@ def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
     return (yield from _end(group, hold, fence, group.bits, end))
 
 
+def emptied(pack: Id, token: str) -> Filter:
+    """Return the filter of a pack of which nothing is left, also not to be shown."""
+    return {"_id": pack, "token": token, "n": 0, HANDED: []}
+
+
 def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
     """Delete the pack if nothing is left of it, as far as this process knows."""
     if hold is None or not hold.alive & ~group.bits:
-        empty = {"_id": group.pack, "token": group.token, "n": 0, HANDED: []}
-        yield from Delete(empty)
+        yield from Delete(emptied(group.pack, group.token))
 
 
 # ---- the end of a claim
@@ -249,13 +252,12 @@ def end_claim(group: Group) -> Plan[None]:
         if end is None:
             hold.settled(0, None, matched=True)
             return
-        fence = {"_id": group.pack, "token": group.token}
         try:
             if end == "delete":
-                yield from Delete(fence | {"n": 0, HANDED: []})
+                yield from Delete(emptied(group.pack, group.token))
                 matched = True
             else:
-                matched = yield from _end(group, hold, fence, 0, end)
+                matched = yield from _end(group, hold, group._replace(bits=0).fence, 0, end)
         except Unavailable:
             return hold.lose()  # the lease ends it
         except BaseException:

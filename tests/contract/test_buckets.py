@@ -153,6 +153,36 @@ def test_parts_of_a_pack_go_their_ways(client: AnyClient, queue: AnyQueue, name:
     assert (again.id, again.payload) == (ids[0], 0)
 
 
+def test_pack_moves_to_another_bucket(
+    world: World, client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    """All of it by one update, and parts of it in documents that they share. The ids stay."""
+    other = client.queue(f"{name}-x", kind="bucket", pack=5)
+    ids = queue.push_many([{"n": number} for number in range(10)], headers={"h": 1})
+    held = queue.reserve_many(10, timeout=0)
+    queue.move(*held[:5], to=other, headers={"g": 2})
+    queue.move_many([(each, {"new": each.payload["n"]}) for each in held[5:8]], to=other)
+    queue.commit(*held[8:])
+    assert queue.counts() == Counts()
+    assert other.counts() == Counts(ready=8)
+    assert len(world.stored(other)) == 3, "two packs and the record"
+    moved = other.get(ids[6])
+    assert (moved.id, moved.payload, moved.headers) == (ids[6], {"new": 6}, {"h": 1})
+    again = other.reserve_many(10, timeout=0)
+    assert [each.id for each in again] == ids[:8]
+    assert [each.headers for each in again] == [{"h": 1, "g": 2}] * 5 + [{"h": 1}] * 3
+    assert {(each.tries, each.trail[0]["q"]) for each in again} == {(1, name)}
+    other.move(*again[1:6], to=queue)
+    other.rollback(again[0], delay=0)
+    other.bury(again[6])
+    other.commit(again[7])
+    back = queue.reserve_many(10, timeout=0)
+    assert [each.id for each in back] == ids[1:6]
+    queue.commit(*back)
+    with pytest.raises(LeaseLost):
+        other.commit(again[1])
+
+
 def test_key_of_a_move_is_checked(client: AnyClient, queue: AnyQueue, name: str) -> None:
     client.queue(f"{name}-x", kind="standard").push("there", key="k")
     queue.push_many(range(2))

@@ -1,0 +1,287 @@
+"""Moves of packed messages between buckets under faults: whole packs, parts, and parts of parts.
+
+Whatever happens, each message is in one queue, or is finished, and it keeps its id.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+from bson import ObjectId
+
+from pyqueue import DuplicateKey, LeaseLost, packs
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.messages import UNCHANGED
+from pyqueue.requests import Document, Plan
+from pyqueue.waiters import Waiters
+from tests.plans.faults import Faults
+from tests.plans.steps import Steps, lost_reply, lost_request
+
+MESSAGES = 20
+MOST_COMMANDS = 150
+
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(37, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+def plans(queue: str) -> QueuePlans:
+    """Return the plans of a bucket with packs of 5 messages."""
+    options = Options(shape={"pack": 5}, max_tries=None, dead_letter="dead")
+    return QueuePlans(queue, options, kind="bucket", owner="me")
+
+
+class Mover:
+    """A process that takes messages from "a" to "c", some of them to "d", and finishes some."""
+
+    def __init__(self) -> None:
+        self.plans = {name: plans(name) for name in "acd"}
+        self.waiting = {name: Waiters(name) for name in "acd"}
+        self.committed: set[int] = set()
+        #: What it began to commit. The outcome is unknown if that did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, queue: str, limit: int) -> Plan[list[Any]]:
+        return self.plans[queue].receive(self.waiting[queue], limit, timeout=0)
+
+    def move(
+        self, queue: str, held: list[Any], to: str, hops: int | None = None, **options: Any
+    ) -> Plan[None]:
+        """Move messages. With ``hops``, they get a new payload."""
+        pairs = [
+            (each, UNCHANGED if hops is None else each.payload | {"hops": hops}) for each in held
+        ]
+        with suppress(LeaseLost):
+            yield from self.plans[queue].move(pairs, to=self.plans[to], **options)
+
+    def commit(self, queue: str, held: list[Any]) -> Plan[None]:
+        numbers = {each.payload["n"] for each in held}
+        self.begun |= numbers
+        lost: set[int] = set()
+        try:
+            yield from self.plans[queue].commit(held)
+        except LeaseLost as error:
+            lost = {each.payload["n"] for each in (*error.lost, *error.unknown)}
+        self.committed |= numbers - lost
+
+    def work(self) -> Plan[None]:
+        held = yield from self.receive("a", 5)
+        yield from self.move("a", held, "c")
+        held = yield from self.receive("a", 8)
+        yield from self.move("a", held, "c", hops=1)  # a pack, and a part of the next one
+        held = yield from self.receive("a", 2)
+        yield from self.commit("a", held[:1])
+        yield from self.move("a", held[1:], "c", headers={"h": 1})
+        held = yield from self.receive("c", 7)
+        yield from self.move("c", held[1:4], "d", hops=2)
+        yield from self.commit("c", held[:1])
+        yield from self.move("c", held[4:], "a")
+        held = yield from self.receive("d", 5)
+        yield from self.commit("d", held[:1])
+        yield from self.move("d", held[1:], "c", headers={"h": 2})
+
+
+@cache
+def stored() -> list[Document]:
+    """Return the documents of a bucket of four packs, and the records of two more."""
+    steps = Steps()
+    steps.run(plans("a").push([{"n": number} for number in range(MESSAGES)]))
+    for name in "cd":
+        steps.run(plans(name).push([{"n": 0}]))
+        steps.run(plans(name).purge())
+    return steps.all()
+
+
+@cache
+def ids() -> dict[int, str]:
+    """Return the ids of the messages by their numbers, as they were pushed."""
+    found = [each for each in stored() if packs.is_pack(each)]
+    return {
+        entry["p"]["n"]: packs.message_id(each["_id"], place)
+        for each in found
+        for place, entry in enumerate(each["b"])
+    }
+
+
+def check(steps: Steps) -> None:
+    """Check what holds at any time: ``n`` is the number of clear bits."""
+    for pack in steps.collection.find({"n": {"$exists": True}}):
+        assert pack["n"] == packs.alive_of(pack).bit_count()
+
+
+def drain(steps: Steps) -> list[Any]:
+    """Consume what is left, as a process that begins after all leases have ended."""
+    steps.seconds += 1000
+    last = Mover()
+    steps.listeners += last.waiting.values()
+    delivered: list[Any] = []
+    for _ in range(3):  # what was handed over appears after a while
+        for queue in "acd":
+            while held := steps.run(last.receive(queue, 100)):
+                delivered += held
+                steps.run(last.plans[queue].commit(held))
+        steps.seconds += 30
+    left = {"q": {"$in": [*"acd"]}, "record": {"$exists": False}}
+    assert list(steps.collection.find(left)) == []
+    return delivered
+
+
+def audit(steps: Steps, *movers: Mover) -> None:
+    """Check where each message is."""
+    check(steps)
+    known = [number for each in movers for number in each.committed]
+    assert len(known) == len(set(known)), "committed twice"
+    delivered = drain(steps)
+    numbers = [each.payload["n"] for each in delivered]
+    assert len(numbers) == len(set(numbers)), "in two places"
+    assert not set(known) & set(numbers), "committed, and there all the same"
+    begun = set().union(*(each.begun for each in movers))
+    assert set(range(MESSAGES)) - set(numbers) - set(known) <= begun, "lost"
+    assert {each.payload["n"]: each.id for each in delivered}.items() <= ids().items()
+
+
+FAULTS = Faults(stored, Mover, audit, MOST_COMMANDS, check)
+
+
+def commands(steps: Steps) -> list[str]:
+    """Return the commands of the last plan, without reads of records."""
+    every = [each for each in steps.commands if "~queue" not in str(getattr(each, "filter", ""))]
+    return [type(each).__name__ for each in every]
+
+
+def documents(steps: Steps, queue: str) -> list[Document]:
+    """Return the messages and packs of a queue."""
+    return [each for each in steps.all() if each.get("q") == queue and "record" not in each]
+
+
+def test_moves_without_faults() -> None:
+    steps, mover = Steps(stored()), Mover()
+    steps.run(mover.work())
+    assert len(mover.committed) == 3
+    audit(steps, mover)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@some_or_every
+def test_mover_dies_anywhere(after: bool, every: int) -> None:
+    FAULTS.dies(after, every)
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+@some_or_every
+def test_mover_loses_a_message_anywhere(lost: Any, every: int) -> None:
+    FAULTS.loses_a_message(lost, every)
+
+
+@some_or_every
+def test_mover_sleeps_anywhere_while_another_works(every: int) -> None:
+    FAULTS.sleeps_while_another_works(every)
+
+
+@some_or_every
+def test_mover_sleeps_anywhere_beyond_its_lease(every: int) -> None:
+    FAULTS.sleeps_beyond_its_lease(every)
+
+
+@some_or_every
+def test_fail_over_anywhere_undoes_no_move(every: int) -> None:
+    FAULTS.fails_over(every)
+
+
+@some_or_every
+def test_mover_dies_after_another_one_died(every: int) -> None:
+    FAULTS.dies_twice(3 * every, (1, 7, 12))
+
+
+# ---- what a move stores
+
+
+def test_whole_pack_moves_by_one_update() -> None:
+    steps, mover = Steps(stored()), Mover()
+    held = steps.run(mover.receive("a", 5))
+    steps.run(mover.move("a", held, "c", hops=1, delay=30, headers={"h": 1}))
+    assert commands(steps) == ["Update"]
+    (pack,) = documents(steps, "c")
+    assert (pack["_id"], pack["n"], pack["tries"]) == (held[0].pack, 5, 0)
+    assert [stop["q"] for stop in pack["trail"]] == ["a"]
+    assert not {"token", "owner", "orderly", "level", "last_key"} & set(pack)
+    assert steps.run(mover.receive("c", 9)) == []
+    steps.seconds += 30
+    again = steps.run(mover.receive("c", 9))
+    assert [each.id for each in again] == [each.id for each in held]
+    assert [each.payload for each in again] == [{"n": number, "hops": 1} for number in range(5)]
+    assert {(each.tries, each.headers["h"]) for each in again} == {(1, 1)}
+
+
+def test_messages_that_leave_a_pack_together_share_one() -> None:
+    """Parts of parts, too. Each message is found by its id wherever it is."""
+    steps, mover = Steps(stored()), Mover()
+    held = steps.run(mover.receive("a", 5))
+    steps.run(mover.move("a", held[1:5], "c", hops=1))
+    (part,) = documents(steps, "c")
+    assert (part["at"], part["n"]) == ([1, 2, 3, 4], 4)
+    again = steps.run(mover.receive("c", 4))
+    steps.run(mover.move("c", again[1:3], "d"))
+    (part,) = documents(steps, "d")
+    assert part["at"] == [2, 3]
+    for queue, number in (("a", 0), ("c", 1), ("d", 2), ("d", 3), ("c", 4)):
+        found = steps.run(plans(queue).get(ids()[number]))
+        assert found is not None
+        assert (found.id, found.payload["n"]) == (ids()[number], number)
+    assert steps.run(plans("a").get(ids()[3])) is None
+    assert steps.run(plans("d").remove(ids()[3]))
+    assert not steps.run(plans("d").remove(ids()[3]))
+    assert [each.id for each in steps.run(mover.receive("d", 9))] == [ids()[2]]
+
+
+def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
+    steps, mover = Steps(stored()), Mover()
+    held = steps.run(mover.receive("a", 5))
+    steps.run(mover.move("a", held[2:3], "c"))
+    (alone,) = documents(steps, "c")
+    assert (alone["_id"], alone["payload"]) == (held[2].id, {"n": 2})
+
+
+def test_pack_that_grew_too_large_moves_in_parts() -> None:
+    """A pack has at most 4 MB, also if its messages get new payloads."""
+    steps, mover = Steps(stored()), Mover()
+    held = steps.run(mover.receive("a", 5))
+    big = "x" * (packs.MAX_PACK_BYTES // 2 - 1000)
+    pairs = [(each, each.payload | {"big": big}) for each in held]
+    steps.run(mover.plans["a"].move(pairs, to=mover.plans["c"]))
+    sizes = [len(each.get("b", [1])) for each in documents(steps, "c")]
+    assert sorted(sizes) == [1, 2, 2]
+    found = steps.run(mover.receive("c", 5))
+    assert sorted(each.id for each in found) == [ids()[number] for number in range(5)]
+
+
+def test_push_is_not_repeated_after_its_messages_moved_on() -> None:
+    """Not even when the pack is gone, as long as a part of it is stored."""
+    steps, mover = Steps(stored()), Mover()
+    held = steps.run(mover.receive("a", 5))
+    steps.run(mover.move("a", held[:3], "c"))
+    steps.run(mover.commit("a", held[3:]))
+    known = [each.id for each in held[:3]]
+    before = len(documents(steps, "a"))
+    for wanted in (known, known[1:2]):
+        assert steps.run(plans("a").push([1] * len(wanted), ids=wanted)) == wanted
+    assert len(documents(steps, "a")) == before
+    with pytest.raises(DuplicateKey) as caught:
+        steps.run(plans("d").push([1] * 3, ids=known))
+    assert caught.value.ids == known
+
+
+def test_invalid_part_is_no_pack() -> None:
+    """A document of another program goes to the dead-letter queue."""
+    steps, mover = Steps(stored()), Mover()
+    good = next(each for each in stored() if packs.is_pack(each))
+    wrong: list[Document] = [{"at": [1]}, {"at": "01234"}, {"at": 5}]
+    for each in wrong:
+        steps.collection.insert_one({**good, "_id": ObjectId(), "q": "d", **each})
+    assert steps.run(mover.receive("d", 9)) == []
+    assert len(documents(steps, "dead")) == len(wrong)
