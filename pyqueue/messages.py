@@ -239,6 +239,7 @@ class QueueInfo:
     counts: Counts
     paused: bool
     kind: str = "standard"
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "retrying",
         "thread_pool",
     },
-    "pipeline.recipes": {"errors", "messages"},
+    "pipeline.recipes": {"errors", "limits", "messages"},
     "pipeline.show": {"arguments", "messages", "pipeline.graph"},
     "pipeline": {
         "arguments",
@@ -395,6 +395,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The programs stand on top of everything, and nothing stands on them.
     "cli": {
         "",
+        "limits",
         "arguments",
         "documents",
         "backends",
@@ -1035,7 +1036,9 @@ def test_the_fields_of_what_users_hold() -> None:
         "total",
         "history",
     }
-    assert list(pyqueue.QueueInfo.__dataclass_fields__) == ["name", "counts", "paused", "kind"]
+    assert list(pyqueue.QueueInfo.__dataclass_fields__) == [
+        *("name", "counts", "paused", "kind", "limit")
+    ]
     assert (pyqueue.Backoff().base, pyqueue.Backoff().factor) == (1, 2)
     assert (pyqueue.Backoff().maximum, pyqueue.Backoff().jitter) == (3600, 0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from pyqueue import arguments
@@ -21,6 +22,7 @@ from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.limits import Limit, limit_or_none
 from pyqueue.messages import NEVER, Counts, QueueInfo
 from pyqueue.requests import (
     CountEach,
@@ -54,8 +56,9 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     if cap is not None:
         arguments.count("cap", cap)
     found = yield from names()
-    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}]}
-    fields = {"q": 1, "paused": 1, "kind": 1}
+    limited = {"shape.limit": {"$exists": True}}
+    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}, limited]}
+    fields = {"q": 1, "paused": 1, "kind": 1, "shape": 1}
     stored = yield from Find({"_id": namespace.RECORD_IDS, **special}, fields)
     records = {record["q"]: record for record in stored}
     infos: list[QueueInfo] = []
@@ -75,7 +78,10 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
                 first = yield from stream_packs.first_position(name)
                 _, end = yield from stream_packs.bounds(name)
                 counts = Counts(ready=end - first)
-            infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind))
+            limit: Limit | None = None
+            with suppress(ConfigurationError):  # a newer release wrote it
+                limit = limit_or_none(name, record.get("shape"))
+            infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind, limit))
     return infos
 
 

@@ -39,6 +39,7 @@ from pyqueue.cli.common import (
     emit,
     unconnected,
 )
+from pyqueue.cli.limits import wrong_limits
 from pyqueue.cli.streams_check import check_stream, first_ids, streams
 from pyqueue.connecting import runner_of
 from pyqueue.errors import NotPermitted
@@ -152,6 +153,7 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
         "retryable writes": lambda: check_retryable_writes(hello),
         "indexes": lambda: check_indexes(client),
         "documents": lambda: check_documents(client),
+        "limits": lambda: check_limits(client),
         "streams": lambda: check_streams(client),
         "handovers": lambda: check_handovers(client),
         "clock": lambda: check_clock(lambda: database.command("hello")),
@@ -318,6 +320,12 @@ def check_documents(client: Client) -> Finding:
         )
         return Finding("documents", "advice", text)
     return Finding("documents", "ok", "receives can find all of them")
+
+
+def check_limits(client: Client) -> Finding:
+    """Look for limits of queues that this release cannot read."""
+    wrong = list(wrong_limits(client))
+    return Finding("limits", "wrong" if wrong else "ok", "; ".join(wrong) or "all can be read")
 
 
 def check_streams(client: Client) -> Finding:

@@ -18,6 +18,7 @@ from pyqueue.cli.common import (
     queue_with_stored_options,
     refuse_unknown,
 )
+from pyqueue.cli.limits import limit_of, limit_text
 
 __all__ = ["app"]
 
@@ -92,15 +93,32 @@ def reshape(
         int | None,
         typer.Option(metavar="N", help="Of a bucket: how many messages one document has at most."),
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="What all consumers receive together: concurrency=10,per=headers.tenant, or "
+            "rate=100,period=60,burst=20, or both; none removes it.",
+        ),
+    ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
     """Change the options of a queue on which all programs agree. They follow within 5 s."""
+    new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
-        client.reshape(name, strict=strict, on_failure=on_failure, retention=retention, pack=pack)
-    given = {"strict": strict, "on_failure": on_failure, "retention": retention, "pack": pack}
+        client.reshape(
+            name, strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=new
+        )
+    given = {
+        "strict": strict,
+        "on_failure": on_failure,
+        "retention": retention,
+        "pack": pack,
+        "limit": limit_text(new) if new else limit,
+    }
     changed = {option: value for option, value in given.items() if value is not None}
     if as_json:
         emit({"queue": name, **changed})

@@ -27,6 +27,7 @@ from pyqueue.cli.common import (
     refuse_unknown,
     table,
 )
+from pyqueue.cli.limits import limit_text
 from pyqueue.queues import backend_of
 
 __all__ = ["app", "to_json"]
@@ -52,10 +53,12 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the queues and their numbers of messages."""
+    columns: tuple[str, ...]
     columns = ("queue", "ready", "scheduled", "reserved", "history", "paused", "kind")
     with connect(url, namespace) as client:
         rows = [
             {"queue": info.name, "paused": info.paused, "kind": info.kind}
+            | {"limit": limit_text(info.limit) if info.limit else None}
             | {
                 name: getattr(info.counts, name)
                 for name in ("ready", "scheduled", "reserved", "history")
@@ -68,6 +71,8 @@ def ls(
     else:
         for row in rows:
             row |= {name: f"{cap}+" for name in columns[1:5] if row[name] == cap}
+        if any(row["limit"] for row in rows):
+            columns += ("limit",)
         table(columns, rows, right=columns[1:5])
 
 

@@ -29,6 +29,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit
 from pyqueue.messages import Backoff
 
 __all__ = ["Recipe", "SparkPart", "imported", "read"]
@@ -51,8 +52,18 @@ class BackoffPart(Part):
     jitter: float = 0.1
 
 
+class LimitPart(Part):
+    """The fields of a Limit."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+    period: float | None = None
+    burst: int | None = None
+    per: str | None = None
+
+
 #: The fields of a stage that are not passed on as options, or not in this form.
-_NOT_OPTIONS: Final = frozenset({"queue", "model", "backoff", "handler", "spark", "to"})
+_NOT_OPTIONS: Final = frozenset({"queue", "model", "backoff", "limit", "handler", "spark", "to"})
 
 
 class QueuePart(Part):
@@ -68,6 +79,7 @@ class QueuePart(Part):
     kind: str | None = None
     strict: bool | None = None
     pack: int | None = None
+    limit: LimitPart | None = None
     backoff: BackoffPart | None = None
 
     def options(self) -> dict[str, Any]:
@@ -75,6 +87,8 @@ class QueuePart(Part):
         options = self.model_dump(exclude_none=True, exclude=set(_NOT_OPTIONS))
         if self.backoff is not None:
             options["backoff"] = Backoff(**self.backoff.model_dump())
+        if self.limit is not None:
+            options["limit"] = Limit(**self.limit.model_dump(exclude_none=True))
         if self.model is not None:
             options["model"] = imported(self.model)
         return options

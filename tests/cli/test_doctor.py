@@ -10,7 +10,7 @@ from typing import Any
 import pymongo
 import pytest
 
-from pyqueue import Client
+from pyqueue import Client, Limit
 from pyqueue.cli import doctor
 from tests.cli.shell import Shell
 from tests.support.proxy import Proxy
@@ -54,6 +54,25 @@ def test_doctor_finds_missing_and_wrong_indexes(shell: Shell, client: Client) ->
     finding = doctor.check_indexes(client)
     assert finding.level == "wrong"
     assert "key, expires" in finding.text
+
+
+def test_doctor_finds_limits_that_cannot_be_read(client: Client) -> None:
+    client.queue("a", limit=Limit(concurrency=2)).push(1)
+    client.queue("b", kind="bucket").push(1)
+    client.queue("c").push(1)
+    assert doctor.check_limits(client).level == "ok"
+    records = client.database[client.namespace]
+    records.update_one({"_id": "~queue:b"}, {"$set": {"shape.limit": {"concurrency": 2}}})
+    records.update_one({"_id": "~queue:c"}, {"$set": {"shape.limit": {"weight": 2}}})
+    finding = doctor.check_limits(client)
+    assert finding.level == "wrong"
+    assert "queue 'b'" in finding.text
+    assert "queue 'c': it has 'weight'" in finding.text
+    assert {each.name: each.limit for each in client.queues()} == {
+        "a": Limit(concurrency=2),
+        "b": Limit(concurrency=2),
+        "c": None,
+    }
 
 
 @pytest.mark.parametrize("url", ["nonsense", ""])

@@ -15,7 +15,7 @@ import pymongo
 import pytest
 from bson import ObjectId
 
-from pyqueue import Client, Queue
+from pyqueue import Client, Limit, Queue
 from pyqueue.cli import common, doctor
 from pyqueue.cli.common import as_json_text
 from tests.cli.shell import Shell
@@ -257,7 +257,7 @@ def test_peek_and_ls_show_and_take_nothing(shell: Shell, client: Client) -> None
     head, first, second = (line.split("\t") for line in out.splitlines())
     assert (status, head) == (0, ["id", "when", "tries", "key", "payload", "why"])
     assert (first[4], second[4]) == ('"tab\\there"', '{"n": 2}')
-    counts = {"scheduled": 1, "reserved": 0, "history": 0, "kind": "standard"}
+    counts = {"scheduled": 1, "reserved": 0, "history": 0, "kind": "standard", "limit": None}
     assert shell.json("ls") == [
         {"queue": "a", "paused": False, "ready": 2, **counts},
         {"queue": "b", "paused": True, "ready": 0, **counts, "scheduled": 0},
@@ -306,6 +306,40 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
     status, _, error = shell.run("reshape", "job", "--strict")
     assert status == 2
     assert "no queue 'job'" in error
+
+
+def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) -> None:
+    client.queue("jobs").push(1)
+    text = "concurrency=10,rate=0.5,period=60.0,burst=3,per=headers.tenant"
+    assert shell.json("reshape", "jobs", "--limit", text) == [{"queue": "jobs", "limit": text}]
+    wanted = Limit(concurrency=10, rate=0.5, period=60, burst=3, per="headers.tenant")
+    assert [each.limit for each in client.queues()] == [wanted]
+    assert shell.json("ls")[0]["limit"] == text
+    assert [line.split("\t")[-1] for line in shell.run("ls")[1].splitlines()] == ["limit", text]
+    assert shell.run("reshape", "jobs", "--limit", "none") == (0, "jobs: limit=none\n", "")
+    assert [each.limit for each in client.queues()] == [None]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "NAME=VALUE"),
+        ("10", "NAME=VALUE"),
+        ("speed=1", "NAME=VALUE"),
+        ("rate=fast", "rate: 'fast'"),
+        ("rate=1,rate=2", "given twice"),
+        ("rate=0", "rate: 0"),
+        ("concurrency=1.5", "concurrency: 1.5"),
+        ("concurrency=1,per=tenant", "per: 'tenant'"),
+    ],
+)
+def test_wrong_limit_on_the_command_line_is_refused(
+    shell: Shell, client: Client, text: str, reason: str
+) -> None:
+    client.queue("jobs").push(1)
+    status, _, error = shell.run("reshape", "jobs", "--limit", text)
+    assert status == 2
+    assert reason in error
 
 
 # ---- move, redrive, purge, pause

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Backoff, Client, ConfigurationError, InvalidName, Pipeline
+from pyqueue import Backoff, Client, ConfigurationError, InvalidName, Limit, Pipeline
 from pyqueue.queues import backend_of
 from tests.pipeline.place import Place
 
@@ -71,6 +71,14 @@ def test_recipe_sets_every_option(offline: Client, tmp_path: Path) -> None:
     assert parsed.awaited
 
 
+def test_recipe_stage_takes_a_limit(offline: Client, tmp_path: Path) -> None:
+    text = STAGE + 'limit = { rate = 100, period = 60, burst = 20, per = "headers.tenant" }'
+    pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
+    [stage] = pipeline.graph.stages.values()
+    limit = Limit(rate=100, period=60, burst=20, per="headers.tenant")
+    assert backend_of(stage.queue).options.shape == {"limit": limit.stored()}
+
+
 def test_recipe_stage_takes_batches(offline: Client, tmp_path: Path) -> None:
     text = STAGE.replace("store", "store_all") + "batch = 500\nwindow = 0.5"
     pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
@@ -123,6 +131,11 @@ WRONG = {
     "model": (
         STAGE + 'model = "tests.pipeline.stages:Rows"',
         "'tests.pipeline.stages:Rows' cannot be imported",
+    ),
+    "a limit": (STAGE + "limit = { rate = 0 }", "rate: 0.0 is not allowed"),
+    "a field of a limit": (
+        STAGE + "limit = { speed = 1 }",
+        r"stages\[0\]\.limit\.speed: Extra inputs",
     ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
     "a window alone": (STAGE + "window = 1", "window: of queue 'raw': .* give batch= as well"),
