@@ -6,16 +6,23 @@ client believes. Each change that the checker needs is a line of JSON:
 
 ``["in", id, queue, n, pushed, at, when]``
     A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in
-    milliseconds.
+    milliseconds. If it has a group, that and its ``seq`` follow.
+``["pack", id, queue, [n], pushed, at, when]``
+    A pack was stored. The places of its messages are those in the list.
+``["copy", id, queue, n, pushed, at, when, target, token, dead]``
+    A message that leaves its pack was stored, still hidden. ``target`` is the queue that it enters,
+    ``token`` that of the claim which hands it over.
 ``["set", id, {field: value}, at]``
     It was updated: ``q``, ``token`` (None: removed), ``owner``, ``when``, ``processed``, ``dead``,
     ``n``, and ``by``, the token that the settling client wrote into the message with the same
-    update.
+    update; ``due``. A pack: ``left``, how many messages it still has, ``done``, the numbers with
+    its bits, and ``handed``, the token and the ids of messages that it hands over. A hidden copy:
+    ``target``, ``with``, the token of the claim, and ``dead``.
 ``["out", id, at]``
     It was deleted.
 
-``at`` is the time of the change and ``when`` is the time from which the message may be claimed,
-both in seconds of the machine's monotonic clock.
+``at`` is the time of the change, ``when`` is the time from which the message may be claimed, and
+``due`` that from which it is eligible, all in seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -30,6 +37,8 @@ from typing import Any
 from bson import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
+
+from pyqueue.packs import is_pack
 
 __all__ = ["END", "line_of", "watch"]
 
@@ -50,7 +59,14 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         document = event["fullDocument"]
         pushed = round(document["pushed"].timestamp() * 1000)
         content = (document.get("payload") or {}).get("n")
-        return ["in", id, document["q"], content, pushed, at, _monotonic(document["when"])]
+        times = [pushed, at, _monotonic(document["when"])]
+        if is_pack(document):
+            return ["pack", id, document["q"], [each["p"]["n"] for each in document["b"]], *times]
+        line = ["in", id, document["q"], content, *times]
+        if "handover" in document:
+            mark = document["handover"]
+            return ["copy", *line[1:], mark["to"], mark["token"], "dead" in document]
+        return [*line, document["group"], document["seq"]] if "group" in document else line
     if kind == "delete":
         return ["out", id, at]
     update = event["updateDescription"]
@@ -58,8 +74,10 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     logged: dict[str, Any] = {name: put[name] for name in _COPIED if name in put}
     if "token" in removed:
         logged["token"] = None
-    if "when" in put:
-        logged["when"] = _monotonic(put["when"])
+    for name in ("when", "due"):
+        if name in put:
+            logged[name] = _monotonic(put[name])
+    logged |= _of_packs(put)
     for name in ("processed", "dead"):
         if name in put:
             logged[name] = True
@@ -67,6 +85,24 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         for name, value in put.items():
             logged |= _evidence(name, value)
     return ["set", id, logged, at] if logged else None
+
+
+def _of_packs(put: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the updated fields of a pack, or of a hidden copy, show."""
+    found: dict[str, Any] = {"left": put["n"]} if "n" in put else {}
+    for name, value in put.items():
+        field, _, place = name.partition(".")
+        if field == "done":
+            words = [(place, value)] if place else enumerate(value)
+            found.setdefault("done", {}).update({str(at): word for at, word in words})
+        elif field == "handed":
+            entries = [value] if place else value
+            found.setdefault("handed", []).extend([each["h"], each["ids"]] for each in entries)
+        elif field == "handover":
+            mark = {place: value} if place else value
+            names = {"to": "target", "token": "with"}
+            found |= {names[each]: mark[each] for each in names if each in mark}
+    return found
 
 
 def _monotonic(instant: datetime) -> float:

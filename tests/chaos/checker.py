@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tests.chaos.group_checker import Groups
+from tests.chaos.pack_log import PackLog
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
 
-__all__ = ["MUST_BE_ZERO", "ChangeLog", "Ledgers", "Times", "check"]
+__all__ = ["MUST_BE_ZERO", "PACKED_QUEUE", "ChangeLog", "Ledgers", "Times", "check"]
 
 #: What must not happen. "undone" counts acknowledged settles that the database does not have.
-MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone")
+MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone", "out_of_order")
 
 #: How a claim ends when an operation has its effect.
 _ENDS = {
@@ -30,8 +32,11 @@ _ENDS = {
     "move": ("moved",),
     "rollback": ("back", "buried"),
     "release": ("back",),
+    "bury": ("buried",),
 }
 _POPPED_QUEUE, _KEYED_QUEUE = "events", "states"
+#: The bucket.
+PACKED_QUEUE = "parcels"
 _SHOWN = 10  # lines of each kind in the result
 #: A receive that takes longer counts as a wait, even if it returns messages.
 _LONG_RECEIVE_S = 2.0
@@ -77,15 +82,24 @@ class ChangeLog:
         self.deleted_unclaimed: set[str] = set()
         #: Messages and tokens, (id, token), that were settled by a claim that did not hold them.
         self.fenced: set[tuple[str, str]] = set()
-        for kind, id, *rest in lines:
+        #: The ids under which each content of a bucket was stored.
+        self.packed: dict[str, set[str]] = defaultdict(set)
+        #: The groups of ordered queues.
+        self.groups = Groups()
+        log = PackLog(lines)
+        for line in log:
+            self.groups.add(line)
+            kind, id, *rest = line
             if kind == "in":
                 self._inserted(id, *rest)
             elif kind == "out":
                 self._deleted(id, *rest)
             else:
                 self._updated(id, *rest)
+        #: What no pack may do, in words, by the figure that counts it.
+        self.wrong_packs = log.wrong
 
-    def _inserted(self, id: str, queue: str, content: str | None, pushed: int, *_: float) -> None:
+    def _inserted(self, id: str, queue: str, content: str | None, pushed: int, *_: Any) -> None:
         self.stored[id] = StoredMessage(queue)
         if self.popped.get(id) and self._pushed[id] == pushed:
             self.popped[id].pop()  # given back; a new push would have another time
@@ -95,6 +109,8 @@ class ChangeLog:
             self._pushed[id] = pushed
         if content not in (None, id):
             self.contents[id].add(content)
+        if queue == PACKED_QUEUE and content is not None:
+            self.packed[content].add(id)
 
     def _deleted(self, id: str, at: float) -> None:
         message = self.stored.pop(id)
@@ -439,6 +455,19 @@ class _Check:
             for id, token in sorted(fenced)
         ]
 
+    def kinds(self) -> None:
+        """Groups must keep their order, and packs must be what they count."""
+        groups, log = self._log.groups, self._log
+        self.wrong["out_of_order"] += groups.together
+        self.wrong["out_of_order"] += groups.out_of_order(self._ledgers.received, log.ended)
+        for name, lines in log.wrong_packs.items():
+            self.wrong[name] += lines
+        self.wrong["settled_twice"] += [
+            f"{content}: stored as {' and as '.join(sorted(ids))}"
+            for content, ids in log.packed.items()
+            if len(ids) > 1
+        ]
+
     def refusals(self) -> None:
         """A settle that raised LeaseLost at its first try should not have had its effect."""
         self.wrong["refused_though_done"] += [
@@ -473,6 +502,7 @@ def check(
     found.messages(remaining)
     found.pops()
     found.settles()
+    found.kinds()
     found.refusals()
     streams = ledgers.streams
     if contents is not None:

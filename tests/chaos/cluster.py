@@ -14,6 +14,7 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
+from pyqueue import packs
 from pyqueue.errors import Unavailable
 from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
@@ -24,7 +25,7 @@ from tests.chaos.stream_load import behind, contents_of
 from tests.chaos.windows import Lock
 from tests.chaos.workload import QUEUES, ROLES
 
-__all__ = ["Cluster", "WorkloadProcesses"]
+__all__ = ["Cluster", "WorkloadProcesses", "ids_of"]
 
 DATABASE, NAMESPACE = "faults", "load"
 BUS_COLLECTION = "pyqueue.signals"  # of the default bus
@@ -222,7 +223,7 @@ class Cluster:
         self._logger.wait()
         self.contents, self.behind = contents_of(self.messages), behind(self.messages)
         messages = {"record": {"$exists": False}, "_id": {"$not": {"$regex": "^~"}}}
-        return list(self.messages.find(messages, {"q": 1, "processed": 1}))
+        return list(self.messages.find(messages, {"q": 1, "processed": 1, "done": 1, "b.h": 1}))
 
     def unfinished(self, stored: list[dict[str, Any]]) -> int:
         """Return how many of the stored messages the workload should have finished.
@@ -237,6 +238,14 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def ids_of(document: dict[str, Any]) -> list[str]:
+    """Return the ids of what a stored document has: one message, or those of a pack."""
+    id = document["_id"]
+    if "b" not in document:
+        return [str(id)]
+    return [packs.message_id(id, place) for place in packs.places(packs.alive_of(document))]
 
 
 def is_any_left(messages: Collection[dict[str, Any]], live: dict[str, Any]) -> bool:

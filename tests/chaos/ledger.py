@@ -49,8 +49,9 @@ class Call:
         self.outcome = "ok"
         #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []
-        #: The text of Unavailable.
+        #: The text of Unavailable, and the ids whose outcome is unknown.
         self.error = ""
+        self.ids: list[Any] = []
 
 
 class Ledger:
@@ -82,7 +83,7 @@ class Ledger:
                 [ids_by_token(error.lost), ids_by_token(error.unknown)],
             )
         except Unavailable as error:
-            call.outcome, call.error = "unknown", str(error)[:200]
+            call.outcome, call.error, call.ids = "unknown", str(error)[:200], list(error.ids)
         except DuplicateKey:
             call.outcome = "taken"
         except QueueError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 
 from pymongo.errors import PyMongoError
 
+from tests.chaos.checker import PACKED_QUEUE
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
@@ -342,7 +343,8 @@ def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
 
 def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> Injection:
     """Hold messages and keys in a transaction, until it is aborted or its client was killed."""
-    queue = dice.choice(["orders", "parsed", "billed", "packed", "states", "many-00"])
+    queues = ["orders", "parsed", "billed", "packed", "states", "many-00", "turns", PACKED_QUEUE]
+    queue = dice.choice(queues)
     keys = [f"key-{number}" for number in dice.sample(range(KEYS), 3)]
     spec = {"queue": queue, "messages": dice.randint(1, 5), "keys": keys}
     began = time.monotonic()

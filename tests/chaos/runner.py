@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.chaos import ledger
 from tests.chaos.checker import ChangeLog, Ledgers, Times, check
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, ids_of
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.nemesis import CLIENT_FAULTS, SCOPES, SERVER_FAULTS
 from tests.chaos.plot import draw, per_second
@@ -117,7 +117,7 @@ def _judge(
         _keep(keep, cluster, known, events)
     ledgers = Ledgers({path.stem: ledger.read(path) for path in cluster.workload.ledgers})
     changes = ChangeLog(ledger.read(cluster.change_log))
-    ids = [str(each["_id"]) for each in stored]
+    ids = [id for each in stored for id in ids_of(each)]
     found = check(ledgers, changes, ids, known, cluster.contents)
     found["unfinished"] = cluster.unfinished(stored)
     recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.chaos.checker import MUST_BE_ZERO, ChangeLog, Ledgers, check
@@ -31,9 +32,29 @@ class Scenario:
 
     # ---- the change log
 
-    def inserted(self, id: str, queue: str = "orders", *, pushed: int = 1, at: float = 0.0) -> None:
-        """A message was stored. One that is given back has the same time of its push."""
-        self._changes.append(["in", id, queue, id, pushed, at, at])
+    def inserted(
+        self,
+        id: str,
+        queue: str = "orders",
+        *,
+        pushed: int = 1,
+        at: float = 0.0,
+        place: Sequence[Any] = (),
+    ) -> None:
+        """A message was stored. One that is given back has the same time of its push.
+
+        ``place``: the group and the number of a message that has one.
+        """
+        self._changes.append(["in", id, queue, id, pushed, at, at, *place])
+
+    def packed(self, id: str, contents: list[str]) -> None:
+        """A pack of the bucket was stored."""
+        self._changes.append(["pack", id, "parcels", contents, 1, 0.0, 0.0])
+
+    def hidden(self, id: str, target: str, token: str) -> None:
+        """A copy of a message of the bucket was stored."""
+        line = ["copy", id, "~handover:parcels", id, 1, 0.0, 0.0, target, token, False]
+        self._changes.append(line)
 
     def updated(self, id: str, *, at: float = 0.0, **put: Any) -> None:
         """A message was updated."""
@@ -95,15 +116,17 @@ class Scenario:
 
     # ---- both
 
-    def stored(self, id: str, queue: str = "orders") -> None:
+    def stored(self, id: str, queue: str = "orders", *, place: Sequence[Any] = ()) -> None:
         """An acknowledged push and its message."""
         self.pushed(id, queue)
-        self.inserted(id, queue)
+        self.inserted(id, queue, place=place)
 
-    def held(self, id: str, token: str, queue: str = "orders", tries: int = 1) -> None:
-        """A successful reserve and its claim."""
+    def held(
+        self, id: str, token: str, queue: str = "orders", tries: int = 1, *, pack: str | None = None
+    ) -> None:
+        """A successful reserve and its claim, of the pack that has the message if there is one."""
         self.received(id, token, queue, tries)
-        self.claimed(id, token)
+        self.claimed(pack or id, token)
 
     def check(
         self, *stored: str, contents: dict[int, str] | None = None, **known: Any
@@ -120,7 +143,7 @@ class Scenario:
 
     def check_times(self, windows: Windows | None = None) -> dict[str, Any]:
         """Return what the checker finds about waits and about Unavailable."""
-        queues = {line[2] for line in self._changes if line[0] == "in"}
+        queues = {line[2] for line in self._changes if line[0] in ("in", "pack")}
         found = Availability(iter(self._changes), queues)
         return check_times(self._read_ledgers(), found, windows or Windows())
 

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.chaos.checker import Asked, Ledgers, Line, UnavailableCall
+from tests.chaos.checker import PACKED_QUEUE, Asked, Ledgers, Line, UnavailableCall
+from tests.chaos.group_checker import Groups, Turn
+from tests.chaos.pack_log import PackLog
 from tests.chaos.windows import KEYS_LOCKED, Spans, Windows
 from tests.chaos.workload import POLL_S
 
@@ -84,11 +86,17 @@ class Availability:
         self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
         #: The renewed leases that lapsed: the message, when, and when that was noticed.
         self.lapses: list[tuple[str, float, float]] = []
+        groups = Groups()
         at = 0.0
-        for kind, id, *rest in lines:
+        for line in PackLog(lines):
+            kind, id, *rest = line
+            if groups.add(line):
+                continue
             if kind == "in":
                 queue, _, _, at, when = rest
                 self._places[id] = _Place(queue, when, None, at)
+            elif id not in self._places:
+                continue  # it had a group and is dead now
             elif kind == "set":
                 at = rest[1]
                 self._updated(id, *rest)
@@ -101,11 +109,21 @@ class Availability:
                 del self._places[id]
         for id in self._places:
             self._left(id, at, received=False)
+        groups.finish(at)
+        self._add_turns(groups.turns)
 
     @property
     def waits(self) -> list[Wait]:
         """The waits, the longest first."""
         return sorted(self._waits.values(), key=lambda each: each.since - each.until)
+
+    def _add_turns(self, turns: Iterable[Turn]) -> None:
+        """Note for how long groups waited. The rest of a group waits for its first message."""
+        for each in turns:
+            self.taken[each.queue].append((each.until, each.due))
+            if each.until - each.since > _SHORT_S:
+                key = (each.queue, each.due, each.since, each.until)
+                self._waits[key] = Wait(each.id, each.queue, each.due, each.since, each.until)
 
     def _updated(self, id: str, put: Mapping[str, Any], at: float) -> None:
         if not put.keys() & {"token", "when", "q", "processed"}:
@@ -197,12 +215,17 @@ class _Taken:
         return float(self._at[first + later[OVERTAKEN - 1]])
 
 
+def _document_of(id: str, queue: str) -> str:
+    """Return the id of the document that has a message: its pack, perhaps."""
+    return id.partition(":")[0] if queue == PACKED_QUEUE else id
+
+
 def _met_a_lock(call: UnavailableCall, windows: Windows) -> bool:
     """Return whether a transaction held what a call was about."""
     keys = [KEYS_LOCKED] if (call.op, call.queue) == ("push", "states") else []
     return any(
         begin <= call.ended and call.began <= end
-        for id in (*call.ids, *keys)
+        for id in (*(_document_of(id, call.queue) for id in call.ids), *keys)
         for begin, end in windows.locked.get(id, ())
     )
 
@@ -228,7 +251,7 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if wait.queue != URGENT_QUEUE:
             overtaken = taken.get(wait.queue, none_taken).overtaken(wait)
         calm.add(wait, spans, overtaken, windows.faults)
-        locked = windows.locked.get(wait.id)
+        locked = windows.locked.get(_document_of(wait.id, wait.queue))
         excused = windows.servers.plus(locked) if locked else windows.servers
         in_faults.add(wait, spans, overtaken, excused)
     lapsed = [

@@ -7,8 +7,9 @@ generator in a thread, a process with an async client in a task.
 Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
 ``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
 Each message of ``renewed`` is held for long, under a lease that is renewed. Those of ``urgent``
-have priorities. There are also many queues with few messages, and with consumers that wait for
-them, and a stream with two consumer groups; see ``stream_load``.
+have priorities, those of ``turns`` have groups, and ``parcels`` is a bucket. There are also many
+queues with few messages, and with consumers that wait for them, and a stream with two consumer
+groups; see ``stream_load``.
 
 The client that settles a message also writes its token into it by the same update, if the operation
 allows it: a move and a commit with history into ``trail`` of the payload, a rollback into the
@@ -33,6 +34,7 @@ from typing import Any
 
 from pyqueue import AsyncClient, Client, Delivery, QueueError, Reservation, To
 from tests.chaos import clock_skew, mutants
+from tests.chaos.checker import PACKED_QUEUE
 from tests.chaos.ledger import Call, Ledger, ids_by_token
 from tests.chaos.stream_load import GROUPS, STREAM, endpoints
 
@@ -61,12 +63,22 @@ QUEUES: dict[str, dict[str, Any]] = {
     "states": {"lease": 2, "poll": POLL_S},
     "renewed": {"lease": 5, "poll": POLL_S},
     "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
+    "turns": {"lease": 3, "poll": POLL_S, "kind": "ordered"},
+    PACKED_QUEUE: {"lease": 3, "poll": POLL_S, "kind": "bucket"},
     **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
 }
 #: The options of the consumer groups.
 OF_GROUPS: dict[str, Any] = {"lease": 3, "poll": POLL_S}
 LEVELS = [None, 0, 4, 9]
+#: Many groups with few messages, and one with many.
+SMALL_GROUPS = [f"group-{number}" for number in range(40)]
+LARGE_GROUP = "group-large"
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
+#: Which part of the rate each of the two producers of a queue pushes.
+PRODUCED = {"orders": 0.3, "events": 0.1, "urgent": 0.05, "turns": 0.05}
+PACKED_SHARE = 0.1
+#: Where messages of the bucket are moved to.
+PACKED_NEXT = "billed"
 BATCH = 100
 #: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
 HELD_TOO_LONG = 20
@@ -93,24 +105,26 @@ ROLES: dict[str, Role] = {
     "producer-1": Role(
         "producer",
         False,
-        (("produce", "orders"), ("produce", "events"), ("produce", "urgent"), ("append",)),
+        (*(("produce", queue) for queue in PRODUCED), ("pack",), ("append",)),
     ),
     "producer-2": Role(
         "producer",
         True,
         (
-            *(("produce", "orders"), ("produce", "events"), ("produce", "urgent")),
+            *(("produce", queue) for queue in PRODUCED),
             *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",), ("append",)),
+            *(("pack",), ("pack_one_by_one",)),
         ),
     ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
-    "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"))),
+    "mover-2": Role("mover", True, (("pipeline",), ("settle", "parsed"), ("settle", PACKED_QUEUE))),
     "consumer-1": Role(
         "consumer",
         False,
         (
             *(("settle", "billed"), ("settle", "packed"), ("pop", "events")),
-            *(("settle", "urgent"), ("consume", GROUPS[0])),
+            *(("settle", "urgent"), ("settle", "turns"), ("settle", PACKED_QUEUE)),
+            ("consume", GROUPS[0]),
         ),
     ),
     "consumer-2": Role(
@@ -118,7 +132,8 @@ ROLES: dict[str, Role] = {
         True,
         (
             *(("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states")),
-            *(("settle", "urgent"), *(("consume", group) for group in GROUPS)),
+            *(("settle", "urgent"), ("settle", "turns"), ("settle", PACKED_QUEUE)),
+            *(("consume", group) for group in GROUPS),
         ),
     ),
     "consumer-3": Role(
@@ -126,7 +141,7 @@ ROLES: dict[str, Role] = {
         False,
         (
             *(("settle", "orders"), ("settle", "billed"), ("settle", "states")),
-            ("consume", GROUPS[1]),
+            *(("settle", "turns"), ("consume", GROUPS[1])),
         ),
     ),
     "consumer-4": Role("consumer", True, tuple(("wait_and_commit", name) for name in MANY)),
@@ -204,8 +219,7 @@ class Workload:
 
     def produce(self, queue: str) -> Plan:
         """Push at the rate, mostly in batches. Repeat a push with its ids until it succeeds."""
-        # Each queue has two producers.
-        share = {"orders": 0.4, "events": 0.1, "urgent": 0.05}[queue]
+        share = PRODUCED[queue]
         due = time.monotonic()
         while not self.stopping.is_set():
             many = self.dice.random() < 0.8
@@ -218,6 +232,9 @@ class Workload:
             if queue == "urgent":
                 levels = [self.dice.choice(LEVELS) for _ in ids]
                 options |= {"priorities": levels} if many else {"priority": levels[0]}
+            if queue == "turns":
+                groups = [self.dice.choice([*SMALL_GROUPS, LARGE_GROUP, LARGE_GROUP]) for _ in ids]
+                options |= {"groups": groups} if many else {"group": groups[0]}
             if many:
                 push = Step("push", queue, "push_many", (payloads,), {"ids": ids, **options}, ids)
             else:
@@ -250,6 +267,38 @@ class Workload:
                 Step("push", "orders", "push", (new_payload(id),), {"id": id}, [id])
             )
             yield self.dice.uniform(0, 0.2)
+
+    def pack(self) -> Plan:
+        """Push to the bucket at the rate, in packs. Some messages are scheduled."""
+        due = time.monotonic()
+        while not self.stopping.is_set():
+            count = self.dice.randint(2, BATCH)
+            due = max(due, time.monotonic() - 10) + count / (self.rate * PACKED_SHARE)
+            yield max(0.0, due - time.monotonic())
+            delay = self.dice.choice([None] * 9 + [1.5])
+            contents = self.new_ids(count)
+            payloads = [new_payload(each) for each in contents]
+            yield from self._push_to_bucket("push_many", payloads, contents, "ids", delay=delay)
+            if self.dice.random() < 0.1:
+                yield from self.wait_for_room(PACKED_QUEUE)
+
+    def pack_one_by_one(self) -> Plan:
+        """Push single messages to the bucket. Concurrent pushes share packs."""
+        while not self.stopping.is_set():
+            contents = self.new_ids(1)
+            yield from self._push_to_bucket("push", new_payload(contents[0]), contents, "id")
+            yield self.dice.uniform(0, 0.8)
+
+    def _push_to_bucket(
+        self, method: str, given: Any, contents: list[str], name: str, **options: Any
+    ) -> Plan:
+        """Push without ids. If all of it is unknown, repeat it with the ids of the error."""
+        call = yield Step("push", PACKED_QUEUE, method, (given,), options, contents)
+        ids = call.ids if len(call.ids) == len(contents) else []
+        while ids and call.outcome == "unknown" and not self.stopping.is_set():
+            yield 0.05
+            options[name] = ids if name == "ids" else ids[0]
+            call = yield Step("push", PACKED_QUEUE, method, (given,), options, contents)
 
     def push_with_keys(self) -> Plan:
         """Push with a few keys again and again."""
@@ -356,6 +405,8 @@ class Workload:
             chance = self.dice.random()
             end = "rollback" if chance < 0.02 else "release" if chance < 0.04 else "complete"
             ends[end].append(each)
+        if queue == PACKED_QUEUE and self.dice.random() < 0.05:
+            ends = {"rollback": held, "release": [], "complete": []}
         for token, members in _by_claim(ends["rollback"]).items():
             delay = self.dice.choice([0, 0.5])
             yield _step("rollback", queue, members, delay=delay, error=f"by {token}")
@@ -367,6 +418,9 @@ class Workload:
         """Move or commit reservations. Repeat some of the calls whose outcome is unknown."""
         for token, members in _by_claim(held).items():
             mark = [queue, token]
+            if queue == PACKED_QUEUE:
+                yield from self._complete_in_parts(members)
+                continue
             if queue in NEXT:
                 target = self.dice.choice(NEXT[queue])
                 update = {"$push": {"trail": mark}}
@@ -378,10 +432,26 @@ class Workload:
                 step = _step("commit", queue, members, payload=payload)
             else:
                 step = _step("commit", queue, members)
-            call = yield step
-            if call.outcome == "unknown" and self.dice.random() < 0.5:
-                step.op += " again"
-                yield step
+            yield from self._perhaps_again(step)
+
+    def _perhaps_again(self, step: Step) -> Plan:
+        """Make a call, and repeat it perhaps if its outcome is unknown."""
+        call = yield step
+        if call.outcome == "unknown" and self.dice.random() < 0.5:
+            step.op += " again"
+            yield step
+
+    def _complete_in_parts(self, held: Held) -> Plan:
+        """Commit messages of a bucket in parts, move some out, and bury a few."""
+        ends = ["commit"] * 40 if self.draining else ["commit"] * 20 + ["commit 2"] * 18
+        ends += [] if self.draining else ["move", "bury"]
+        parts: dict[str, Held] = {}
+        for each in held:
+            parts.setdefault(self.dice.choice(ends), []).append(each)
+        for end, members in parts.items():
+            op = end.partition(" ")[0]
+            options = {"to": PACKED_NEXT} if op == "move" else {}
+            yield from self._perhaps_again(_step(op, PACKED_QUEUE, members, **options))
 
     def pop(self, queue: str) -> Plan:
         """Pop one or many."""
@@ -402,7 +472,8 @@ def _with_next(queue: str) -> list[str]:
     """Return the queue and all that its messages can be moved to."""
     found = [queue]
     for name in found:
-        found += (each for each in NEXT.get(name, ()) if each not in found)
+        targets = (PACKED_NEXT,) if name == PACKED_QUEUE else NEXT.get(name, ())
+        found += (each for each in targets if each not in found)
     return found
 
 
@@ -484,7 +555,7 @@ class AsyncRunner:
                         tasks.create_task(self._pipeline())
                         continue
                     # Several tasks push one by one at once, so that their calls share commands.
-                    for _ in range(8 if name == "push_one_by_one" else 1):
+                    for _ in range(8 if name.endswith("_one_by_one") else 1):
                         tasks.create_task(self._run(self._workload.plan(name, *args)))
         finally:
             self._workload.stopping.set()  # ends the thread of _watch_for_stop
@@ -535,7 +606,7 @@ class AsyncRunner:
     async def _receive_and_cancel(self) -> None:
         dice, workload = self._workload.dice, self._workload
         while time.monotonic() < workload.storm_until and not workload.stopping.is_set():
-            queue = dice.choice(["events", "billed", "packed"])
+            queue = dice.choice(["events", "billed", "packed", "turns", PACKED_QUEUE])
             limit = dice.choice([1, 10])
             if queue == "events":
                 step = Step("pop", queue, "pop_many", (limit,), {"timeout": 0.2}, limit)

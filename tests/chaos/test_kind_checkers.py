@@ -1,0 +1,248 @@
+"""The checker finds what no ordered group and no pack may do in invented runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.group_checker import Groups
+from tests.chaos.pack_log import PackLog
+from tests.chaos.scenario import Scenario, expect_only
+from tests.chaos.windows import Spans, Windows
+
+TURNS, PARCELS = "turns", "parcels"
+PACK = "0123456789abcdef01234567"
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return Scenario()
+
+
+def message(place: str) -> str:
+    return f"{PACK}:{place}"
+
+
+# ---- ordered groups
+
+
+def good_group(scenario: Scenario) -> None:
+    """Two messages of one group, the second one stored first, and one of another group."""
+    scenario.stored("b", TURNS, place=["g", 2])
+    scenario.stored("a", TURNS, place=["g", 1])
+    scenario.stored("c", TURNS, place=["h", 1])
+
+
+def commit(scenario: Scenario, id: str, token: str) -> None:
+    scenario.held(id, token, TURNS)
+    scenario.settled("commit", id, token, TURNS)
+    scenario.deleted(id)
+
+
+def test_checker_accepts_groups_that_take_turns(scenario: Scenario) -> None:
+    """A rolled-back message keeps its place, and a claim that lapsed is claimed again."""
+    good_group(scenario)
+    scenario.held("a", "1", TURNS)
+    scenario.held("c", "2", TURNS)
+    scenario.settled("rollback", "a", "1", TURNS)
+    scenario.updated("a", token=None, by="1", due=5.0, when=5.0)
+    scenario.held("a", "3", TURNS, tries=2)
+    commit(scenario, "a", "4")
+    commit(scenario, "b", "5")
+    expect_only(scenario.check("c"))
+
+
+def test_checker_two_held_messages_of_a_group_are_noticed(scenario: Scenario) -> None:
+    good_group(scenario)
+    scenario.held("a", "1", TURNS)
+    scenario.held("b", "2", TURNS)
+    expect_only(scenario.check(*"abc"), "out_of_order")
+
+
+def test_checker_commit_before_an_earlier_message_is_noticed(scenario: Scenario) -> None:
+    good_group(scenario)
+    commit(scenario, "b", "1")
+    expect_only(scenario.check(*"ac"), "out_of_order")
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_checker_early_claim_that_no_caller_got_is_accepted(scenario: Scenario, seen: bool) -> None:
+    """A look gives back what it should not have claimed."""
+    good_group(scenario)
+    (scenario.held if seen else scenario.claimed)("b", "1")
+    scenario.updated("b", token=None)
+    expect_only(scenario.check(*"abc"), *(["out_of_order"] if seen else []))
+
+
+def test_checker_accepts_producers_that_race(scenario: Scenario) -> None:
+    """The earlier message is stored when the later one is held."""
+    scenario.stored("b", TURNS, place=["g", 2])
+    scenario.held("b", "1", TURNS)
+    scenario.stored("a", TURNS, place=["g", 1])
+    scenario.settled("commit", "b", "1", TURNS)
+    scenario.deleted("b")
+    commit(scenario, "a", "2")
+    expect_only(scenario.check())
+
+
+def test_checker_finds_a_group_that_is_forgotten() -> None:
+    """It starves from the end of the claim before, whatever ``when`` says. Its rest does not."""
+    scenario = Scenario()
+    for id, seq in (("a", 1), ("b", 2), ("c", 3)):
+        scenario.inserted(id, TURNS, place=["g", seq])
+    scenario.claimed("a", "1", at=1.0, when=4.0)
+    for id in "bc":
+        scenario.updated(id, when=3600.0, at=1.1)  # deferred
+    scenario.deleted("a", at=2.0)
+    scenario.claimed("b", "2", at=12.0, when=15.0)
+    scenario.claimed("b", "3", at=18.0, when=25.0)  # 3 s after its lease ended
+    scenario.deleted("b", at=24.0)
+    for at in (3.0, 15.0):
+        scenario.called("reserve", TURNS, None, "ok", {}, at=at, seconds=8.0)
+    found = scenario.check_times(Windows(Spans([(0.0, 1.0)])))
+    assert found["longest_starvation"]["without_fault"] == 8.0
+    assert found["starved"] == 1
+    assert "b: in turns" in found["wrong"]["starved"][0]
+
+
+def test_groups_end_with_the_messages_of_a_queue() -> None:
+    """A buried message has no turn any more, also if it was the last one."""
+    groups = Groups()
+    groups.add(["in", "a", TURNS, "a", 1, 0.0, 0.0, "g", 1])
+    groups.add(["set", "a", {"token": "1", "when": 3.0}, 1.0])
+    assert groups.add(["set", "a", {"token": None, "q": "turns.dead", "dead": True}, 2.0])
+    assert not groups.add(["out", "a", 3.0])
+    groups.finish(10.0)
+    assert [(each.id, each.until) for each in groups.turns] == [("a", 1.0)]
+
+
+# ---- packs
+
+
+def good_pack(scenario: Scenario) -> None:
+    """A pack of three that is claimed. One is committed, one rolled back, and one moved."""
+    ids = [message(place) for place in "012"]
+    scenario.called("push", PARCELS, ["a", "b", "c"], "ok", ids, process="producer-1.1")
+    scenario.packed(PACK, ["a", "b", "c"])
+    scenario.claimed(PACK, "1")
+    scenario.called("reserve", PARCELS, None, "ok", {"1": dict.fromkeys(ids, 1)})
+    scenario.settled("commit", ids[0], "1", PARCELS)
+    scenario.updated(PACK, done={"0": 1}, left=2)
+    for place, target in (("1", PARCELS), ("2", "billed")):
+        scenario.hidden(message(place), target, "1")
+    handed = [["1", [message("1"), message("2")]]]
+    scenario.updated(PACK, done={"0": 7}, left=0, handed=handed)
+    scenario.settled("rollback", ids[1], "1", PARCELS)
+    scenario.settled("move", ids[2], "1", PARCELS)
+    for place, target in (("1", PARCELS), ("2", "billed")):
+        scenario.updated(message(place), q=target)
+    scenario.deleted(PACK)
+
+
+def test_checker_accepts_a_pack_settled_in_parts(scenario: Scenario) -> None:
+    good_pack(scenario)
+    found = scenario.check(message("1"), message("2"))
+    expect_only(found)
+    assert (found["settled"], found["received"], found["messages"]) == (2, 3, 3)
+
+
+def test_checker_rest_of_a_pack_is_given_back(scenario: Scenario) -> None:
+    """The update that settles the last message ends the claim. So does a delete."""
+    scenario.packed(PACK, ["a", "b"])
+    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS)
+    scenario.updated(PACK, done={"0": 1}, left=1, token=None, when=9.0)
+    scenario.held(message("1"), "2", PARCELS, pack=PACK)
+    scenario.settled("commit", message("1"), "2", PARCELS)
+    scenario.deleted(PACK)
+    expect_only(scenario.check())
+
+
+def test_checker_message_that_left_its_pack_unasked_is_lost(scenario: Scenario) -> None:
+    scenario.packed(PACK, ["a", "b"])
+    scenario.claimed(PACK, "1")
+    scenario.updated(PACK, done={"0": 1}, left=1)
+    expect_only(scenario.check(message("1")), "lost")
+
+
+def test_checker_pack_deleted_with_messages_is_noticed(scenario: Scenario) -> None:
+    scenario.packed(PACK, ["a", "b"])
+    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS)
+    scenario.deleted(PACK)
+    expect_only(scenario.check(), "lost")
+
+
+def test_checker_message_of_a_pack_settled_twice_is_noticed(scenario: Scenario) -> None:
+    """By one claim: the count is wrong. By two: the former one did not hold it any more."""
+    scenario.packed(PACK, ["a", "b", "c"])
+    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS)
+    scenario.updated(PACK, done={"0": 1}, left=2)
+    scenario.updated(PACK, done={"0": 1}, left=1)
+    expect_only(scenario.check(message("1"), message("2")), "settled_twice")
+    scenario = Scenario()
+    scenario.packed(PACK, ["a", "b"])
+    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.held(message("0"), "2", PARCELS, tries=2, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS)
+    scenario.updated(PACK, done={"0": 1}, left=1)
+    scenario.settled("commit", message("0"), "2", PARCELS, outcome=None)
+    expect_only(scenario.check(message("1")), "fenced_effects")
+
+
+def test_checker_content_in_two_packs_is_settled_twice(scenario: Scenario) -> None:
+    scenario.packed(PACK, ["a", "b"])
+    scenario.packed(PACK[::-1], ["a", "c"])
+    stored = [f"{pack}:{place}" for pack in (PACK, PACK[::-1]) for place in "01"]
+    expect_only(scenario.check(*stored), "settled_twice")
+
+
+def copies(*steps: str) -> PackLog:
+    """Return what the log makes of a pack of two, one of which leaves it in these steps."""
+    lines: dict[str, list[Any]] = {
+        "copy": ["copy", message("0"), "~handover:parcels", "a", 1, 1.0, 2.0, PARCELS, "1", False],
+        "decide": [
+            "set",
+            PACK,
+            {"done": {"0": 1}, "left": 1, "handed": [["1", [message("0")]]]},
+            3.0,
+        ],
+        "overwrite": ["set", message("0"), {"with": "2"}, 4.0],
+        "show": ["set", message("0"), {"q": PARCELS, "when": 5.0}, 5.0],
+        "discard": ["out", message("0"), 6.0],
+    }
+    before = [["pack", PACK, PARCELS, ["a", "b"], 1, 0.0, 0.0], ["set", PACK, {"token": "1"}, 0.5]]
+    log = PackLog([*before, *(lines[step] for step in steps)])
+    list(log)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        (("copy", "decide", "show"), None),
+        (("copy", "discard"), None),
+        (("copy", "overwrite", "discard"), None),
+        (("copy", "show"), "settled_twice"),
+        (("decide",), "lost"),
+        (("copy", "overwrite", "decide"), "lost"),
+        (("copy", "decide"), "lost"),
+        (("copy", "decide", "overwrite", "show"), "lost"),
+    ],
+)
+def test_checker_follows_what_leaves_a_pack(steps: tuple[str, ...], wrong: str | None) -> None:
+    """A copy may be shown once its pack lists it, under its token, and then it must be."""
+    assert list(copies(*steps).wrong) == ([wrong] if wrong else [])
+
+
+def test_checker_messages_that_come_back_to_a_pack_are_undone() -> None:
+    lines = [
+        ["pack", PACK, PARCELS, ["a", "b"], 1, 0.0, 0.0],
+        ["set", PACK, {"done": {"0": 1}, "left": 1}, 1.0],
+        ["set", PACK, {"done": {"0": 2}, "left": 1}, 2.0],
+    ]
+    log = PackLog(lines)
+    list(log)
+    assert list(log.wrong) == ["undone"]
