@@ -4,9 +4,10 @@ A pop deletes its messages before it returns, so a lost reply leaves messages th
 Every message that the change log shows as popped must have been returned to a caller, or there
 must be a call that may have taken it:
 
-* a call whose process was killed before it recorded the result, or whose outcome is unknown; * a
-call that was cancelled. pyqueue gives back what it took, unless its process was killed meanwhile
-  or the servers or the network failed at that time.
+* a call whose process was killed before it recorded the result, or whose outcome is unknown;
+* a call that was cancelled. pyqueue gives back what it took, unless its process was killed
+  meanwhile or the servers or the network failed at that time. So such a call is blamed only for
+  what no call of the first sort can have taken.
 
 A pop of several messages claims them first, so the change log shows which process popped them.
 Callers of one process share a claim: if one of them got an answer, all of them did. A message that
@@ -105,7 +106,12 @@ class UnknownPop:
         """
         killed = known.killed.get(self.process, float("inf"))
         late = popped.at > min(self.ended, killed) + _LATE_COMMAND_S
-        if late or not self.limit or not popped.may_be_of(self.process, single=self.single):
+        if (
+            late
+            or not self.is_excused(known)
+            or not self.limit
+            or not popped.may_be_of(self.process, single=self.single)
+        ):
             return False
         if self.reason == "cancelled":
             return any(start <= popped.at <= end for start, end in self._excuses(known))
@@ -199,11 +205,14 @@ def _match(
             ]
         )
     taken: dict[int, list[int]] = defaultdict(list)
-    lost = [
-        unmatched[message][1]
-        for message in range(len(unmatched))
-        if not _assign(message, fitting, [call.limit for call in calls], taken)
-    ]
+    limits = [call.limit for call in calls]
+    left = list(range(len(unmatched)))
+    cancelled = {number for number, call in enumerate(calls) if call.reason == "cancelled"}
+    # A matching that is extended stays as large for the calls that it had before.
+    for excluded in (cancelled, set[int]()):
+        allowed = [[call for call in each if call not in excluded] for each in fitting]
+        left = [each for each in left if not _assign(each, allowed, limits, taken)]
+    lost = [unmatched[each][1] for each in left]
     used = Counter[str]()
     for number, messages in taken.items():
         used[calls[number].reason] += len(messages)

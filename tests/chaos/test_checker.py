@@ -263,6 +263,27 @@ def test_checker_faults_excuse_a_cancelled_pop(
     expect_only(scenario.check(**known), *([] if excused else ["lost"]))
 
 
+def test_checker_blames_cancelled_pops_last() -> None:
+    """Else the loss of a pop that was cancelled hides among those that faults explain.
+
+    The first message fits both calls. The second one only fits the one that was cancelled, before
+    the fault began.
+    """
+    popped = {"x": [Popped(12.0, "t1", "p1")], "y": [Popped(12.1, "t2", "p2")]}
+    unknown = UnknownPop("p1", 11.0, 1, "unknown", 15.0, single=False)
+    for began, ended, lost in ((10.0, 12.2, []), (5.0, 8.0, ["y"])):
+        calls = [
+            unknown,
+            *(UnknownPop(p, began, 5, "cancelled", ended, single=False) for p in ("p1", "p2")),
+        ]
+        found, _, excuses = check_pops(popped, {}, calls, Disturbances(broken=[(12.0, 13.0)]))
+        assert found == lost
+        assert excuses["unknown"] == {"used": 1, "allowed": 1}
+        assert excuses["cancelled"] == (
+            {"used": 0, "allowed": 0} if lost else {"used": 1, "allowed": 10}
+        )
+
+
 # ---- settled twice
 
 

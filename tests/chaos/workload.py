@@ -287,7 +287,7 @@ class Workload:
         while not self.stopping.is_set():
             contents = self.new_ids(1)
             yield from self._push_to_bucket("push", new_payload(contents[0]), contents, "id")
-            yield self.dice.uniform(0, 0.8)
+            yield self.dice.uniform(0, 2)
 
     def _push_to_bucket(
         self, method: str, given: Any, contents: list[str], name: str, **options: Any
@@ -400,13 +400,14 @@ class Workload:
         elif chance < 0.12:
             yield _step("extend", queue, held)
         yield self.dice.uniform(0, 0.05)  # the work
+        if queue == PACKED_QUEUE and held:
+            yield from self._settle_in_parts(held)
+            return
         ends: dict[str, Held] = {"rollback": [], "release": [], "complete": []}
         for each in held:
             chance = self.dice.random()
             end = "rollback" if chance < 0.02 else "release" if chance < 0.04 else "complete"
             ends[end].append(each)
-        if queue == PACKED_QUEUE and self.dice.random() < 0.05:
-            ends = {"rollback": held, "release": [], "complete": []}
         for token, members in _by_claim(ends["rollback"]).items():
             delay = self.dice.choice([0, 0.5])
             yield _step("rollback", queue, members, delay=delay, error=f"by {token}")
@@ -416,11 +417,12 @@ class Workload:
 
     def complete(self, queue: str, held: Held) -> Plan:
         """Move or commit reservations. Repeat some of the calls whose outcome is unknown."""
+        if queue == PACKED_QUEUE:  # each pack has a claim for itself
+            if held:
+                yield from self._perhaps_again(_step("commit", queue, held))
+            return
         for token, members in _by_claim(held).items():
             mark = [queue, token]
-            if queue == PACKED_QUEUE:
-                yield from self._complete_in_parts(members)
-                continue
             if queue in NEXT:
                 target = self.dice.choice(NEXT[queue])
                 update = {"$push": {"trail": mark}}
@@ -441,17 +443,22 @@ class Workload:
             step.op += " again"
             yield step
 
-    def _complete_in_parts(self, held: Held) -> Plan:
-        """Commit messages of a bucket in parts, move some out, and bury a few."""
-        ends = ["commit"] * 40 if self.draining else ["commit"] * 20 + ["commit 2"] * 18
-        ends += [] if self.draining else ["move", "bury"]
-        parts: dict[str, Held] = {}
-        for each in held:
-            parts.setdefault(self.dice.choice(ends), []).append(each)
-        for end, members in parts.items():
-            op = end.partition(" ")[0]
-            options = {"to": PACKED_NEXT} if op == "move" else {}
-            yield from self._perhaps_again(_step(op, PACKED_QUEUE, members, **options))
+    def _settle_in_parts(self, held: Held) -> Plan:
+        """Settle a part of one claim of the bucket in some way, and commit the rest in two."""
+        token, members = self.dice.choice(list(_by_claim(held).items()))
+        op = self.dice.choice(["rollback", "rollback", "release", "move", "bury", "commit"])
+        few = 1 + len(members) // 10
+        some = members if self.dice.random() < 0.2 else members[:few]
+        options: dict[str, dict[str, Any]] = {
+            "rollback": {"delay": self.dice.choice([0, 0.5]), "error": f"by {token}"},
+            "move": {"to": PACKED_NEXT},
+        }
+        yield from self._perhaps_again(_step(op, PACKED_QUEUE, some, **options.get(op, {})))
+        rest = [each for each in held if each not in some]
+        self.dice.shuffle(rest)
+        middle = self.dice.randint(0, len(rest))
+        for part in filter(None, (rest[:middle], rest[middle:])):
+            yield from self.complete(PACKED_QUEUE, part)
 
     def pop(self, queue: str) -> Plan:
         """Pop one or many."""
