@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from pymongo import WriteConcern
 
-from pyqueue import base_driver, renewal
-from pyqueue.backends import receiving, transitions
+from pyqueue import base_driver, packs, renewal
+from pyqueue.backends import groups, receiving, transitions
+from pyqueue.backends.ordered import Ordered
 from pyqueue.messages import Reservation
 
 __all__ = ["MUTANTS", "Mutant", "apply"]
@@ -49,6 +50,26 @@ def _no_renewal() -> None:
     _replace(renewal.Schedule, "add", add)
 
 
+def _no_locks() -> None:
+    keys, options = Ordered.indexes[groups.LOCKS]
+    alike = (keys, {name: options[name] for name in options if name != "unique"})
+    _replace(Ordered, "indexes", {**Ordered.indexes, groups.LOCKS: alike})
+
+
+def _no_turns() -> None:
+    def is_first(*_: object) -> bool:
+        return True
+
+    _replace(groups, "is_first", is_first)
+
+
+def _no_bits() -> None:
+    def clear(bits: int) -> dict[str, Any]:
+        return {}
+
+    _replace(packs, "clear", clear)
+
+
 class Mutant(NamedTuple):
     """A mutant, and the faults that show it."""
 
@@ -61,6 +82,9 @@ MUTANTS = {
     "no-fence": Mutant(_no_fence, ("primary stepped down", "consumer suspended")),
     "w1": Mutant(_w1, ("primary cut off from the members", "consumer killed")),
     "no-renewal": Mutant(_no_renewal, ("network slow", "thousands of leases renewed")),
+    "no-locks": Mutant(_no_locks, ("network slow", "consumer killed")),
+    "no-turns": Mutant(_no_turns, ("network slow", "consumer killed")),
+    "no-bits": Mutant(_no_bits, ("replies swallowed", "consumer suspended")),
 }
 
 

@@ -22,11 +22,13 @@ from tests.chaos.conftest import Server
 def timeless(line: list[Any]) -> list[Any]:
     """Check the times in a line, and return it without them. Leases last a minute."""
     kind, id, *rest = line
-    if kind == "in":
-        *rest, at, when = rest
+    if kind in ("in", "pack", "copy"):
+        at, when = rest[3:5]
+        del rest[3:5]
     elif kind == "set":
         *rest, at = rest
         when = rest[0].pop("when", at)
+        assert abs(rest[0].pop("due", at) - at) < 120
         if "processed" in rest[0]:  # it will never be claimed
             when = at
     else:
@@ -62,6 +64,14 @@ class Log:
         owner = runner_of(self._client).owner()
         assert lines == [["set", id, {"token": held.token, "owner": owner}]]
         return held, held.token
+
+    def reserve_many(self, queue: Queue[Any], pack: str) -> tuple[list[Reservation[Any]], str]:
+        """Reserve the messages of a pack, check the line, and return them and their token."""
+        got: list[Any] = []
+        lines = self.lines(lambda: got.extend(queue.reserve_many(100, timeout=0)))
+        owner = runner_of(self._client).owner()
+        assert lines == [["set", pack, {"token": got[0].token, "owner": owner}]]
+        return got, got[0].token
 
 
 @pytest.fixture
@@ -125,6 +135,35 @@ def test_change_log_shows_messages_with_keys(client: Client, log: Log) -> None:
     ((out, id, at),) = log.lines(client.queue("states.dead").pop, 0)
     assert (out, id) == ("out", "s")
     assert abs(at - time.monotonic()) < 60
+
+
+def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
+    """The place in a group, the bits of a pack, and the copy of a message that leaves it."""
+    turns, parcels = client.queue("turns", kind="ordered"), client.queue("parcels", kind="bucket")
+    (line,) = log.lines(turns.push, {"n": "a", "trail": []}, id="a", group="g")
+    group, seq = line[-2:]
+    assert (line[:4], group[4:], type(seq)) == (["in", "a", "turns", "a"], "g", int)
+    held, token = log.reserve(turns, "a")
+    assert log.lines(turns.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
+
+    (line,) = log.lines(parcels.push_many, [{"n": n, "trail": []} for n in "abcd"])
+    kind, pack, *rest = line
+    assert [kind, *rest[:2]] == ["pack", "parcels", list("abcd")]
+    (held, *more), token = log.reserve_many(parcels, pack)
+    assert log.lines(parcels.commit, held) == [["set", pack, {"left": 3, "done": {"0": 1}}]]
+    for each, target, bits, left in ((more[0], "parcels", 3, 2), (more[1], "parcels.dead", 7, 1)):
+        place, dead = str(each.id), target != "parcels"
+        if dead:
+            lines = log.lines(parcels.bury, each)
+        else:
+            lines = log.lines(parcels.rollback, each, delay=0, error=f"by {token}")
+        copy, decided, shown = [line for line in lines if line[2]]  # not the end of the list
+        assert copy[:2] == ["copy", place]
+        assert copy[2:4] + copy[5:] == ["~handover:parcels", each.payload["n"], target, token, dead]
+        put = {"left": left, "done": {"0": bits}, "handed": [[token, [place]]]}
+        assert decided == ["set", pack, put]
+        assert shown == ["set", place, {"q": target}]
+    assert [line[:2] for line in log.lines(parcels.commit, more[2])] == [["out", pack]]
 
 
 def test_change_log_continues_after_a_failed_stream(

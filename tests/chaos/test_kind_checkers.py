@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bson import ObjectId
 
+from tests.chaos.cluster import ids_of
 from tests.chaos.group_checker import Groups
 from tests.chaos.pack_log import PackLog
 from tests.chaos.scenario import Scenario, expect_only
@@ -246,3 +248,9 @@ def test_checker_messages_that_come_back_to_a_pack_are_undone() -> None:
     log = PackLog(lines)
     list(log)
     assert list(log.wrong) == ["undone"]
+
+
+def test_stored_pack_stands_for_what_it_still_has() -> None:
+    pack = {"_id": ObjectId(PACK), "q": PARCELS, "done": [2], "b": [{}, {}, {}]}
+    assert ids_of(pack) == [message("0"), message("2")]
+    assert ids_of({"_id": "a", "q": "orders"}) == ["a"]
