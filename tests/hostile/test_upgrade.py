@@ -153,12 +153,18 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def old(place: Place, path: Path) -> Iterator[Place]:
-    """A place with the documents of an earlier release."""
-    place.raw.insert_many(load(path))
+def cleared(place: Place) -> Iterator[Place]:
+    """A place that is empty again after the test."""
     yield place
     place.raw.delete_many({})
     runner_of(place.client).open().known.forget_records()  # as after a while
+
+
+@pytest.fixture
+def old(cleared: Place, path: Path) -> Place:
+    """A place with the documents of an earlier release."""
+    cleared.raw.insert_many(load(path))
+    return cleared
 
 
 def test_stored_file_exists_for_this_version() -> None:
@@ -285,16 +291,16 @@ def test_stored_reservation_is_settled(old: Place, path: Path) -> None:
     assert [each.id for each in queue.history()] == ["reserved"]
 
 
-def test_pickled_reservation_is_settled(place: Place) -> None:
+def test_pickled_reservation_is_settled(cleared: Place) -> None:
     """``stored/pickled.json``: a reservation that the first release pickled, and its document."""
     stored = json.loads((STORED / "pickled.json").read_text())
     document = json_util.loads(json.dumps(stored["document"]), json_options=EXACT)
-    place.raw.insert_one(document)
+    cleared.raw.insert_one(document)
     held = pickle.loads(base64.b64decode(stored["reservation"]))
     assert (held.id, held.token, held.payload) == ("pickled", document["token"], {"n": 8})
     assert (held.key, held.headers) == ("key of pickled", {"h": "pickled"})
     assert held.owner == "first release"
-    queue = place.client.queue(held.queue, history=AGE)
+    queue = cleared.client.queue(held.queue, history=AGE)
     queue.extend(held, lease=60)
     queue.commit(held)
     assert [(each.id, each.key) for each in queue.history()] == [("pickled", "key of pickled")]
@@ -437,20 +443,16 @@ def test_first_release_leaves_a_new_kind_alone(
         runner_of(client).open().known.forget_records()
 
 
-def test_consumers_of_queues_pass_over_a_stream(place: Place) -> None:
+def test_consumers_of_queues_pass_over_a_stream(cleared: Place) -> None:
     """Whatever a first release asks by ``q`` and ``when``: packs and groups have no ``when``."""
-    client = place.client
-    try:
-        log = client.stream("clicks")
-        log.append_many(range(3))
-        log.consumer("audit").reserve(0)
-        names = [each["q"] for each in place.raw.find({"_id": {"$regex": "^~(log|group)"}})]
-        assert sorted(names) == ["~group:clicks", "~log:clicks"]
-        assert not place.raw.count_documents({"q": {"$in": names}, "when": {"$exists": True}})
-        assert {each.name for each in client.queues()} == {"clicks"}
-    finally:
-        place.raw.delete_many({})
-        runner_of(client).open().known.forget_records()
+    client, raw = cleared.client, cleared.raw
+    log = client.stream("clicks")
+    log.append_many(range(3))
+    log.consumer("audit").reserve(0)
+    names = [each["q"] for each in raw.find({"_id": {"$regex": "^~(log|group)"}})]
+    assert sorted(names) == ["~group:clicks", "~log:clicks"]
+    assert not raw.count_documents({"q": {"$in": names}, "when": {"$exists": True}})
+    assert {each.name for each in client.queues()} == {"clicks"}
 
 
 if __name__ == "__main__":
