@@ -58,14 +58,24 @@ def connected(kind: str, url: str, **options: Any) -> Iterator[Client]:
         yield carried
 
 
-def refused(kind: str, url: str, **options: Any) -> QueueError:
-    """Return the error of a connection; it comes in time and shows no password."""
-    begun = time.monotonic()
-    with pytest.raises(QueueError) as caught, connected(kind, url, command_timeout=0.5, **options):
-        pass
-    assert time.monotonic() - begun < 30  # PyMongo by itself waits longer
-    assert "p@ss" not in str(caught.value)
-    assert quote(PASSWORD, safe="") not in str(caught.value)
+def refused(kind: str, url: str, words: str, **options: Any) -> QueueError:
+    """Return the error of a connection; it names the cause in time and shows no password.
+
+    On a loaded machine, the shortest time-outs may end before the cause is known.
+    """
+    for timeout in (0.5, 2, 8):
+        begun = time.monotonic()
+        with (
+            pytest.raises(QueueError) as caught,
+            connected(kind, url, command_timeout=timeout, **options),
+        ):
+            pass
+        assert time.monotonic() - begun < 30 + timeout  # PyMongo by itself waits longer
+        assert "p@ss" not in str(caught.value)
+        assert quote(PASSWORD, safe="") not in str(caught.value)
+        if re.search(words, str(caught.value)):
+            break
+    assert re.search(words, str(caught.value))
     return caught.value
 
 
@@ -98,20 +108,17 @@ def test_client_works_over_tls(secured: Secure, database: str, kind: str) -> Non
 def test_tls_failures_are_reported_in_time(secured: Secure, database: str, kind: str) -> None:
     secured.user(database, "shop", PASSWORD, "readWrite")
     url = secured.url("shop", PASSWORD, database)
-    error = refused(
-        kind, secured.url("shop", PASSWORD, database, tlsCAFile=str(secured.stranger.ca))
-    )
-    assert isinstance(error, Unavailable)
-    assert "certificate verify failed" in str(error)
-    error = refused(kind, url.replace("@127.0.0.1:", "@localhost:"))
-    assert isinstance(error, Unavailable)
-    assert "not valid for 'localhost'" in str(error)
-    error = refused(kind, secured.url("shop", PASSWORD, database, tls="", tlsCAFile=""))
-    assert isinstance(error, Unavailable)
-    assert re.search("clos|reset", str(error))
-    error = refused(kind, secured.url("shop", "another", database))
+    strange = secured.url("shop", PASSWORD, database, tlsCAFile=str(secured.stranger.ca))
+    elsewhere = url.replace("@127.0.0.1:", "@localhost:")
+    plain = secured.url("shop", PASSWORD, database, tls="", tlsCAFile="")
+    for wrong, words in (
+        (strange, "certificate verify failed"),
+        (elsewhere, "not valid for 'localhost'"),
+        (plain, "clos|reset"),
+    ):
+        assert isinstance(refused(kind, wrong, words), Unavailable)
+    error = refused(kind, secured.url("shop", "another", database), "password")
     assert isinstance(error, ConfigurationError)
-    assert "password" in str(error)
 
 
 def test_command_line_works_over_tls(secured: Secure, database: str) -> None:
@@ -155,10 +162,8 @@ def test_redis_bus_works_over_tls(secured: Secure, redis: int, database: str, ki
         rediss(redis, secured.trusted.ca, "another"): "password",
         f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{redis}/0": "",
     }.items():
-        error = refused(kind, url, signals=signals)
+        error = refused(kind, url, rf"(?s)^signals: .*{words}", signals=signals)
         assert isinstance(error, ConfigurationError)
-        assert str(error).startswith("signals: ")
-        assert words in str(error)
 
 
 # ---- the documented roles
