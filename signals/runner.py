@@ -37,6 +37,10 @@ STABLE_S = 5.0
 """How long listening must work before a runner reports success and resets its retry delay."""
 
 
+_dice = random.SystemRandom()
+"""Not the random numbers that the user's code shares: threads of buses draw at any time."""
+
+
 class RetryDelays:
     """The delay after each failure in a row: 0.1 s, doubled up to 5 s, shortened by up to half."""
 
@@ -46,7 +50,7 @@ class RetryDelays:
     def next(self) -> float:
         """Return the next delay in seconds; random, so that many clients do not return at once."""
         delay, self._next = self._next, min(self._next * 2, 5.0)
-        return delay * random.uniform(0.5, 1.0)
+        return delay * _dice.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Start again with the shortest delay."""

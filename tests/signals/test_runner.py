@@ -5,6 +5,7 @@ Threads that cannot start, event loops that are thrown away, and the growing del
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -161,3 +162,10 @@ def test_retry_delays_double_up_to_five_seconds() -> None:
     assert all(most / 2 <= delays.next() <= most for most in longest)
     delays.reset()
     assert delays.next() <= 0.1
+
+
+def test_retry_delays_leave_the_shared_random_numbers_alone() -> None:
+    """A bus draws them in its thread, when a program that has seeded them is at work."""
+    before = random.getstate()
+    RetryDelays().next()
+    assert random.getstate() == before
