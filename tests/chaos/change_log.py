@@ -95,7 +95,7 @@ def _of_packs(put: Mapping[str, Any]) -> dict[str, Any]:
         if field == "done":
             words = [(place, value)] if place else enumerate(value)
             found.setdefault("done", {}).update({str(at): word for at, word in words})
-        elif field == "handed":
+        elif field == "handed" and value != []:  # else all of it is shown
             entries = [value] if place else value
             found.setdefault("handed", []).extend([each["h"], each["ids"]] for each in entries)
         elif field == "handover":

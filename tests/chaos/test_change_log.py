@@ -142,7 +142,7 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
     turns, parcels = client.queue("turns", kind="ordered"), client.queue("parcels", kind="bucket")
     (line,) = log.lines(turns.push, {"n": "a", "trail": []}, id="a", group="g")
     group, seq = line[-2:]
-    assert (line[:4], group[4:], type(seq)) == (["in", "a", "turns", "a"], "g", int)
+    assert (line[:4], group[4:], seq > 0) == (["in", "a", "turns", "a"], "g", True)
     held, token = log.reserve(turns, "a")
     assert log.lines(turns.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
 
@@ -157,7 +157,7 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
             lines = log.lines(parcels.bury, each)
         else:
             lines = log.lines(parcels.rollback, each, delay=0, error=f"by {token}")
-        copy, decided, shown = [line for line in lines if line[2]]  # not the end of the list
+        copy, decided, shown = lines
         assert copy[:2] == ["copy", place]
         assert copy[2:4] + copy[5:] == ["~handover:parcels", each.payload["n"], target, token, dead]
         put = {"left": left, "done": {"0": bits}, "handed": [[token, [place]]]}
