@@ -185,6 +185,8 @@ def message_of(
     if "priority" in document:
         more["priority"] = priority_of(document)
     if lease is not None:
+        if type(slot := document.get("slot")) is str:
+            more["slot"] = slot
         return Reservation(*common, document["token"], when, get("owner", ""), lease, **more)
     if "processed" in document:
         return Finished(*common, get("outcome", ""), document["processed"], **more)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pyqueue.backends import kind as kinds
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes, namespace
 from pyqueue.backends.kind import IndexTerms
 from pyqueue.requests import Coalesce, EnsureQueue, Plan
 
@@ -89,10 +88,10 @@ class KnownQueues:
             compare=shown not in stored,
             levels=request.levels,
         )
-        indexes = kinds.known()[record.kind].indexes if record.kind in kinds.known() else {}
-        if not indexes.keys() <= self._indexes.keys():
-            yield from namespace.make_indexes(self._collection, indexes)
-            self._indexes |= indexes
+        needed = indexes.indexes_of(record.kind, record.shape)
+        if not needed.keys() <= self._indexes.keys():
+            yield from indexes.make_indexes(self._collection, needed)
+            self._indexes |= needed
         if shown and shown not in stored:
             stored.append(shown)
         if shape:
@@ -102,11 +101,11 @@ class KnownQueues:
 
     def make_indexes(self, hint: str | None = None) -> Plan[None]:
         """Make the indexes that this client needs, and the one that a command named in vain."""
-        every = namespace.all_indexes()
+        every = indexes.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]
         # A copy: another call may add an index meanwhile.
-        yield from namespace.make_indexes(self._collection, dict(self._indexes))
+        yield from indexes.make_indexes(self._collection, dict(self._indexes))
 
     def forget_records(self) -> None:
         """Read each record again: the collection may have been dropped."""

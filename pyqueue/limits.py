@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue.clock import seconds
@@ -204,7 +204,10 @@ class FollowedLimit:
     limit: Limit | None = None
     #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
     unreadable: str | None = None
-    _read: bool = False
+    #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
+    blocked_until: datetime | None = None
+    #: Whether it was read. Nothing may be claimed before.
+    known: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
         """Learn what the record of the queue says.
@@ -215,9 +218,9 @@ class FollowedLimit:
         """
         try:
             self.limit, self.unreadable = limit_or_none(queue, shape), None
-            self._read = True
+            self.known = True
         except ConfigurationError as error:
-            if not self._read:
+            if not self.known:
                 raise
             if self.unreadable is None:
                 log.error("nothing is received from queue %r: %s", queue, error)

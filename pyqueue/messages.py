@@ -144,6 +144,8 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
+    #: The slot that it takes of the limit on its queue; None: there is no limit on concurrency.
+    slot: str | None = field(default=None, kw_only=True, repr=False)
 
 
 @dataclass(slots=True, eq=False)

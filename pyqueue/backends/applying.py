@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends import transitions
 from pyqueue.backends.groups import bring_forward
+from pyqueue.backends.slots import go_on
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
@@ -156,7 +157,7 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     if results[0] == "lost":
         results[0] = yield from _resolve_repeated(settlement.held, outcome.update)
         yield from _signal(part)
-    yield from _free(queue, [settlement], results)
+    yield from _free(queue, [settlement], [outcome.update], results)
     return results[0]
 
 
@@ -214,17 +215,18 @@ def _apply(
             for place in (place for rest in parts[index:] for place in rest.places):
                 results[place] = error
             break
-    yield from _free(queue, settlements, results, session)
+    yield from _free(queue, settlements, updates, results, session)
     return whole
 
 
 def _free(
     queue: str,
     settlements: Sequence[Settlement],
+    updates: Sequence[SettlementUpdate],
     results: Sequence[SettlementResult],
     session: object = None,
 ) -> Plan[None]:
-    """Let the groups go on whose held messages may have been settled."""
+    """Let the messages go on that waited for those which may have been settled."""
     freed = {
         each.frees
         for each, result in zip(settlements, results, strict=True)
@@ -232,6 +234,12 @@ def _free(
     }
     if freed:
         yield from bring_forward(queue, freed, session)
+    ended = [
+        each.held
+        for each, update, result in zip(settlements, updates, results, strict=True)
+        if result != "lost" and transitions.ends_claim(update)
+    ]
+    yield from go_on(queue, ended, session)
 
 
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:

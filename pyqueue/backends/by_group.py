@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pyqueue.backends import by_level, groups, transitions
+from pyqueue.backends import by_level, groups, limiting, transitions
 from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claiming import ClaimTerms, Taken, claim, take_first
 from pyqueue.backends.groups import DEFERRED_FOR, MAX_PAGE, FirstOfEach, group_in, rank
@@ -53,7 +53,10 @@ def claim_next(
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     if "group" not in terms.kind.capabilities:
-        return (yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete))
+        take = None if scan.limit.limit is None else limiting.take
+        return (
+            yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete, take=take)
+        )
     if scan.rescan_at is None or scan.rescan_at <= now:
         yield from _walk(terms.queue, scan)
         now = yield from ServerTime()  # what it brought forward is ready now

@@ -12,7 +12,7 @@ from typing import Final
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import ClaimTerms, claim
+from pyqueue.backends.claiming import ClaimTerms, Take, claim
 from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanState, due_of, page_end
@@ -35,22 +35,23 @@ def claim_next(
     room: ByteLimit,
     *,
     delete: bool,
+    take: Take | None = None,
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     levels, by_level = scan.levels, terms._replace(by_level=True)
     age_turn = bool(levels.in_use) and levels.is_age_turn()
     if levels.in_use and not age_turn:
         rescans = levels.rescans
-        found = yield from claim(by_level, scan, now, wanted, room, delete=delete)
+        found = yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take)
         if found[0] or room.full or levels.rescans == rescans:
             return found
     if not levels.strict:
-        found = yield from claim(terms, scan, now, wanted, room, delete=delete)
+        found = yield from claim(terms, scan, now, wanted, room, delete=delete, take=take)
         if found[0] or room.full or not age_turn:
             return found
     elif not (yield from _adopt(terms, scan, now)) and not age_turn:
         return [], True
-    return (yield from claim(by_level, scan, now, wanted, room, delete=delete))
+    return (yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take))
 
 
 def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:

@@ -15,7 +15,7 @@ holds. ``locked`` then claims the messages around it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -35,11 +35,13 @@ from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
 from pyqueue.backends.locked import Scan, claim_unlocked, retry_excluded
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
+from pyqueue.backends.slots import claim_slots
+from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "Taken", "claim", "take_first"]
+__all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "Take", "Taken", "claim", "take_first"]
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
@@ -74,6 +76,8 @@ class ClaimTerms(NamedTuple):
     by_level: bool = False
     #: The messages to claim, if they are chosen already.
     chosen: Sequence[Document] | None = None
+    #: The slot of each of them, if the queue has a limit on concurrency; see ``slots``.
+    slots: Mapping[Hashable, str] | None = None
 
     @classmethod
     def of(
@@ -115,6 +119,11 @@ class ClaimTerms(NamedTuple):
         """The least time for finding out what became of a claim."""
         return self.command_timeout_s - self.claim_timeout_s
 
+    @property
+    def alike(self) -> bool:
+        """Whether one update claims any of the messages. Else each of them gets a slot."""
+        return self.slots is None or len(self.slots) < 2
+
     def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
         """Return how much of the time limit is left, without what is reserved for later."""
         left_s = self.command_timeout_s - (now - began).total_seconds() - reserve_s
@@ -126,6 +135,8 @@ class ClaimTerms(NamedTuple):
         update = transitions.claiming(now, self.lease_s, self.owner, count=count)
         if "packs" in self.kind.capabilities:  # packs count their claims, too
             update["$inc"] = {**update.get("$inc", {}), "c": 1}
+        if self.slots and self.alike:
+            update["$set"]["slot"], *_ = self.slots.values()
         return transitions.locking(self.kind, update)
 
 
@@ -244,13 +255,17 @@ def take_first(
     room.begin()
     few = wanted if wanted == 1 else room.few(wanted)  # of those whose size is not looked at
     try:
-        if limit_s and (yield from retry_excluded(terms.queue, locked, update, now, few)):
+        if (
+            limit_s
+            and terms.alike
+            and (yield from retry_excluded(terms.queue, locked, update, now, few))
+        ):
             return room.cut((yield from _held(terms, update))), None, False
         if wanted == 1 and room.takes_any:
             return _taken((yield from _claim_first(terms, match, now, update, limit_s)))
         return (yield from _claim_many(terms, scan, match, now, wanted, room, update, limit_s))
     except TimeLimitReached:
-        if limit_s is None:
+        if limit_s is None or not terms.alike:
             raise
         found = yield from _claim_unlocked(terms, scan, match, now, few, update)
         return None if found is None else (room.cut(found), None, False)
@@ -258,7 +273,9 @@ def take_first(
         scan.contested = scan.groups.meets_locks = True  # another message of a group is held
         return room.cut((yield from _held(terms, update))), None, False
     except (InvalidMessage, BSONError):
-        found = yield from _claim_each(terms, match, now, few, room, update, limit_s)
+        found = yield from _claim_each(
+            terms, match, now, few, room, update, limit_s, more=terms.alike
+        )
         return room.cut(found), None, False
 
 
@@ -387,17 +404,9 @@ def _claim_many(
         matched = 0
         lost: Unavailable | None = None
         if ids:
-            still = transitions.still_claimable(terms.queue, ids, now)
+            left_s = terms.left_s(now, after, terms.recovery_timeout_s)
             try:
-                change = yield from Update(
-                    still,
-                    update,
-                    many=True,
-                    w1=True,
-                    max_time_s=terms.left_s(now, after, terms.recovery_timeout_s),
-                    server_limit_s=limit_s,
-                )
-                matched = change.matched
+                matched = yield from _write_claims(terms, ids, now, update, left_s, limit_s)
             except Unavailable as error:
                 lost = error  # the driver does not repeat an update of many; the token decides
                 after = yield from ServerTime()
@@ -409,7 +418,7 @@ def _claim_many(
                 expected, timeout_s = len(ids), terms.left_s(now, after)
             found = yield from read_claimed(room, mine, ids, expected, timeout_s)
             if lost and not found and not room.excess:
-                if repeated or isinstance(lost, TimeLimitReached):
+                if repeated or not terms.alike or isinstance(lost, TimeLimitReached):
                     raise lost
                 repeated = True  # the update never arrived, and the server is back
                 after = yield from ServerTime()
@@ -424,6 +433,26 @@ def _claim_many(
         skip = _random_skip(terms, wanted) if ids else 0
 
 
+def _write_claims(
+    terms: ClaimTerms,
+    ids: Sequence[Any],
+    now: datetime,
+    update: ClaimUpdate,
+    timeout_s: float,
+    limit_s: float | None,
+) -> Plan[int]:
+    """Claim those of ``ids`` that are still free. Return how many."""
+    if terms.slots is None or terms.alike:
+        still = transitions.still_claimable(terms.queue, ids, now)
+        change = yield from Update(
+            still, update, many=True, w1=True, max_time_s=timeout_s, server_limit_s=limit_s
+        )
+        return change.matched
+    slots = [terms.slots[hashable_id(id)] for id in ids]
+    terms_of = terms.queue, terms.kind, terms.dead_letter
+    return (yield from claim_slots(*terms_of, ids, slots, update, now, timeout_s))
+
+
 def _claim_each(
     terms: ClaimTerms,
     match: Filter,
@@ -432,16 +461,19 @@ def _claim_each(
     room: ByteLimit,
     update: ClaimUpdate,
     limit_s: float | None,
+    *,
+    more: bool,
 ) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
     The server cannot increment ``tries`` that are not a number, and it refuses a document that
-    would become too large. Such documents are buried on the way.
+    would become too large. Such documents are buried on the way. Without ``more``, this only reads
+    what is claimed already.
     """
     kind, queue, (order, index) = terms.kind, terms.queue, terms.scan
     held_filter = transitions.token_filter(queue, update)
     held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
-    if len(held) < wanted:
+    if more and len(held) < wanted:
         free = yield from Find(match, {"_id": 1}, sort=order, limit=wanted - len(held), hint=index)
         for each in free:
             one = {"_id": each["_id"], "q": queue, "when": {"$lte": now}}
@@ -451,16 +483,9 @@ def _claim_each(
                 if limit_s is None:
                     raise  # else it may be locked, and the next claim finds out
             except DuplicateKey:
-                continue  # another message of its group is held
+                continue  # another message of its group is held, or one has its slot
             except InvalidMessage as refusal:
-                fault = yield from invalid.find_fault(one)
-                if fault is not None:
-                    yield from invalid.bury_unclaimable(
-                        queue, kind, terms.dead_letter, one, fault, now
-                    )
-                elif (yield from Find(one, {"_id": 1}, limit=1)):
-                    raise refusal
-                # Otherwise another process has claimed it.
+                yield from invalid.bury_refused(queue, kind, terms.dead_letter, one, refusal, now)
         held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
     room.excess += held[wanted:]
     taken: list[Document] = []

@@ -27,6 +27,7 @@ from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 __all__ = [
     "Misfits",
     "bury_claimed",
+    "bury_refused",
     "bury_unclaimable",
     "decode",
     "error_record",
@@ -181,6 +182,8 @@ def bury_claimed(
     holds = {"_id": document["_id"], "token": document["token"]}
     yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)
+    if "slot" in document:
+        yield from Signal(queue, now)
     yield from bring_forward(queue, ordered_groups(kind, [document]))
 
 
@@ -207,6 +210,27 @@ def bury_unclaimable(
     else:
         yield from Signal(target.queue, now)
     yield from bring_forward(queue, freed)
+
+
+def bury_refused(
+    queue: str,
+    kind: Kind,
+    dead_letter: str,
+    one: Filter,
+    refusal: InvalidMessage,
+    now: datetime,
+) -> Plan[None]:
+    """Bury a message that the server refused to claim.
+
+    Raises:
+        InvalidMessage: it is a valid message.
+    """
+    fault = yield from find_fault(one)
+    if fault is not None:
+        yield from bury_unclaimable(queue, kind, dead_letter, one, fault, now)
+    elif (yield from Find(one, {"_id": 1}, limit=1)):
+        raise refusal
+    # Otherwise another process has claimed it.
 
 
 def find_fault(match: Filter) -> Plan[Exception | None]:

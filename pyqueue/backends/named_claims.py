@@ -146,8 +146,8 @@ class NamedClaims(ClaimGroup):
             flags = yield from namespace.flags(backend.queue)
             if flags.get("paused"):
                 return None
-            if limit_or_none(backend.queue, flags.get("shape")) is not None:
-                raise namespace.unenforced(backend.queue)
+            shared = limit_or_none(backend.queue, flags.get("shape"))
+            receiving.check_limit(backend.queue, shared, "claim")
             now = yield from ServerTime()
             match = kind.claimable(backend.queue, now if since is None else min(now, since), None)
             ready = Find(

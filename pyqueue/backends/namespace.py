@@ -18,17 +18,15 @@ from pyqueue.backends.kind import IndexTerms, Kind
 from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.transitions import level_record_id, record_id
-from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
+from pyqueue.errors import ConfigurationError
 from pyqueue.limits import limit_or_none, stored_limit
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
-    CreateIndex,
     Document,
     EnsureQueue,
     Find,
     FindAndModify,
-    Indexes,
     Plan,
     ServerTime,
     Signal,
@@ -46,7 +44,6 @@ __all__ = [
     "STREAM",
     "STREAM_SHAPE",
     "QueueRecord",
-    "all_indexes",
     "bury_record",
     "check_kind",
     "dead_letter_target",
@@ -54,7 +51,6 @@ __all__ = [
     "find_anywhere",
     "flags",
     "kind_of",
-    "make_indexes",
     "options_of",
     "paused",
     "ping",
@@ -63,7 +59,6 @@ __all__ = [
     "record_id",
     "revive_record",
     "set_paused",
-    "shell_command",
     "target",
     "unenforced",
 ]
@@ -123,70 +118,6 @@ class QueueRecord(NamedTuple):
     shape: Mapping[str, object]
     #: The levels of a queue with priorities that are in use.
     levels: frozenset[int] = frozenset()
-
-
-# ---- indexes
-
-
-def all_indexes() -> Mapping[str, IndexTerms]:
-    """Return the indexes of every namespace, and those that only some kinds need."""
-    kinds_of = kinds.known().values()
-    return {**INDEXES, **{name: kind.indexes[name] for kind in kinds_of for name in kind.indexes}}
-
-
-def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) -> Plan[None]:
-    """Create the indexes that are missing.
-
-    Args:
-        namespace: the name of the collection.
-        indexes: the indexes.
-
-    Raises:
-        ConfigurationError: an index is missing and the database user may not create it. The text
-            has the commands for an administrator.
-    """
-    try:
-        for name, (keys, options) in indexes.items():
-            yield from CreateIndex(name, keys, options)
-    except DuplicateKey as error:
-        raise ConfigurationError(
-            f"the unique index on message keys of namespace {namespace!r} cannot be created: while "
-            "it was missing (was the collection dropped?) messages with equal keys arrived. Remove "
-            "or finish one of each pair, e.g. with Queue.remove"
-        ) from error
-    except NotPermitted as error:
-        try:
-            present = yield from Indexes()
-        except NotPermitted:
-            present = {}
-        missing = [name for name in indexes if name not in present]
-        if missing:
-            commands = "\n".join(shell_command(namespace, name) for name in missing)
-            raise ConfigurationError(
-                f"this database user may not create the indexes of namespace {namespace!r}, and "
-                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on "
-                f"the collection, or have an administrator run:\n{commands}"
-            ) from error
-
-
-def shell_command(namespace: str, name: str) -> str:
-    """Return the command that creates an index, for an administrator."""
-    keys, options = all_indexes()[name]
-    described = {"name": name, **options}
-    return (
-        f"  db.getCollection({namespace!r})"
-        f".createIndex({_shell_value(dict(keys))}, {_shell_value(described)})"
-    )
-
-
-def _shell_value(value: object) -> str:
-    if isinstance(value, Mapping):
-        fields = (
-            f"{_shell_value(key) if '.' in key else key}: {_shell_value(item)}"
-            for key, item in value.items()
-        )
-        return "{" + ", ".join(fields) + "}"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 # ---- the record of a queue

@@ -25,6 +25,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
+from pyqueue.limits import Limit
 from pyqueue.messages import MAX_RECEIVED_BYTES, Message
 from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
@@ -46,6 +47,7 @@ __all__ = [
     "Reception",
     "Waiting",
     "accept",
+    "check_limit",
     "finish_popped",
     "give_back_excess",
     "receive",
@@ -152,11 +154,10 @@ def receive(
     try:
         while True:
             scan.observe(now)
-            if scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL:
+            if _wants_record(scan, now):
                 yield from _read_record(queue, scan, now)
             yield from recovering.recover_next(queue, scan, now)
-            if scan.limit.limit is not None:
-                raise namespace.unenforced(queue)
+            check_limit(queue, scan.limit.limit, "pop" if pop else None)
             if not _stopped(scan):
                 claimed = yield from claims.together(how, scan, Limits(limit, max_bytes))
                 if claimed:
@@ -183,7 +184,35 @@ def _lease(options: Options, given: float | timedelta | None) -> float:
     return arguments.duration("lease", given, positive=True)
 
 
+def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
+    """Refuse a call that cannot obey the limit of a queue.
+
+    Args:
+        queue: the name of the queue.
+        limit: its limit; None: it has none.
+        call: "pop" or "claim", which cannot obey a limit on concurrency; None: a reserve.
+
+    Raises:
+        ConfigurationError: the call cannot obey it.
+    """
+    if limit is None:
+        return
+    if limit.concurrency is not None and call is not None:
+        raise ConfigurationError(
+            f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
+            "reserve messages, and commit them"
+        )
+    if limit.rate is not None or limit.per is not None:
+        raise namespace.unenforced(queue)
+
+
 # ---- waiting
+
+
+def _wants_record(scan: ScanState, now: datetime) -> bool:
+    if not scan.limit.known:
+        return True  # another thread may be reading it
+    return scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL
 
 
 def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
@@ -210,6 +239,9 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
         return min(until, now + PAUSE_READ_INTERVAL)
     if scan.rescan_at is not None:
         until = min(until, scan.rescan_at)
+    if scan.limit.blocked_until is not None:  # what is ready by then does not matter
+        until = min(until, scan.limit.blocked_until, now + PAUSE_READ_INTERVAL)
+        return max(until, now + timedelta(milliseconds=1))
     if not scan.due_known:
         if scan.due_read is not None and scan.due_read + NEXT_WHEN_INTERVAL > now:
             until = min(until, scan.due_read + NEXT_WHEN_INTERVAL)
@@ -318,7 +350,9 @@ def _claim_messages(
         room.add([document for document, _ in claimed[before:]])
         if claimed and not how.pop:
             scan.wake_at(now + timedelta(seconds=terms.lease_s))
-        if ended or (claimed and scan.groups.crowded):  # looking on would defer more and more first
+        if ended or scan.limit.blocked_until is not None:
+            break
+        if claimed and scan.groups.crowded:  # looking on would defer more and more first
             break
     return claimed, False
 

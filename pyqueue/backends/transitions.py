@@ -36,7 +36,7 @@ from pyqueue.requests import Filter
 UpdateFields = dict[str, dict[str, Any]]
 
 #: The fields that a claim writes and the end of the claim removes.
-HELD_FIELDS: Final = ("token", "owner", "reserved", "claim")
+HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
 #: The beginning of the ``q`` of documents that no queue has yet, or no more; see ``handover``.
@@ -175,6 +175,11 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
     }
 
 
+def ends_claim(update: Mapping[str, Mapping[str, Any]] | None) -> bool:
+    """Return whether a settlement by this update ends the claim; None: it deletes the message."""
+    return update is None or "owner" in update.get("$unset", ())
+
+
 def is_held(document: Mapping[str, Any], now: datetime) -> bool:
     """Return whether a live message is held under a live lease."""
     when = document["when"]
@@ -207,6 +212,11 @@ def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True)
     if counted:
         update["$inc"] = {"tries": -1}
     return _unlocking(kind, update)
+
+
+def lapsing(kind: Kind) -> UpdateFields:
+    """Return the update that ends a claim whose lease has ended. The message keeps its place."""
+    return _unlocking(kind, {"$unset": unset(*kind.held_fields)})
 
 
 def finishing(

@@ -26,7 +26,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends.kind import known
+from pyqueue.backends.indexes import indexes_of
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
@@ -248,8 +248,8 @@ def check_indexes(client: Client) -> Finding:
         text = "the namespace is empty: its first client creates them"
         return Finding("indexes", "ok", text)
     indexes = dict(INDEXES)
-    for kind in collection.distinct("kind", {"_id": RECORD_IDS}):
-        indexes |= known()[kind].indexes if kind in known() else {}
+    for record in collection.find({"_id": RECORD_IDS}, {"kind": 1, "shape": 1}):
+        indexes |= indexes_of(record.get("kind"), record.get("shape"))
     missing = [name for name in indexes if name not in found]
     if missing:
         text = (

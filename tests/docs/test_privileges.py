@@ -16,7 +16,7 @@ import pytest
 from pymongo import MongoClient
 
 from pyqueue import Client, ConfigurationError, QueueError
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes, namespace
 from tests.docs.pages import blocks
 from tests.support.servers import mongod_process
 
@@ -108,7 +108,7 @@ def suffices(url: str) -> bool:
 
 def test_commands_are_those_of_the_code() -> None:
     written = statements()
-    expected = [namespace.shell_command("pyqueue", name).strip() for name in namespace.INDEXES]
+    expected = [indexes.shell_command("pyqueue", name).strip() for name in namespace.INDEXES]
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
     assert [f"db.{line}" for line in plain[:-1]] == expected
     assert 'createCollection("pyqueue.signals", {capped: true, size: 1048576})' in written[-1]

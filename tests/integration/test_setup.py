@@ -14,7 +14,7 @@ import pymongo
 import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed, QueueError
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes
 from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
 from tests.integration.conftest import PROCESSES, Connect
@@ -165,7 +165,7 @@ def test_index_dropped_again_and_again_is_an_error(
 
     def gone() -> None:
         client.database["pyqueue"].drop_index("hot")
-        monkeypatch.setattr(namespace, "make_indexes", nothing)
+        monkeypatch.setattr(indexes, "make_indexes", nothing)
 
     async def work() -> None:
         async with AsyncClient(url) as other:

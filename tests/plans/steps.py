@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import bson
 
 import signals
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes, namespace
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.rates import GiveBack, TakePermits
 from pyqueue.clock import Clock
@@ -110,6 +110,7 @@ class Steps:
             self.database, "pyqueue", bus=bus, durability="majority", timeout=30, topic="t"
         )
         self.driver.run(namespace.ping())
+        self.driver.run(indexes.make_indexes("pyqueue", indexes.LIMIT_INDEXES))
         self.seconds = 0.0
         self.driver.clock = _Clock(self)
         self.signals: list[tuple[str, datetime | None]] = []

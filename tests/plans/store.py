@@ -225,7 +225,7 @@ class Store:
             case Update():
                 return self._update(request)
             case UpdateEach():
-                return sum(self._update(Update(*pair)).matched for pair in request.pairs), []
+                return self._update_each(request)
             case Delete():
                 gone = self._found(request.filter, None, 0, 0 if request.many else 1)
                 for document in gone:
@@ -309,6 +309,15 @@ class Store:
             self._put(updated(document, request.update))
         return Change(len(found), None)
 
+    def _update_each(self, request: UpdateEach) -> tuple[int, list[WriteFailure]]:
+        matched, failures = 0, []
+        for index, pair in enumerate(request.pairs):
+            try:
+                matched += self._update(Update(*pair)).matched
+            except DuplicateKey as error:
+                failures.append(WriteFailure(index, "key", error))
+        return matched, failures
+
     def _drop(self, document: Document) -> None:
         self.on_change(document, None)
         del self.documents[document["_id"]]
@@ -318,10 +327,11 @@ class Store:
         for other in self.documents.values() if key is not None else ():
             if other["_id"] != id and other.get("key") == key and other["q"] == document["q"]:
                 raise DuplicateKey("the key is taken")
-        for other in self.documents.values() if "lock" in document else ():
-            same = other["q"] == document["q"] and other.get("lock") == document["lock"]
-            if same and other["_id"] != id:
-                raise DuplicateKey("the lock is taken")
+        for unique in ("lock", "slot"):
+            for other in self.documents.values() if unique in document else ():
+                same = other["q"] == document["q"] and other.get(unique) == document[unique]
+                if same and other["_id"] != id:
+                    raise DuplicateKey(f"the {unique} is taken")
         before = self.documents.get(id)
         if before is None or any(before.get(name) != document.get(name) for name in ("q", "when")):
             self.written[id] = self._world.time

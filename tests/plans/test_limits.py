@@ -134,7 +134,7 @@ def test_unreadable_limit_is_raised_at_first_and_logged_later(
     assert followed.unreadable is not None
     assert len(caplog.records) == 1
     followed.follow("a", {})
-    assert followed == FollowedLimit(None, None, True)
+    assert followed == FollowedLimit(known=True)
 
 
 def test_consumer_receives_nothing_while_the_limit_is_unreadable(client: Client) -> None:
@@ -212,7 +212,7 @@ def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
 
 
 def test_limit_that_is_not_enforced_yet_is_never_ignored(client: Client) -> None:
-    queue = client.queue("a", limit=Limit(concurrency=2))
+    queue = client.queue("a", limit=Limit(rate=2))
     queue.push(1)
     calls: list[Callable[[], object]] = [
         lambda: queue.pop(0),

@@ -1,0 +1,107 @@
+"""The indexes of a namespace: those that all of its queues need, and those that only some need.
+
+They are created when the first queue that needs them is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.kind import IndexTerms
+from pyqueue.backends.namespace import INDEXES
+from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
+from pyqueue.requests import CreateIndex, Indexes, Plan
+
+__all__ = [
+    "LIMIT_INDEXES",
+    "SLOTS",
+    "all_indexes",
+    "indexes_of",
+    "make_indexes",
+    "shell_command",
+]
+
+#: The unique index of the messages that take slots, and the indexes that a namespace needs once a
+#: queue of it has a limit on concurrency; see ``slots``.
+SLOTS: Final = "slot"
+LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
+    SLOTS: (
+        [("slot", 1), ("q", 1)],
+        {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
+    )
+}
+
+
+def all_indexes() -> Mapping[str, IndexTerms]:
+    """Return the indexes of every namespace, and those that only some queues need."""
+    found = {**INDEXES, **LIMIT_INDEXES}
+    for kind in kinds.known().values():
+        found |= kind.indexes
+    return found
+
+
+def indexes_of(kind: object, shape: object) -> Mapping[str, IndexTerms]:
+    """Return the indexes that a queue needs besides those of every namespace."""
+    limit = shape.get("limit") if isinstance(shape, Mapping) else None
+    limited = isinstance(limit, Mapping) and "concurrency" in limit
+    return {
+        **(kinds.known()[kind].indexes if isinstance(kind, str) and kind in kinds.known() else {}),
+        **(LIMIT_INDEXES if limited else {}),
+    }
+
+
+def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) -> Plan[None]:
+    """Create the indexes that are missing.
+
+    Args:
+        namespace: the name of the collection.
+        indexes: the indexes.
+
+    Raises:
+        ConfigurationError: an index is missing and the database user may not create it. The text
+            has the commands for an administrator.
+    """
+    try:
+        for name, (keys, options) in indexes.items():
+            yield from CreateIndex(name, keys, options)
+    except DuplicateKey as error:
+        raise ConfigurationError(
+            f"the unique index on message keys of namespace {namespace!r} cannot be created: while "
+            "it was missing (was the collection dropped?) messages with equal keys arrived. Remove "
+            "or finish one of each pair, e.g. with Queue.remove"
+        ) from error
+    except NotPermitted as error:
+        try:
+            present = yield from Indexes()
+        except NotPermitted:
+            present = {}
+        missing = [name for name in indexes if name not in present]
+        if missing:
+            commands = "\n".join(shell_command(namespace, name) for name in missing)
+            raise ConfigurationError(
+                f"this database user may not create the indexes of namespace {namespace!r}, and "
+                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on "
+                f"the collection, or have an administrator run:\n{commands}"
+            ) from error
+
+
+def shell_command(namespace: str, name: str) -> str:
+    """Return the command that creates an index, for an administrator."""
+    keys, options = all_indexes()[name]
+    described = {"name": name, **options}
+    return (
+        f"  db.getCollection({namespace!r})"
+        f".createIndex({_shell_value(dict(keys))}, {_shell_value(described)})"
+    )
+
+
+def _shell_value(value: object) -> str:
+    if isinstance(value, Mapping):
+        fields = (
+            f"{_shell_value(key) if '.' in key else key}: {_shell_value(item)}"
+            for key, item in value.items()
+        )
+        return "{" + ", ".join(fields) + "}"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

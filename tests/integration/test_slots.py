@@ -1,0 +1,124 @@
+"""Limits on concurrency over threads and processes, also when these are killed."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqueue import Client, LeaseLost, Limit
+from tests.integration.conftest import Connect
+from tests.support.kills import LEASE_S, ledger_of
+
+LIMIT = 3
+
+
+def test_threads_of_several_clients_hold_up_to_the_limit(connect: Connect) -> None:
+    """A commit lets a consumer of another client go on."""
+    clients = [connect() for _ in range(2)]
+    queues = [each.queue("limited", limit=Limit(concurrency=LIMIT)) for each in clients]
+    queues[0].push_many(range(60))
+    guard = threading.Lock()
+    held_now, most, done = [0], [0], Counter[Any]()
+
+    def work(number: int) -> None:
+        queue = queues[number % 2]
+        while len(done) < 60:
+            held = queue.reserve_many(1 + number % 3, timeout=0.2)
+            with guard:
+                held_now[0] += len(held)
+                most[0] = max(most[0], held_now[0])
+            threading.Event().wait(0.002)
+            with guard:
+                held_now[0] -= len(held)
+            queue.commit(*held)
+            with guard:
+                done.update(each.payload for each in held)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert done == Counter(range(60))
+    assert most[0] <= LIMIT
+
+
+def test_lapsed_lease_gives_up_its_slot_for_good(url: str) -> None:
+    with Client(url) as dead, Client(url) as live:
+        first = dead.queue("limited", limit=Limit(concurrency=1), lease=0.2)
+        first.push_many([1, 2])
+        former = first.reserve(0)
+        assert former is not None
+        second = live.queue("limited")
+        held = second.reserve(30)
+        assert held is not None
+        assert second.reserve(0) is None
+        if held.id != former.id:
+            with pytest.raises(LeaseLost):
+                first.extend(former)
+        with pytest.raises(LeaseLost):
+            first.commit(former)
+        second.commit(held)
+        assert second.reserve(0) is not None
+
+
+def test_lowered_limit_drains_and_a_raised_one_is_used(url: str) -> None:
+    with Client(url) as client:
+        client.queue("limited", limit=Limit(concurrency=4)).push_many(range(10))
+        queue = client.queue("limited")
+        held = queue.reserve_many(10, timeout=0)
+        assert len(held) == 4
+        client.reshape("limited", limit=Limit(concurrency=1))
+        queue.commit(*held[:3])
+        queue.commit(held[3])
+        assert len(queue.reserve_many(10, timeout=0)) == 1
+        client.reshape("limited", limit=Limit(concurrency=6))
+        assert len(queue.reserve_many(10, timeout=0)) == 5
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(4, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
+)
+def test_killed_processes_keep_the_limit(kills: int, url: str, tmp_path: Path) -> None:
+    """No more messages are held at any time, and no slot stays taken."""
+    with Client(url) as client:
+        queue = client.queue("limited", limit=Limit(concurrency=LIMIT))
+        queue.push_many([f"test.{number}" for number in range(40)])
+    ledger = ledger_of("tests.integration.slot_kills", url, kills, tmp_path / "ledger")
+    rest: list[str] = []
+    with Client(url) as client:
+        queue = client.queue("limited", max_tries=None)
+        while queue.counts().total > 0:
+            held = queue.reserve_many(100, timeout=30 * LEASE_S)
+            assert 0 < len(held) <= LIMIT
+            rest += [each.payload for each in held]
+            queue.commit(*held)
+        assert not client.database["pyqueue"].count_documents({"slot": {"$exists": True}})
+    acknowledged = ledger["commit"]
+    begun = ledger["begin-commit"]
+    finished = [each.partition("|")[0] for each in begun if each in acknowledged] + rest
+    assert max(Counter(finished).values()) == 1, "finished twice"
+    unknown = {each.partition("|")[0] for each in begun if each not in acknowledged}
+    early = [f"test.{number}" for number in range(40)]
+    assert {*early, *ledger["pushed"]} - set(finished) <= unknown, "lost"
+    check_overlaps(ledger["held"])
+    if kills > 5:  # a slow machine may do little between a few kills
+        assert acknowledged.total() > kills, "it did no work"
+
+
+def check_overlaps(held: Counter[str]) -> None:
+    """Check that at no instant more messages were held, nor two with one slot."""
+    spans: list[tuple[float, float, str]] = []
+    for each in held:
+        slot, *times = each.split("|")
+        began, until = map(float, times)
+        if began < until:
+            spans.append((began, until, slot))
+    spans.sort()
+    open_until: dict[str, float] = {}
+    for began, until, slot in spans:
+        assert open_until.get(slot, 0) <= began, f"two messages have slot {slot}"
+        open_until[slot] = until
+        assert sum(end > began for end in open_until.values()) <= LIMIT

@@ -1,0 +1,476 @@
+"""Limits on concurrency: no failure and no race holds more messages, and no slot is lost.
+
+Each operation is cut, stalled and undone at each of its commands. There is no server. The last
+tests run real plans in virtual time, with processes that die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.settling import Output, fan_out
+from pyqueue.errors import InvalidMessage, TimeLimitReached
+from pyqueue.messages import Backoff
+from pyqueue.requests import Plan, UpdateEach, WriteFailure
+from pyqueue.waiters import Waiters
+from tests.plans.faults import Faults
+from tests.plans.meddler import Meddler
+from tests.plans.runner import NOW, after
+from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.store import Process, Task, World, instant
+
+LEASE = 60.0
+LIMIT = 3
+MESSAGES = 12
+
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(23, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+def plans(concurrency: int | None = LIMIT, kind: str = "standard", **options: Any) -> QueuePlans:
+    """Return a queue with a limit; None: as a program that does not give the limit has it."""
+    shape = {} if concurrency is None else {"limit": {"concurrency": concurrency}}
+    given = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0), **options}
+    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
+
+
+def held_in(documents: Any, now: Any) -> list[Any]:
+    """Return the messages of the queue that are held under a live lease."""
+    return [
+        each for each in documents if each["q"] == "a" and "token" in each and each["when"] > now
+    ]
+
+
+class Consumer:
+    """A process that consumes, and what it has finished."""
+
+    def __init__(self) -> None:
+        self.plans = plans()
+        self.waiting = Waiters("a")
+        self.ended: set[int] = set()
+        #: What it began to end. The outcome is unknown if that did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, limit: int) -> Plan[list[Any]]:
+        return self.plans.receive(self.waiting, limit, timeout=0)
+
+    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
+        numbers = {each.payload for each in held}
+        if ends:
+            self.begun |= numbers
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {each.payload for each in (*error.lost, *error.unknown)}
+        if ends:
+            self.ended |= numbers - lost
+
+    def work(self) -> Plan[None]:
+        """Receive several times, and end each message in another way."""
+        for first in ("commit", "fan out"):
+            held = yield from self.receive(5)
+            if first == "commit":
+                yield from self.settle(self.plans.commit(held[:1]), held[:1], ends=True)
+            else:
+                for each in held[:1]:
+                    outputs = [Output(f"new{each.payload}", plans().target, 100, None)]
+                    outputs[0] = outputs[0]._replace(target=other().target)
+                    end = fan_out(self.plans.target, each, outputs)
+                    yield from self.settle(end, [each], ends=True)
+            yield from self.settle(self.plans.extend(held[1:2]), held[1:2], ends=False)
+            yield from self.settle(self.plans.bury(held[1:2]), held[1:2], ends=True)
+            yield from self.settle(self.plans.rollback(held[2:], delay=0), held[2:], ends=False)
+            held = yield from self.receive(1)
+            yield from self.settle(self.plans.release(held), held, ends=False)
+            held = yield from self.receive(2)
+            move = self.plans.move([(each, each.payload) for each in held], to="b")
+            yield from self.settle(move, held, ends=True)
+
+
+def other() -> QueuePlans:
+    return QueuePlans("b", Options(dead_letter="dead"), owner="me")
+
+
+@cache
+def stored() -> list[Any]:
+    """Return the documents of a queue with a limit."""
+    steps = Steps()
+    steps.run(plans().push(list(range(MESSAGES))))
+    return steps.all()
+
+
+def drain(steps: Steps) -> list[int]:
+    """Consume what is left, as a process that begins after all leases have ended."""
+    steps.seconds += 1000
+    last = Consumer()
+    delivered: list[int] = []
+    while held := steps.run(last.receive(100)):
+        assert len(held) <= LIMIT
+        delivered += [each.payload for each in held]
+        steps.run(last.plans.commit(held))
+    live = {"q": "a", "record": {"$exists": False}}
+    assert list(steps.collection.find(live)) == []
+    return delivered
+
+
+def check(steps: Steps) -> None:
+    """Check what holds at any time."""
+    found = steps.collection.find({"q": "a", "token": {"$exists": True}})
+    documents = [{**each, "when": each["when"].replace(tzinfo=NOW.tzinfo)} for each in found]
+    assert all("slot" in each for each in documents)
+    assert len(held_in(documents, steps.now)) <= LIMIT
+
+
+def audit(steps: Steps, *consumers: Consumer) -> None:
+    """Check that each message is delivered, or was finished once."""
+    check(steps)
+    left = drain(steps)
+    assert len(left) == len(set(left))
+    ended = [number for each in consumers for number in each.ended]
+    assert len(ended) == len(set(ended))
+    assert not set(left) & set(ended)
+    begun = {number for each in consumers for number in each.begun}
+    assert set(range(MESSAGES)) - set(left) <= begun
+
+
+FAULTS = Faults(stored, Consumer, audit, 250, check)
+
+
+@some_or_every
+@pytest.mark.parametrize("after", [False, True])
+def test_consumer_dies_anywhere(after: bool, every: int) -> None:
+    FAULTS.dies(after, every)
+
+
+@some_or_every
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_message_to_the_server_is_lost_anywhere(lost: Callable[..., Any], every: int) -> None:
+    FAULTS.loses_a_message(lost, every)
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
+    FAULTS.sleeps_while_another_works(every)
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
+    FAULTS.sleeps_beyond_its_lease(every)
+
+
+@some_or_every
+def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
+    FAULTS.fails_over(every)
+
+
+# ---- one look
+
+
+class Scene:
+    """A store with a queue that has messages, and its processes."""
+
+    def __init__(self, messages: int = 6, concurrency: int = LIMIT, **options: Any) -> None:
+        self.store = World(0).store
+        self.runner = Meddler(self.store)
+        self.plans = plans(concurrency, **options)
+        self.waiting = Waiters("a")
+        ids = [f"m{number}" for number in range(messages)]
+        self.runner.run(self.plans.push(list(range(messages)), ids=ids, keys=ids))
+
+    def receive(self, limit: int, waiting: Waiters | None = None) -> list[Any]:
+        """Receive what may start now."""
+        self.runner.answers = [self.runner.carried] * 1000
+        del self.runner.commands[:]
+        return self.runner.run(self.plans.receive(waiting or self.waiting, limit, timeout=0))
+
+    def passes(self, seconds: float) -> None:
+        """Let time pass."""
+        self.runner.now += timedelta(seconds=seconds)
+
+    def reshape(self, concurrency: int) -> None:
+        """Change the limit."""
+        record = self.store.documents["~queue:a"]
+        self.plans = plans(None)
+        self.store._put({**record, "shape": {"limit": {"concurrency": concurrency}}})
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+@pytest.mark.parametrize("kind", ["standard", "priority"])
+def test_messages_up_to_the_limit_are_held(kind: str, limit: int) -> None:
+    scene = Scene(kind=kind)
+    held: list[Any] = []
+    while more := scene.receive(limit):
+        held += more
+    assert [each.payload for each in held] == [0, 1, 2]
+    scene.runner.run(scene.plans.commit(held[:2]))
+    assert [each.payload for each in scene.receive(10)] == [3, 4]
+
+
+def test_blocked_look_keeps_the_levels() -> None:
+    """Nothing that it saw and left is forgotten until the next rescan."""
+    scene = Scene(0, 1, kind="priority")
+    for priority in (3, 9, 5, 9):
+        scene.runner.run(scene.plans.push([priority], priorities=[priority]))
+    found = []
+    for _ in range(4):
+        (held,) = scene.receive(10)
+        assert scene.receive(10) == []
+        scene.waiting.scan.rescan_at = after(10_000)
+        found.append(held.payload)
+        scene.passes(0.8)
+        scene.runner.run(scene.plans.commit([held]))
+    assert found == [9, 9, 5, 3]
+
+
+def test_blocked_consumer_waits_for_the_end_of_a_lease() -> None:
+    """It does not look again for what is ready, and reads the limit again in time."""
+    scene = Scene()
+    (first, *_) = scene.receive(3)
+    scene.runner.run(scene.plans.extend([first], lease=2))
+    waiting = Waiters("a")
+
+    def wait(request: Any) -> bool:
+        waiting.scan.rescan_at = after(10_000)
+        scene.runner.now = request.until
+        return True
+
+    scene.runner.on_wait = wait
+    scene.runner.listening = True
+    (held,) = scene.runner.run(scene.plans.receive(waiting, 1, timeout=100))
+    assert held.payload == 0 or held.payload == 3
+    assert [request.until for request in scene.runner.waits][-1] == after(2)
+    assert len(scene.runner.waits) <= 3
+    waiting.scan.limit.blocked_until = after(1000)
+    del scene.runner.waits[:]
+    scene.runner.run(scene.plans.receive(waiting, 1, timeout=6))
+    assert all(each.until <= scene.runner.now + timedelta(seconds=5) for each in scene.runner.waits)
+
+
+def test_slot_of_a_lapsed_lease_is_taken_for_good() -> None:
+    """Its former holder can neither extend nor settle."""
+    scene = Scene()
+    former = scene.receive(3)
+    scene.passes(LEASE + 1)
+    scene.runner.run(scene.plans.extend(former[:1]))  # nobody needed the slot
+    again = scene.receive(10, Waiters("a"))
+    assert len(again) == 2
+    for plan in (scene.plans.extend(former[1:]), scene.plans.commit(former[1:])):
+        with pytest.raises(LeaseLost) as caught:
+            scene.runner.run(plan)
+        assert len(caught.value.lost) == 2
+    assert len(held_in(scene.store.documents.values(), scene.runner.now)) == LIMIT
+
+
+def test_lease_that_is_extended_meanwhile_keeps_its_slot() -> None:
+    """A look saw that it had ended. Then its holder extended it."""
+    for place in range(9):
+        scene = Scene(6, 1)
+        (former,) = scene.receive(1)
+        scene.passes(LEASE + 1)
+        extended: list[Any] = []
+
+        def extend(scene: Scene = scene, former: Any = former, to: list[Any] = extended) -> None:
+            with contextlib.suppress(LeaseLost):
+                Meddler(scene.store, now=scene.runner.now).run(scene.plans.extend([former]))
+                to.append(former)
+
+        runner = Meddler(scene.store, place, extend, now=scene.runner.now)
+        taken = runner.run(scene.plans.receive(Waiters("a"), 1, timeout=0))
+        assert len(taken) + len(extended) <= 1 + (place > 5)
+        assert len(held_in(scene.store.documents.values(), runner.now)) == 1
+
+
+def test_lowered_limit_drains_and_a_raised_one_is_used() -> None:
+    scene = Scene(12, 5)
+    held = scene.receive(5)
+    scene.reshape(2)
+    scene.waiting.scan.flag_read = None
+    more: list[Any] = []
+    for each in held:
+        more += scene.receive(10)
+        assert len(more) <= 2
+        scene.runner.run(scene.plans.commit([each]))
+    more += scene.receive(10)
+    assert len(more) == 2
+    scene.reshape(4)
+    scene.waiting.scan.flag_read = None
+    assert len(scene.receive(10)) == 2
+
+
+ENDS: dict[str, Callable[[QueuePlans, Any], Plan[Any]]] = {
+    "commit": lambda queue, held: queue.commit(held),
+    "commit one": lambda queue, held: queue.commit(held[:1]),
+    "rollback later": lambda queue, held: queue.rollback(held, delay=100),
+    "rollback": lambda queue, held: queue.rollback(held, delay=0),
+    "release": lambda queue, held: queue.release(held),
+    "bury": lambda queue, held: queue.bury(held),
+    "move": lambda queue, held: queue.move([(each, 1) for each in held], to="b"),
+}
+
+
+@pytest.mark.parametrize("history", [None, 60])
+@pytest.mark.parametrize("end", ENDS)
+def test_end_of_a_claim_frees_the_slot_and_signals(end: str, history: float | None) -> None:
+    scene = Scene(history=history)
+    held = scene.receive(2)
+    del scene.runner.signals[:]
+    scene.runner.run(ENDS[end](scene.plans, held))
+    assert ("a", NOW) in scene.runner.signals
+    left = [each for each in scene.store.documents.values() if "slot" in each]
+    assert len(left) == (1 if end == "commit one" else 0)
+    assert all("token" in each for each in left)
+
+
+def test_handover_frees_the_slot_and_signals() -> None:
+    steps = Steps()
+    steps.run(plans().push([1]))
+    (held,) = steps.run(plans().receive(Waiters("a"), 1, timeout=0))
+    del steps.signals[:]
+    steps.run(fan_out(plans().target, held, [Output("new", other().target, 1, None)]))
+    assert ("a", NOW) in steps.signals
+    assert not [each for each in steps.all() if "slot" in each]
+
+
+def test_settle_without_a_limit_signals_nothing() -> None:
+    store = World(0).store
+    runner = Meddler(store)
+    free = plans(None)
+    runner.run(free.push([1, 2]))
+    held = runner.run(free.receive(Waiters("a"), 2, timeout=0))
+    assert not any("slot" in each for each in store.documents.values())
+    del runner.signals[:]
+    runner.run(free.commit(held))
+    assert not runner.signals
+
+
+def test_pops_and_named_claims_are_refused() -> None:
+    """Also by a program that does not know of the limit."""
+    scene = Scene()
+    with pytest.raises(ConfigurationError, match=r"^pop: .*reserve messages"):
+        scene.runner.run(plans(None).receive(Waiters("a"), 1, timeout=0, pop=True))
+    claims = NamedClaims(plans(None), "group")
+    with pytest.raises(ConfigurationError, match=r"^claim: .*reserve messages"):
+        scene.runner.run(claims.begin(5, 60))
+
+
+def test_message_that_cannot_be_claimed_is_buried() -> None:
+    """The server refuses to count its tries. The rest is claimed by the same command."""
+    scene = Scene()
+    scene.store.documents["m1"]["tries"] = "many"
+    update_each = scene.store._update_each
+
+    def refusing(request: UpdateEach) -> Any:
+        pairs = [pair for pair in request.pairs if pair[0]["_id"] != "m1"]
+        matched, failures = update_each(UpdateEach(pairs, w1=True))
+        place = [pair[0]["_id"] for pair in request.pairs].index("m1")
+        return matched, [*failures, WriteFailure(place, None, InvalidMessage("not a number"))]
+
+    scene.store._update_each = refusing  # type: ignore[method-assign]
+    (*held,) = scene.runner.run(scene.plans.receive(scene.waiting, 2, timeout=0))
+    assert len(held) == 2
+    assert 1 not in [each.payload for each in held]
+    assert scene.store.documents["m1"]["q"] == "dead"
+
+
+def test_message_that_a_transaction_holds_is_passed_over() -> None:
+    """The claim of several waits for it in vain. A claim of one gets past it."""
+    scene = Scene()
+    carried = scene.runner.carried
+
+    def locked(request: Any) -> Any:
+        found = [request.filter] if hasattr(request, "filter") else []
+        found += [match for match, _ in getattr(request, "pairs", ())]
+        writes = hasattr(request, "update") or hasattr(request, "pairs")
+        if writes and any("m0" in str(each.get("_id")) for each in found):
+            raise TimeLimitReached("it took too long")
+        return carried(request)
+
+    scene.runner.carried = locked  # type: ignore[method-assign]
+    held: list[Any] = []
+    while more := scene.receive(3):
+        held += more
+    assert len(held) == LIMIT
+    assert 0 not in [each.payload for each in held]
+
+
+# ---- competing processes, in virtual time
+
+
+def consume(process: Process, seed: int, mortal: bool) -> Task:
+    """Receive for ever, and end messages in several ways. Die now and then."""
+    choose = random.Random(seed)
+    queue = plans(None)
+    while True:
+        limit = choose.choice((1, 1, 4, 10))
+        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
+        if mortal and choose.random() < 0.05:
+            for _ in range(choose.randrange(40)):
+                try:
+                    yield next(plan)
+                except StopIteration:
+                    break
+            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
+            yield process.world.sleep(100)
+            continue
+        held = yield from plan
+        yield process.world.sleep(choose.uniform(0, 20))
+        for each in held:
+            with contextlib.suppress(LeaseLost):
+                if choose.random() < 0.7:
+                    yield from process.run(queue.commit([each]))
+                else:
+                    yield from process.run(queue.rollback([each], delay=0))
+
+
+def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
+    """Push messages."""
+    choose = random.Random(seed)
+    queue = plans()
+    for _ in range(20):
+        yield process.world.sleep(choose.uniform(0, 150))
+        pushed += yield from process.run(queue.push([1] * choose.choice((1, 1, 5))))
+
+
+@pytest.mark.parametrize("mortal", [False, True])
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+)
+def test_competing_processes_hold_no_more_messages(seed: int, mortal: bool) -> None:
+    """All messages are finished once. While none dies, all slots are used."""
+    world = World(seed, lost=0.2, late=0.1)
+    store, done, most = world.store, list[Any](), [0]
+
+    def changed(before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
+        if then is None:
+            done.append(before["_id"])
+        now = instant(world.time)
+        others = [each for each in store.documents.values() if each["_id"] != before["_id"]]
+        held = held_in([*others, *([] if then is None else [then])], now)
+        most[0] = max(most[0], len(held))
+
+    store.on_change = changed
+    pushed: list[Any] = [*Meddler(store).run(plans().push([1]))]
+    processes = [Process(world, "a") for _ in range(5)]
+    for number, process in enumerate(processes[3:]):
+        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
+    for number, process in enumerate(processes[:3]):
+        world.spawn(consume(process, seed * 10 + number, mortal), 300)
+    world.run(20_000)
+    if mortal:
+        world.run(20_000 + 6 * LEASE * 1000)
+    assert sorted(map(str, done)) == sorted(map(str, pushed))
+    assert most[0] == LIMIT
