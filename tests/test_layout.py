@@ -24,6 +24,10 @@ import signals
 from pyqueue import errors, queues
 from pyqueue.drivers import AsyncDriver, Driver
 from pyqueue.renewal import AsyncRenewer, Renewer
+from tests.test_form import tree_of
+
+#: One worker reads all files for the tests of form and layout.
+pytestmark = pytest.mark.xdist_group("form")
 
 ROOT = Path(__file__).parents[1]
 
@@ -645,7 +649,7 @@ IMPURE = {
 
 def imports(path: Path) -> Iterator[str]:
     """Every module that a file imports, wherever in it, those for type checkers included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -710,7 +714,7 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
         return
     for name in imports(path):
         assert name.split(".")[0] not in IMPURE, f"{module} imports {name}"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         assert not isinstance(
             node, (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
         ), module
@@ -772,7 +776,7 @@ def test_the_bus_stands_alone(path: Path) -> None:
 def test_only_drivers_hand_a_collection_to_a_request() -> None:
     """`send` is what reaches a database; nobody else calls it."""
     for path, module in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             called = (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)

@@ -26,9 +26,6 @@ def named(held: Reservation[Any]) -> str:
     return f"{held.payload}|{held.token}"
 
 
-settle = partial(kills.settle, name=named)
-
-
 def push(url: str, name: str, note: Note) -> NoReturn:
     """Push single messages and batches, for ever. A payload says its group and its number there."""
     rng = random.Random(name)
@@ -58,13 +55,15 @@ def consume(url: str, name: str, note: Note) -> NoReturn:
         queue = client.queue("ordered", kind="ordered", lease=LEASE_S, max_tries=None)
         queue.paused()
         note("started", name)
-        while True:
-            held = queue.reserve_many(rng.choice([1, 3, 50]), timeout=0.05)
-            rng.shuffle(held)
-            part = len(held) // 10
-            settle(note, "commit", queue.commit, held[2 * part :])
-            settle(note, "rollback", partial(queue.rollback, delay=0), held[:part])
-            settle(note, "release", queue.release, held[part : 2 * part])
+        kills.consume(
+            queue,
+            note,
+            rng,
+            [1, 3, 50],
+            named,
+            rollback=partial(queue.rollback, delay=0),
+            release=queue.release,
+        )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from pyqueue import Client
 from tests.support import kills
 from tests.support.kills import LEASE_S, Note, kill_again_and_again
 
-settle = partial(kills.settle, name=attrgetter("payload"))
-
 
 def push(url: str, name: str, note: Note) -> NoReturn:
     """Push single messages and batches, and change the priority of some, for ever."""
@@ -46,14 +44,16 @@ def consume(url: str, name: str, note: Note) -> NoReturn:
         queue = client.queue("jobs", kind="priority", strict=True, lease=LEASE_S, max_tries=None)
         queue.paused()
         note("started", name)
-        while True:
-            held = queue.reserve_many(rng.choice([1, 1, 3, 50]), timeout=0.05)
-            rng.shuffle(held)
-            part = len(held) // 10
-            settle(note, "commit", queue.commit, held[3 * part :])
-            settle(note, "rollback", partial(queue.rollback, delay=0), held[:part])
-            settle(note, "release", queue.release, held[part : 2 * part])
-            settle(note, "bury", queue.bury, held[2 * part : 3 * part])
+        kills.consume(
+            queue,
+            note,
+            rng,
+            [1, 1, 3, 50],
+            attrgetter("payload"),
+            rollback=partial(queue.rollback, delay=0),
+            release=queue.release,
+            bury=queue.bury,
+        )
 
 
 if __name__ == "__main__":

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from pyqueue import Client
-from tests.support.kills import LEASE_S, ledger_of
+from tests.support.kills import LEASE_S, few_or_many_kills, ledger_of
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
-)
+@few_or_many_kills
 def test_killed_processes_leave_each_group_in_order(kills: int, url: str, tmp_path: Path) -> None:
     early = [f"test.{number % 20}:{number}" for number in range(100)]
     with Client(url) as client:

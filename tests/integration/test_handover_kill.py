@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from pyqueue import Client
 from tests.integration.handover_kills import OUTPUTS, stage
-from tests.support.kills import ledger_of, recover_all
+from tests.support.kills import few_or_many_kills, ledger_of, recover_all
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
-)
+@few_or_many_kills
 def test_killed_processes_make_each_part_once(kills: int, url: str, tmp_path: Path) -> None:
-    messages = 100 * kills
+    messages = 40 * kills
     with Client(url) as client:
         queue = client.queue("in", max_tries=None)
         queue.push_many(range(messages))

@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from pyqueue import Client
 from tests.support.eventually import eventually
-from tests.support.kills import ledger_of
+from tests.support.kills import few_or_many_kills, ledger_of
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
-)
+@few_or_many_kills
 def test_killed_users_of_priorities_leave_an_exact_ledger(
     kills: int, url: str, tmp_path: Path
 ) -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from pyqueue import Client
-from tests.support.kills import LEASE_S, ledger_of
+from tests.support.kills import LEASE_S, few_or_many_kills, ledger_of
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
-)
+@few_or_many_kills
 def test_killed_processes_leave_an_exact_ledger(kills: int, url: str, tmp_path: Path) -> None:
     ledger = ledger_of("tests.integration.stream_kills", url, kills, tmp_path / "ledger")
     with Client(url) as client:

@@ -16,6 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from pyqueue import Client, LeaseLost
 from pyqueue.backends.recovering import recover
 from pyqueue.connecting import runner_of
@@ -26,6 +28,8 @@ __all__ = [
     "LEASE_S",
     "Ledger",
     "Note",
+    "consume",
+    "few_or_many_kills",
     "kill_again_and_again",
     "ledger_of",
     "recover_all",
@@ -36,6 +40,11 @@ __all__ = [
 LEASE_S = 1.0
 #: The longest time between two kills. A child lives through two of them.
 LIFE_S = 0.12
+
+#: ``make test`` kills a few processes, ``make test-slow`` many.
+few_or_many_kills = pytest.mark.parametrize(
+    "kills", [pytest.param(5, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
+)
 
 #: Writes a line of words to the ledger. A child notes "started" once it has connected.
 Note = Callable[..., None]
@@ -60,6 +69,33 @@ def settle(
     except LeaseLost as error:  # a slow machine
         lost = set(map(name, error.lost))
     note(what, *(name(each) for each in held if name(each) not in lost))
+
+
+def consume(
+    queue: Any,
+    note: Note,
+    rng: random.Random,
+    limits: Sequence[int],
+    name: Callable[[Any], object],
+    **ways: Callable[..., None],
+) -> NoReturn:
+    """Receive, end a tenth in each of these ways, and commit the rest, for ever.
+
+    Args:
+        queue: the queue.
+        note: writes to the ledger.
+        rng: what decides.
+        limits: how many messages a call may ask for.
+        name: says what to note of each message.
+        **ways: what ends messages, by the word that the ledger gets.
+    """
+    while True:
+        held = queue.reserve_many(rng.choice(limits), timeout=0.05)
+        rng.shuffle(held)
+        part = len(held) // 10
+        settle(note, "commit", queue.commit, held[len(ways) * part :], name)
+        for place, (what, call) in enumerate(ways.items()):
+            settle(note, what, call, held[place * part : (place + 1) * part], name)
 
 
 def kill_again_and_again(works: Sequence[Work], arguments: Sequence[str]) -> None:
