@@ -23,8 +23,8 @@ def test_killed_processes_make_each_part_once(kills: int, url: str, tmp_path: Pa
         collection = client.database["pyqueue"]
         ended = collection.count_documents({"ended": {"$exists": True}})
         left = queue.counts().total
+        recover_all(client, "in")  # otherwise the stage waits for its next pass
         stage(client).run(until_empty=True, handle_signals=False)
-        recover_all(client, "in")
         parts = Counter(
             tuple(each["payload"])
             for each in collection.find(
