@@ -183,6 +183,50 @@ def test_pack_moves_to_another_bucket(
         other.commit(again[1])
 
 
+def test_packed_messages_move_into_ordered_groups(
+    client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    """They come one at a time, in the order of the calls, behind what the group has."""
+    ordered = client.queue(f"{name}-o", kind="ordered")
+    ordered.push("first", group="g")
+    queue.push_many(range(5))
+    held = queue.reserve_many(5, timeout=0)
+    queue.move(held[2], held[1], to=ordered, group="g")
+    queue.move(held[0], to=ordered, group="g", key="k")
+    queue.move(held[3], to=ordered, group="g", delay=60)
+    queue.move(held[4], to=ordered)
+    assert ordered.counts() == Counts(ready=5, scheduled=1)
+    [free] = [each for each in ordered.peek(9) if each.payload == 4]
+    assert free.group is None
+    assert client.queue(f"{name}-o", kind="ordered").push("k", key="k", group="g") is None
+    got = []
+    while some := ordered.reserve_many(9, timeout=0):
+        assert sum(each.group == "g" for each in some) <= 1
+        got += [each.payload for each in some if each.group == "g"]
+        ordered.commit(*some)
+    assert got == ["first", 2, 1, 0]
+    assert ordered.get(held[3].id).group == "g"
+
+
+def test_packed_messages_move_into_priorities(
+    client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    levels = client.queue(f"{name}-p", kind="priority")
+    levels.push_many(["low", "high"], priorities=[1, 8])
+    queue.push_many(range(4))
+    held = queue.reserve_many(4, timeout=0)
+    queue.move(held[0], to=levels, priority=9)
+    queue.move(held[1], to=levels, priority=0)
+    queue.move(held[2], to=levels)
+    queue.move(held[3], to=levels, priority=9, delay=60)
+    assert levels.counts() == Counts(ready=5, scheduled=1)
+    got = [each.payload for each in levels.pop_many(9, timeout=0)]
+    assert got == [0, "high", 2, "low", 1]
+    assert levels.get(held[2].id) is None
+    with pytest.raises(ConfigurationError, match="priority"):
+        queue.move(held[1], to=f"{name}-x", priority=3)
+
+
 def test_key_of_a_move_is_checked(client: AnyClient, queue: AnyQueue, name: str) -> None:
     client.queue(f"{name}-x", kind="standard").push("there", key="k")
     queue.push_many(range(2))
