@@ -458,7 +458,7 @@ BACKENDS: dict[str, set[str]] = {
     "recovering": {"handover", "kind", "namespace", "scan", "transitions"},
     "pack_settling": {"applying", "handover", "kind", "transitions"},
     "pack_leaving": {
-        *("handover", "invalid", "kind", "namespace", "options", "pack_settling"),
+        *("applying", "handover", "invalid", "kind", "namespace", "options", "pack_settling"),
         "transitions",
     },
     "pack_moving": {

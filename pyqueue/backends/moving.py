@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, pack_moving, pack_settling, transitions
@@ -17,6 +17,7 @@ from pyqueue.backends.applying import (
 )
 from pyqueue.backends.kind import Kind, lookup, require
 from pyqueue.backends.options import NewMessage, Target
+from pyqueue.backends.pack_moving import SimpleMoveOptions
 from pyqueue.backends.pack_settling import packed
 from pyqueue.clock import BAND
 from pyqueue.documents import stored_group
@@ -34,16 +35,10 @@ OPERATORS: Final = (
 )
 
 
-class MoveOptions(TypedDict, total=False):
+class MoveOptions(SimpleMoveOptions, total=False):
     """The options of a move; see ``Queue.move``."""
 
     update: Mapping[str, Any] | None
-    headers: Mapping[str, Any] | None
-    delay: float | timedelta | None
-    key: str | None
-    priority: int | None
-    group: str | None
-    session: object
 
 
 def dump(codec: Codec[Any], payload: Any) -> Any:
@@ -88,17 +83,17 @@ def move(
         for each, payload in pairs
     }
     inside, held = packed(held)
-    _refuse_packed(inside, edits, session)
+    _refuse_packed(inside, edits)
     target = yield from _entered(to, [*inside, *held], priority, group)
     if inside:
-        yield from _refuse_taken(target, key)
+        yield from _refuse_taken(target, key, session)
         some = [(each, values[id(each)]) for each in inside]
         rest = [pair for pair in pairs if not isinstance(pair[0], PackedReservation)]
-        same = MoveOptions(headers=headers, delay=delay, priority=priority, group=group)
-        yield from pack_settling.each_part(
-            pack_moving.move(queue, kind, some, target, labels, delay, key, priority, group),
-            move(queue, kind, rest, to=target, **same),
+        same = SimpleMoveOptions(
+            headers=labels, delay=delay, key=key, priority=priority, group=group, session=session
         )
+        mine = pack_moving.move(queue, kind, some, target, **same)
+        yield from pack_settling.each_part(mine, move(queue, kind, rest, to=target, **same))
         return
     settlements = [
         move_settlement(
@@ -154,21 +149,19 @@ def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
     arguments.key(key)
 
 
-def _refuse_packed(
-    inside: Sequence[Reservation[Any]], edits: Mapping[str, object], session: object
-) -> None:
+def _refuse_packed(inside: Sequence[Reservation[Any]], edits: Mapping[str, object]) -> None:
     """Refuse what the move of a message out of its pack cannot do."""
-    if inside and (edits or session is not None):
+    if inside and edits:
         raise ConfigurationError(
-            f"{'update' if edits else 'session'}: message {inside[0].id} shares a document with "
-            "more messages: move it with payload=, without a session"
+            f"update: message {inside[0].id} shares a document with more messages: move it with "
+            "payload="
         )
 
 
-def _refuse_taken(target: Target, key: str | None) -> Plan[None]:
+def _refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
     """Refuse a key that is taken before anything is written."""
     match = {"q": target.queue, "key": key}
-    if key is not None and (yield from Find(match, {"_id": 1}, limit=1)):
+    if key is not None and (yield from Find(match, {"_id": 1}, limit=1, session=session)):
         raise _key_taken(target, key)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace, transitions
+from pyqueue.backends.applying import check_time_left
 from pyqueue.backends.handover import Handover, Result, hand_over
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind
@@ -28,10 +29,11 @@ from pyqueue.backends.pack_settling import (
     roll_back_whole,
     still_held,
 )
+from pyqueue.backends.transitions import hidden_queue
 from pyqueue.errors import Unavailable
 from pyqueue.messages import PackedReservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Document, Find, Plan, ServerTime
+from pyqueue.requests import Delete, Document, Find, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = [
     "Leaver",
@@ -56,7 +58,7 @@ Whole = Callable[[Group, Held], Plan[bool]]
 
 
 def leave(
-    group: Group, leavers: Sequence[Leaver], *, together: bool = False
+    group: Group, leavers: Sequence[Leaver], *, together: bool = False, session: object = None
 ) -> Plan[tuple[int, int]]:
     """Take messages out of a pack.
 
@@ -64,20 +66,22 @@ def leave(
         group: the claim that holds them.
         leavers: the messages.
         together: whether they share documents where they go; see ``packs.parts``.
+        session: the session of the caller's transaction, or None.
 
     Returns:
         The bits of those that were not held any more, and of those of which that is not known.
     """
     fields = dict.fromkeys(("b", "at", "type", "pushed", "trail", "token"), 1)
-    found = yield from Find({"_id": group.pack, "token": group.token}, fields, limit=1)
+    match = {"_id": group.pack, "token": group.token}
+    found = yield from Find(match, fields, limit=1, session=session)
     bits, lost = group.bits, 0
     now = yield from ServerTime()
-    hold = group.hold
+    hold = group.hold if session is None else None
     copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
     for _, copy in copies:
         encode(copy)  # nothing is written if one of them is too large
     while bits:
-        still = yield from still_held(group._replace(bits=bits))
+        still = yield from still_held(group._replace(bits=bits, hold=hold), session)
         lost |= bits & ~still
         bits = still
         if not bits:
@@ -85,6 +89,9 @@ def leave(
         some = [copy for place, copy in copies if bits >> place & 1]
         if together:
             some = packs.parts(group.pack, group.token, some)
+        if session is not None:
+            yield from _leave_in_transaction(group._replace(bits=bits), some, session)
+            return lost, 0
         handover = Handover(group.queue, group.pack, group.token, some)
         result = yield from hand_over_bits(group._replace(bits=bits), handover)
         if result == "done":
@@ -94,8 +101,23 @@ def leave(
     if hold and lost:
         hold.begin(None)
         hold.settled(lost, None, matched=True)
-    yield from end_claim(group)
+    yield from end_claim(group._replace(hold=hold))
     return lost, 0
+
+
+def _leave_in_transaction(
+    group: Group, documents: Sequence[Document], session: object
+) -> Plan[None]:
+    """Let documents begin in a transaction. The pack stays held until its lease ends."""
+    yield from Update(group.fence, packs.setting(group.bits), session=session)
+    # A former holder, who died, may have left hidden copies with these ids.
+    ids = [each["_id"] for each in documents]
+    hidden = {"_id": {"$in": ids}, "q": hidden_queue(group.queue)}
+    yield from Delete(hidden, many=True, session=session)
+    for failure in (yield from Insert([encode(each) for each in documents], session=session)):
+        raise failure.error
+    for queue, when in {(each["q"], each["when"]) for each in documents}:
+        yield from Signal(queue, when, session)
 
 
 def hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
@@ -137,8 +159,13 @@ def leave_each(
     *,
     whole: Whole | None = None,
     together: bool = False,
+    session: object = None,
 ) -> Plan[None]:
     """Take messages out of their packs, unless ``whole`` settles all that is left of one."""
+    if session is not None:
+        whole, now = None, (yield from ServerTime())
+        for one in held:
+            check_time_left(one, now)
     lost: list[PackedReservation[Any]] = []
     unknown: list[PackedReservation[Any]] = []
     for number, (group, members) in enumerate(groups):
@@ -146,7 +173,7 @@ def leave_each(
         try:
             if whole is not None and (yield from whole(group, members)):
                 continue
-            gone, unclear = yield from leave(group, leavers, together=together)
+            gone, unclear = yield from leave(group, leavers, together=together, session=session)
         except Unavailable as error:
             ids = [each.id for _, some in groups[number:] for each in some]
             raise Unavailable(str(error), ids=ids) from error
@@ -166,6 +193,7 @@ def rollback(
     *,
     delay: float | timedelta | None = None,
     error: BaseException | str | None = None,
+    session: object = None,
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try.
 
@@ -197,8 +225,10 @@ def rollback(
 
         return waiting
 
-    burials = [_bury(queue, kind, options.dead_letter, last, "tries", record)] if last else []
-    yield from each_part(*burials, leave_each(queue, held, rest, make, whole=whole))
+    parts = [leave_each(queue, held, rest, make, whole=whole, session=session)]
+    if last:
+        parts.append(_bury(queue, kind, options.dead_letter, last, "tries", record, session))
+    yield from each_part(*parts)
 
 
 def release(queue: str, kind: Kind, held: Held) -> Plan[None]:
@@ -232,14 +262,20 @@ def bury(
 
 
 def _bury(
-    queue: str, kind: Kind, dead_letter: str, held: Held, reason: str, record: ErrorRecord
+    queue: str,
+    kind: Kind,
+    dead_letter: str,
+    held: Held,
+    reason: str,
+    record: ErrorRecord,
+    session: object = None,
 ) -> Plan[None]:
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
 
     def make(each: PackedReservation[Any]) -> Make:
         return burial(queue, target, reason, each.tries, record or each.error)
 
-    yield from leave_each(queue, held, by_pack(queue, kind, held), make)
+    yield from leave_each(queue, held, by_pack(queue, kind, held), make, session=session)
 
 
 def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:

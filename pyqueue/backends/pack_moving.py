@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from pyqueue import arguments, packs
 from pyqueue.backends import transitions
@@ -21,7 +21,18 @@ from pyqueue.messages import UNCHANGED, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Plan, ServerTime, Signal, Update
 
-__all__ = ["move"]
+__all__ = ["SimpleMoveOptions", "move"]
+
+
+class SimpleMoveOptions(TypedDict, total=False):
+    """The options of a move that any message takes."""
+
+    headers: Mapping[str, Any] | None
+    delay: float | timedelta | None
+    key: str | None
+    priority: int | None
+    group: str | None
+    session: object
 
 
 def move(
@@ -29,16 +40,13 @@ def move(
     kind: Kind,
     held: Sequence[tuple[PackedReservation[Any], Any]],
     target: Target,
-    headers: Mapping[str, Any],
-    delay: float | timedelta | None,
-    key: str | None,
-    priority: int | None,
-    group: str | None,
+    **options: Unpack[SimpleMoveOptions],
 ) -> Plan[None]:
     """Pass messages on to another queue. ``held``: reservations, each with its stored payload.
 
     A payload may be UNCHANGED.
     """
+    added, delay, key = options.get("headers") or {}, options.get("delay"), options.get("key")
     values = {id(each): value for each, value in held}
 
     def whole(one: Group, members: Held) -> Plan[bool]:
@@ -48,7 +56,7 @@ def move(
             if values[id(each)] is not UNCHANGED
         }
         for each in members:
-            changed |= {f"b.{each.place}.h.{name}": label for name, label in headers.items()}
+            changed |= {f"b.{each.place}.h.{name}": label for name, label in added.items()}
         return _move_whole(one, target, changed, delay)
 
     def make(each: PackedReservation[Any]) -> Make:
@@ -56,12 +64,13 @@ def move(
 
         def moved(stored: Document, now: datetime) -> Document:
             when = arguments.starting(now, delay, None)
-            put = target.kind.entering(target.queue, when, priority, group)
+            turn = options.get("priority"), options.get("group")
+            put = target.kind.entering(target.queue, when, *turn)
             document = stored | put | passed(stored, queue, now)
             document.pop("type", None)
             if target.codec.name is not None:
                 document["type"] = target.codec.name
-            if labels := {**stored.get("headers", {}), **headers}:
+            if labels := {**stored.get("headers", {}), **added}:
                 document["headers"] = labels
             if key is not None:
                 document["key"] = key
@@ -73,10 +82,16 @@ def move(
 
     reservations = [each for each, _ in held]
     groups = by_pack(queue, kind, reservations)
-    if "packs" in target.kind.capabilities and key is None:
-        yield from leave_each(queue, reservations, groups, make, whole=whole, together=True)
-    else:
-        yield from leave_each(queue, reservations, groups, make)
+    together = "packs" in target.kind.capabilities and key is None
+    yield from leave_each(
+        queue,
+        reservations,
+        groups,
+        make,
+        whole=whole if together else None,
+        together=together,
+        session=options.get("session"),
+    )
 
 
 def _move_whole(

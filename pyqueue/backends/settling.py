@@ -162,15 +162,6 @@ def _lost(held: Reservation[Any]) -> LeaseLost:
     return LeaseLost(text, lost=[held])
 
 
-def _refuse_session(session: object) -> None:
-    """Refuse what takes a message out of its pack by several commands, which lock nothing."""
-    if session is not None:
-        raise ConfigurationError(
-            "session: in a transaction, messages of a pack can only be committed: settle them "
-            "without a session, or push to a queue of another kind"
-        )
-
-
 def rollback(
     queue: str,
     kind: Kind,
@@ -185,9 +176,10 @@ def rollback(
     held = arguments.reservations(queue, tuple(given))
     inside, held = packed(held)
     if inside:
-        _refuse_session(session)
-        whole = rollback(queue, kind, options, held, delay=delay, error=error)
-        mine = pack_leaving.rollback(queue, kind, options, inside, delay=delay, error=error)
+        mine = pack_leaving.rollback(
+            queue, kind, options, inside, delay=delay, error=error, session=session
+        )
+        whole = rollback(queue, kind, options, held, delay=delay, error=error, session=session)
         yield from pack_settling.each_part(mine, whole)
         return
     given_delay_s = None if delay is None else arguments.duration("delay", delay)

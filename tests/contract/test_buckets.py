@@ -78,7 +78,8 @@ def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
 def test_removed_message_is_not_delivered(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many(range(3))
     queue.commit(queue.reserve(0))
-    world.raw().update_one({"n": 2}, {"$set": {"when": datetime.now(UTC) - timedelta(seconds=1)}})
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    world.raw().update_one({"q": queue.name, "n": 2}, {"$set": {"when": past}})
     assert world.connect().queue(queue.name).remove(ids[1]), "nothing of the pack is held"
     again = queue.reserve_many(3, timeout=0)
     assert [each.payload for each in again] in ([2], [])
@@ -348,6 +349,45 @@ def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -
 
 
 @pytest.mark.needs("sessions")
+def test_packed_messages_leave_in_transactions(
+    world: World, client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    """All of it happens when the transaction commits, and nothing if it is aborted."""
+    others = [client.queue(f"{name}-{kind}", kind=kind) for kind in ("standard", "bucket")]
+    for each in others:
+        each.push(1)
+        each.pop(0)
+    ids = queue.push_many(range(5))
+    held = queue.reserve_many(5, timeout=0)
+    mark = {"to": others[0].name, "source": held[0].pack, "token": "of one who died"}
+    copy = {"_id": ids[0], "q": f"~handover:{name}", "when": held[0].when, "handover": mark}
+    world.raw().insert_one(copy)
+
+    def work(session: Any, *, fails: bool) -> None:
+        queue.move(held[0], to=others[0], headers={"h": 1}, session=session)
+        queue.move(*held[1:3], to=others[1], delay=30, session=session)
+        queue.rollback(held[3], delay=60, error="why", session=session)
+        with pytest.raises(LeaseLost):
+            queue.commit(*held[2:], session=session)
+        if fails:
+            raise ValueError("no")
+
+    before = [world.stored(each) for each in (queue, *others)]
+    with pytest.raises(ValueError, match="no"):
+        client.run_transaction(lambda session: work(session, fails=True))
+    assert [world.stored(each) for each in (queue, *others)] == before
+    client.run_transaction(lambda session: work(session, fails=False))
+    moved = others[0].reserve(0)
+    assert (moved.id, moved.headers) == (ids[0], {"h": 1})
+    assert others[1].counts() == Counts(scheduled=2)
+    assert queue.counts() == Counts(scheduled=1)
+    waits = queue.get(ids[3])
+    assert (waits.tries, waits.error["message"]) == (1, "why")
+    with pytest.raises(LeaseLost):
+        queue.commit(*held)
+
+
+@pytest.mark.needs("sessions")
 def test_packs_take_part_in_transactions(world: World, client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(["x", "y", "z"])
     held = queue.reserve_many(3, timeout=0)
@@ -360,8 +400,6 @@ def test_packs_take_part_in_transactions(world: World, client: AnyClient, queue:
     with pytest.raises(LeaseLost):
         queue.commit(held[0])
     queue.commit(*held[1:])
-    with pytest.raises(ConfigurationError, match="session"):
-        queue.rollback(held[1], session=object())
     short = queue.reserve_many(5, timeout=0)
     assert [each.payload for each in short] == [1, 2, 3]
     for each in short:

@@ -542,9 +542,7 @@ def test_unsupported_settlements_are_refused_before_any_write() -> None:
     before = steps.all()
     refused: list[Callable[[], Plan[Any]]] = [
         lambda: consumer.plans.commit(held, payload=1),
-        lambda: consumer.plans.move([(held[0], 1)], to="b", session=object()),
         lambda: consumer.plans.move([(held[0], 1)], to="b", update={"$set": {"x": 1}}),
-        lambda: consumer.plans.rollback(held, session=object()),
         lambda: consumer.plans.progress(held[0], 0.5),
         lambda: consumer.plans.checkpoint(held[0], 1),
         lambda: consumer.plans.replay([held[0].id]),
