@@ -98,17 +98,32 @@ class AsyncClient(Connected[AsyncConnection]):
 
     @overload
     def stream(
-        self, name: str, model: type[T], *, retention: Duration | None = None
+        self,
+        name: str,
+        model: type[T],
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> AsyncStream[T]: ...
     @overload
     def stream(
-        self, name: str, model: object = None, *, retention: Duration | None = None
+        self,
+        name: str,
+        model: object = None,
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> AsyncStream[Any]: ...
     def stream(
-        self, name: str, model: object = None, *, retention: Duration | None = None
+        self,
+        name: str,
+        model: object = None,
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> AsyncStream[Any]:
         """Return a stream of this namespace. This does no I/O. See ``Client.stream``."""
-        backend = make_stream_backend(self._connection, name, model, retention)
+        backend = make_stream_backend(self._connection, name, model, retention, limit)
         return AsyncStream(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:

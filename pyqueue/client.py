@@ -102,11 +102,17 @@ def make_backend(
 
 
 def make_stream_backend(
-    connection: BaseConnection[Any], name: str, model: object, retention: Duration | None
+    connection: BaseConnection[Any],
+    name: str,
+    model: object,
+    retention: Duration | None,
+    limit: Limit | None,
 ) -> StreamPlans:
     """Check the options of a stream and return its plans."""
     arguments.queue_name(name)
-    shape = shape_of(retention=retention)
+    if limit is not None:
+        check_limit(limit)
+    shape = shape_of(retention=retention, limit=limit)
     return StreamPlans(
         name,
         Codec(model),
@@ -227,14 +233,29 @@ class Client(Connected[Connection]):
 
     @overload
     def stream(
-        self, name: str, model: type[T], *, retention: Duration | None = None
+        self,
+        name: str,
+        model: type[T],
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> Stream[T]: ...
     @overload
     def stream(
-        self, name: str, model: object = None, *, retention: Duration | None = None
+        self,
+        name: str,
+        model: object = None,
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> Stream[Any]: ...
     def stream(
-        self, name: str, model: object = None, *, retention: Duration | None = None
+        self,
+        name: str,
+        model: object = None,
+        *,
+        retention: Duration | None = None,
+        limit: Limit | None = None,
     ) -> Stream[Any]:
         """Return a stream of this namespace. This does no I/O.
 
@@ -243,6 +264,7 @@ class Client(Connected[Connection]):
             model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
             retention: seconds, at least 600, for which messages are kept. All users of the stream
                 must agree. None: what the stream was made with; 7 days for a new one.
+            limit: a Limit with a rate: how many messages each group starts in a time.
 
         Returns:
             The stream.
@@ -251,7 +273,7 @@ class Client(Connected[Connection]):
             InvalidName: The name is not allowed.
             ConfigurationError: An option is not allowed.
         """
-        backend = make_stream_backend(self._connection, name, model, retention)
+        backend = make_stream_backend(self._connection, name, model, retention, limit)
         return Stream(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:

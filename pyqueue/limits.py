@@ -97,6 +97,11 @@ class Limit:
         return 1 if self.burst is None else self.burst
 
     @property
+    def token_s(self) -> float:
+        """How many seconds pass for each message that may start."""
+        return 0.0 if self.rate is None else self.period_s / self.rate
+
+    @property
     def header(self) -> str | None:
         """The name of the header whose values have limits of their own."""
         return None if self.per is None else self.per.removeprefix(_HEADER)
@@ -197,11 +202,13 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
         ) from error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FollowedLimit:
     """The limit of a queue, as a consumer last read it."""
 
     limit: Limit | None = None
+    #: When the next message may start, if no more may start now.
+    next_start: datetime | None = None
     #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
     unreadable: str | None = None
     #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
@@ -217,11 +224,20 @@ class FollowedLimit:
                 is logged once, and nothing is claimed until the limit can be read.
         """
         try:
-            self.limit, self.unreadable = limit_or_none(queue, shape), None
-            self.known = True
+            limit = limit_or_none(queue, shape)
+            if limit != self.limit:
+                self.limit, self.next_start, self.blocked_until = limit, None, None
+            self.unreadable, self.known = None, True
         except ConfigurationError as error:
             if not self.known:
                 raise
             if self.unreadable is None:
                 log.error("nothing is received from queue %r: %s", queue, error)
             self.unreadable = str(error)
+
+    def waits(self, now: datetime) -> bool:
+        """Return whether no message may start now, as far as is known."""
+        if self.limit is None or self.next_start is None:
+            return False
+        # What lies further ahead is of a clock that was set back since.
+        return now < self.next_start <= now + timedelta(seconds=self.limit.token_s)

@@ -488,7 +488,9 @@ BACKENDS: dict[str, set[str]] = {
     "stream_appending": {"namespace", "stream_packs", "stream_retention", "transitions"},
     "stream_ranges": {"transitions"},
     "stream_settling": {"invalid", "namespace", "stream_packs", "stream_ranges", "transitions"},
-    "stream_groups": {"invalid", "stream_packs", "stream_ranges", "stream_settling"},
+    "stream_groups": {
+        *("invalid", "options", "rates", "stream_packs", "stream_ranges", "stream_settling"),
+    },
     "stream_consumers": {
         *("invalid", "options", "stream_groups", "stream_packs", "stream_ranges"),
         "stream_settling",
@@ -496,7 +498,9 @@ BACKENDS: dict[str, set[str]] = {
     "stream_plans": {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
-    "managing": {"applying", "groups", "kind", "namespace", "scan", "transitions"},
+    "managing": {
+        *("applying", "groups", "kind", "namespace", "scan", "stream_packs", "transitions"),
+    },
     "pack_managing": {
         *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),
         "transitions",
@@ -940,7 +944,7 @@ CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind='standard', strict=None, on_failure=None, pack=None, limit=None",
-    "stream": "name, model=None, *, retention=None",
+    "stream": "name, model=None, *, retention=None, limit=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",
     "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",

@@ -9,7 +9,7 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, transitions
+from pyqueue.backends import namespace, stream_packs, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
@@ -308,7 +308,10 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
                 f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
             )
     if limit := shape.get("limit"):
-        require_limit(lookup(kind), queue, stored_limit(limit))
+        if kind == namespace.STREAM:
+            stream_packs.require_limit(queue, stored_limit(limit))
+        else:
+            require_limit(lookup(kind), queue, stored_limit(limit))
     put: dict[str, object] = {f"shape.{name}": value for name, value in shape.items()}
     # A release that does not know of a shape refuses the record from now on.
     update: UpdateDocument = {"$set": {**put, "v": namespace.SHAPED_VERSION}}
@@ -322,6 +325,6 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
 def _options_of(kind: str) -> list[str]:
     """Return the names of the options on which all users of a queue of this kind agree."""
     if kind == namespace.STREAM:
-        return list(namespace.STREAM_SHAPE)
+        return [*namespace.STREAM_SHAPE, "limit"]
     known = lookup(kind)
     return [*known.shape, "limit"] if "rate" in known.capabilities else list(known.shape)

@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import DuplicateKey, Unavailable
-from pyqueue.limits import Limit
+from pyqueue.limits import FollowedLimit, Limit
 from pyqueue.requests import Command, MonotonicTime, Plan
 
-__all__ = ["GiveBack", "Granted", "TakePermits", "give_back", "permits_id", "take"]
+__all__ = ["GiveBack", "Granted", "TakePermits", "give_back", "permits", "permits_id", "take"]
 
 #: How long after a look has asked for permits it may use them, in seconds. Later it asks again:
 #: what a process does after a long pause would not fit the window of its permits.
@@ -56,12 +56,6 @@ def permits_id(queue: str, key: str) -> str:
     return f"~limit:{queue}~{key}"
 
 
-def _token_ms(limit: Limit) -> float:
-    """Return how long a token takes to come back, in milliseconds."""
-    assert limit.rate is not None
-    return limit.period_s * 1000 / limit.rate
-
-
 @dataclass(slots=True)
 class TakePermits(Command[Granted]):
     """Count the tokens of a bucket, and take up to ``wanted`` of them."""
@@ -78,7 +72,7 @@ class TakePermits(Command[Granted]):
 
     def pipeline(self) -> list[dict[str, Any]]:
         """Return the update."""
-        capacity, token_ms = float(self.limit.capacity), _token_ms(self.limit)
+        capacity, token_ms = float(self.limit.capacity), self.limit.token_s * 1000
         set_back = {"$gt": ["$at", {"$subtract": ["$$NOW", -CLOCK_STEP_MS]}]}
         at = {"$cond": [set_back, "$$NOW", {"$max": ["$at", "$$NOW"]}]}
         passed_ms = {"$max": [0, {"$subtract": [at, "$at"]}]}
@@ -101,7 +95,7 @@ class TakePermits(Command[Granted]):
     def read(self, raw: Any) -> Granted:
         """Return what was granted."""
         missing = max(0.0, 1 - raw["tokens"])
-        wait = timedelta(milliseconds=math.ceil(missing * _token_ms(self.limit)))
+        wait = timedelta(milliseconds=math.ceil(missing * self.limit.token_s * 1000))
         return Granted(int(raw["granted"]), raw["at"] + wait)
 
 
@@ -143,6 +137,20 @@ def take(queue: str, limit: Limit, wanted: Mapping[str, int]) -> Plan[dict[str, 
         unused = {key: each.permits for key, each in granted.items()}
         yield from give_back(queue, limit, unused)
     return {key: each._replace(permits=0) for key, each in granted.items()}
+
+
+def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted: int) -> Plan[int]:
+    """Return how many messages of one key may start, unless it is known that none may.
+
+    ``followed`` remembers when the next one may start, if these are fewer than ``wanted``.
+    """
+    limit = followed.limit
+    assert limit is not None
+    if followed.waits(now):
+        return 0
+    granted = (yield from take(queue, limit, {key: wanted}))[key]
+    followed.next_start = granted.next_at if granted.permits < wanted else None
+    return granted.permits
 
 
 def _take_one(queue: str, limit: Limit, key: str, wanted: int) -> Plan[Granted]:

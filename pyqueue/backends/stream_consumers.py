@@ -106,6 +106,7 @@ class GroupPlans:
             options.dead_letter,
             self.owner(),
             misfits or waiting.misfits,
+            waiting.scan.limit,
         )
         return receive(
             terms,

@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple
 import bson
 
 from pyqueue import arguments
-from pyqueue.backends import stream_packs
+from pyqueue.backends import rates, stream_packs
 from pyqueue.backends.invalid import Misfits, error_record
+from pyqueue.backends.options import QueueShape
 from pyqueue.backends.stream_packs import Pack
 from pyqueue.backends.stream_ranges import (
     Back,
@@ -42,6 +43,7 @@ from pyqueue.backends.stream_settling import (
     sweep,
 )
 from pyqueue.errors import DuplicateKey, LeaseLost, QueueError, Unavailable
+from pyqueue.limits import FollowedLimit
 from pyqueue.messages import StreamReservation
 from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import (
@@ -77,6 +79,7 @@ class Terms(NamedTuple):
     dead_letter: str
     owner: str
     misfits: Misfits
+    limit: FollowedLimit
 
 
 class Limits(NamedTuple):
@@ -130,11 +133,11 @@ def receive(
     arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
     state = terms.state
-    yield from stream_packs.ensure(state.stream, shape)
     deadline = None if timeout_s is None else (yield from MonotonicTime()) + timeout_s
     found = False
     try:
         while True:
+            yield from _follow_limit(state.stream, shape, terms.limit)
             received: Received = yield from Coalesce(
                 terms,
                 Limits(limit, max_bytes),
@@ -151,20 +154,32 @@ def receive(
                 continue  # the subscription is new: look again, so that no message is missed
             look = False
             while not look:
-                until = yield from _wake_time(state, waiting, poll_s)
+                until = yield from _wake_time(state, waiting, terms.limit, poll_s)
                 look = yield from Wait(waiting, until, deadline)
     finally:
         waiting.wake_next(found)
 
 
-def _wake_time(state: GroupState, waiting: Any, poll_s: float) -> Plan[datetime]:
+def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLimit) -> Plan[None]:
+    """Learn the limit of the stream, which the client reads again after some seconds."""
+    yield from stream_packs.ensure(stream, shape)
+    followed.follow(stream, (yield from QueueShape(stream)))
+    if followed.limit is not None:
+        stream_packs.require_limit(stream, followed.limit)
+
+
+def _wake_time(
+    state: GroupState, waiting: Any, limit: FollowedLimit, poll_s: float
+) -> Plan[datetime]:
     """Return when to look again if no event arrives."""
     now = yield from ServerTime()
     scan, group = waiting.scan, state.seen
     if scan.due is not None and scan.due <= now:
         scan.due = None
     until = [now + timedelta(seconds=poll_s)]
-    if group is not None and group.paused:
+    if limit.next_start is not None and limit.waits(now):
+        until.append(limit.next_start)
+    if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
     elif group is not None:
         until += [each for each in (group.due(), scan.due) if each is not None]
@@ -223,9 +238,12 @@ def _take(
 ) -> Plan[list[Taken]]:
     """Claim ranges for several callers. The result is empty if there is nothing to claim."""
     state = terms.state
+    if terms.limit.unreadable is not None:
+        return []
     until = now + timedelta(milliseconds=round(terms.lease_s * 1000))
     group = state.seen
     fresh = False
+    permits = _Permits(terms)
     while any(wanted):
         if group is None:
             group = yield from create(state, terms.start)
@@ -235,19 +253,58 @@ def _take(
             group = None
             continue
         found = claim_step(group, now, until, state.tail, wanted, served)
+        if found is not None and not permits.asked:
+            wanted = yield from permits.ask(found[1], wanted, now)
+            found = claim_step(group, now, until, state.tail, wanted, served)
+            if not any(wanted):
+                return []
         if found is not None:
             step, taken = found
             match = {**step.match, "paused": {"$ne": True}}
             group = yield from change(state, Step(match, step.update), w1=True)
             if group is not None:
+                yield from permits.give_back(taken)
                 return taken
         elif fresh:
-            return []
+            break
         else:  # what this process knows may be old
             _, end = yield from stream_packs.bounds(state.stream)
             state.tail = max(state.tail, end)
             group, fresh = None, True
+    yield from permits.give_back([])
     return []
+
+
+class _Permits:
+    """The permits of one claim, if the stream has a limit. Each group has permits of its own."""
+
+    __slots__ = ("_limit", "_number", "_state", "asked")
+
+    def __init__(self, terms: Terms) -> None:
+        self._limit, self._state = terms.limit, terms.state
+        #: Whether nothing is to be asked for any more.
+        self.asked = terms.limit.limit is None
+        self._number = 0
+
+    def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:
+        """Ask for permits for what can be taken. Return how much each caller may take."""
+        self.asked = True
+        number = sum(each.range.size for each in taken)
+        state = self._state
+        granted = yield from rates.permits(state.stream, state.name, self._limit, now, number)
+        self._number = left = granted
+        share = [0] * len(wanted)
+        for each in taken:
+            share[each.place] += min(left, each.range.size)
+            left -= min(left, each.range.size)
+        return share
+
+    def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
+        """Give back what was not used."""
+        unused = self._number - sum(each.range.size for each in taken)
+        if self._limit.limit is not None:
+            state = self._state
+            yield from rates.give_back(state.stream, self._limit.limit, {state.name: unused})
 
 
 # ---- the messages of what was claimed

@@ -26,6 +26,7 @@ from pyqueue import arguments
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import STREAM, kind_of, record_id
 from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit
 from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage
 from pyqueue.payloads import Codec
 from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime, Plan, ServerTime
@@ -50,6 +51,7 @@ __all__ = [
     "position_argument",
     "position_at",
     "read",
+    "require_limit",
     "tail",
 ]
 
@@ -143,6 +145,19 @@ def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
         ConfigurationError: a queue has this name, or the stream has another retention.
     """
     _refuse_queue(stream, (yield from EnsureQueue(stream, STREAM, None, shape)))
+
+
+def require_limit(stream: str, limit: Limit) -> None:
+    """Refuse a limit that a stream does not offer.
+
+    Raises:
+        ConfigurationError: it is not a rate alone.
+    """
+    for name in ("concurrency", "per"):
+        if getattr(limit, name) is not None:
+            raise ConfigurationError(
+                f"limit.{name}: {stream!r} is a stream, which does not offer it: give rate only"
+            )
 
 
 def check(stream: str, state: LogState) -> Plan[None]:

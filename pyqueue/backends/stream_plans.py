@@ -10,6 +10,7 @@ from pyqueue.backends import stream_appending, stream_consumers, stream_packs, s
 from pyqueue.backends.options import Options
 from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_packs import LogState
+from pyqueue.limits import stored_limit
 from pyqueue.messages import ConsumerInfo, StreamMessage
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
@@ -39,6 +40,8 @@ class StreamPlans:
         owner: str | Callable[[], str] = "",
         command_timeout: float = 30,
     ) -> None:
+        if (limit := shape.get("limit")) is not None:
+            stream_packs.require_limit(stream, stored_limit(limit))
         self.stream = stream
         self.codec = codec
         self.shape = shape

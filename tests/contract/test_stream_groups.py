@@ -13,6 +13,7 @@ from pyqueue import (
     ConfigurationError,
     ConsumerCounts,
     LeaseLost,
+    Limit,
     QueueClosed,
     StreamReservation,
 )
@@ -336,3 +337,22 @@ def test_closed_client_ends_a_wait(world: World, name: str) -> None:
     client.close()
     thread.join(60)
     assert ended
+
+
+def test_stream_with_a_rate_starts_no_more(world: World, client: AnyClient, name: str) -> None:
+    """Each group has permits of its own. A new consumer follows a changed limit."""
+    log = client.stream(name, limit=Limit(rate=2, period=3600, burst=2))
+    log.append_many(["a", "b", "c", "d"])
+    group = log.consumer("g")
+    assert [each.payload for each in group.reserve_many(10, timeout=0)] == ["a", "b"]
+    assert group.reserve(0) is None
+    assert len(log.consumer("h").reserve_many(10, timeout=0)) == 2
+    with pytest.raises(ConfigurationError, match=r"limit=Limit\(rate=2.*limit=Limit\(rate=3"):
+        world.connect().stream(name, limit=Limit(rate=3)).append(1)
+    client.reshape(name, limit=False)
+    assert [
+        each.payload for each in world.connect().stream(name).consumer("g").reserve_many(10)
+    ] == [
+        "c",
+        "d",
+    ]

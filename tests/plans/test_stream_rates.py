@@ -1,0 +1,156 @@
+"""The rate of a stream: each group starts as many messages as its permits allow, with faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyqueue import Limit, Unavailable
+from pyqueue.backends.options import Options
+from pyqueue.backends.stream_consumers import GroupPlans
+from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.payloads import Codec
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+
+LIMIT = Limit(rate=2, period=1, burst=5)
+
+
+class Consumer:
+    """A process that consumes one group."""
+
+    def __init__(self, group: str = "g") -> None:
+        options = Options(lease=60, dead_letter="dead")
+        self.plans: GroupPlans = StreamPlans("log", Codec(), {}, owner="me").group(
+            group, options, "first"
+        )
+        self.waiting = Waiters(f"log~{group}")
+
+    def receive(self, limit: int) -> Plan[list[Any]]:
+        return self.plans.receive(self.waiting, limit, timeout=0)
+
+    def work(self) -> Plan[None]:
+        for _ in range(3):
+            yield from self.receive(2)
+
+
+@cache
+def stored() -> list[Any]:
+    """Return the documents of a stream of packs of 4 messages."""
+    steps = Steps()
+    stream = StreamPlans("log", Codec(), {"limit": LIMIT.stored()})
+    for first in range(0, 12, 4):
+        steps.run(stream.append(range(first, first + 4)))
+    return steps.all()
+
+
+def made() -> Steps:
+    steps = Steps(stored())
+    steps.collection.drop_index("expires")  # mongomock expires by the wall clock
+    return steps
+
+
+def started(steps: Steps, group: str = "g") -> int:
+    """Return how many messages the group holds. No test here ends a claim."""
+    found = steps.collection.find_one({"_id": f"~group:log~{group}"})
+    return sum(each["e"] - each["s"] for each in found["out"]) if found else 0
+
+
+def test_group_starts_what_its_permits_allow() -> None:
+    steps, first, second = made(), Consumer(), Consumer("h")
+    assert len(steps.run(first.receive(3))) == 3
+    assert len(steps.run(first.receive(9))) == 2
+    asked = len(steps.commands)
+    assert steps.run(first.receive(1)) == []
+    assert len(steps.commands) < asked  # it knows when the next one may start
+    steps.seconds = 0.5
+    assert len(steps.run(first.receive(9))) == 1
+    assert len(steps.run(second.receive(9))) == 5
+    steps.seconds = 100
+    assert len(steps.run(second.receive(9))) == 5  # what lapsed starts again
+    assert steps.run(second.receive(9)) == []
+
+
+def test_look_that_finds_less_asks_for_less() -> None:
+    steps, consumer = made(), Consumer()
+    steps.seconds = 1
+    assert len(steps.run(consumer.receive(9))) == 5
+    steps.seconds = 4
+    assert len(steps.run(consumer.receive(3))) == 3
+    assert len(steps.run(consumer.receive(3))) == 2
+    steps.seconds = 10
+    assert len(steps.run(consumer.receive(9))) == 2
+    bucket = steps.collection.find_one({"_id": "~limit:log~g"})
+    assert bucket["tokens"] == pytest.approx(3)
+
+
+def test_waiting_consumer_looks_when_the_next_may_start() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.receive(5))
+    plans = consumer.plans
+    held = steps.run(plans.receive(consumer.waiting, 1, timeout=30))
+    assert len(held) == 1
+    assert steps.seconds == pytest.approx(0.5)
+
+
+def test_consumer_follows_a_changed_limit() -> None:
+    steps, consumer = made(), Consumer()
+    steps.run(consumer.receive(5))
+    record = {"_id": "~queue:log"}
+    steps.collection.update_one(record, {"$set": {"shape.limit.burst": 7}})
+    steps.seconds = 1
+    assert len(steps.run(consumer.receive(9))) == 2
+    steps.collection.update_one(record, {"$set": {"shape.limit": {"weight": 1}}})
+    assert steps.run(consumer.receive(1)) == []
+    steps.collection.update_one(record, {"$unset": {"shape.limit": 1}})
+    assert len(steps.run(consumer.receive(9))) == 5
+
+
+def number_of_commands() -> int:
+    steps = made()
+    steps.run(Consumer().work())
+    return len(steps.commands)
+
+
+FAULTS: dict[str, Callable[[int], Fault]] = {
+    "dies before": lambda at: cut(at, after=False),
+    "dies after": lambda at: cut(at, after=True),
+    "loses a request": lost_request,
+    "loses a reply": lost_reply,
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_fault_at_any_command_starts_no_more(kind: str) -> None:
+    for at in range(number_of_commands()):
+        steps = made()
+        with suppress(Cut, Unavailable):
+            steps.run(Consumer().work(), FAULTS[kind](at))
+        steps.run(Consumer().work())
+        assert started(steps) <= 5
+        steps.seconds = 0.5
+        steps.run(Consumer().work())
+        assert started(steps) <= 6
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_sleep_at_any_command_starts_no_more(fails_over: bool) -> None:
+    """Another process works meanwhile, before or after what no majority has is undone."""
+    for at in range(number_of_commands()):
+        steps = made()
+        steps.safe = steps.all() if fails_over else None
+        running = steps.steps(Consumer().work())
+        for _ in range(at + 1):
+            next(running)
+        if fails_over:
+            steps.fail_over()
+        steps.run(Consumer().work())
+        with suppress(Unavailable):
+            for _ in running:
+                pass
+        assert started(steps) <= 5
