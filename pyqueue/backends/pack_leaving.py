@@ -8,6 +8,7 @@ of ``handover`` do this without a transaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -30,17 +31,27 @@ from pyqueue.backends.pack_settling import (
     still_held,
 )
 from pyqueue.backends.transitions import hidden_queue
-from pyqueue.errors import Unavailable
+from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import PackedReservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Delete, Document, Find, Insert, Plan, ServerTime, Signal, Update
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+)
 
 __all__ = [
     "Leaver",
     "Make",
     "burial",
     "bury",
-    "hand_over_bits",
+    "hand_over_shared",
     "leave",
     "leave_each",
     "passed",
@@ -93,7 +104,7 @@ def leave(
             yield from _leave_in_transaction(group._replace(bits=bits), some, session)
             return lost, 0
         handover = Handover(group.queue, group.pack, group.token, some)
-        result = yield from hand_over_bits(group._replace(bits=bits), handover)
+        result = yield from _hand_over_bits(group._replace(bits=bits), handover)
         if result == "done":
             return lost, 0
         if result == "unknown":
@@ -120,7 +131,7 @@ def _leave_in_transaction(
         yield from Signal(queue, when, session)
 
 
-def hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
+def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
     """Take messages out of a pack, and let documents begin."""
     hold = group.hold
     if hold:
@@ -136,6 +147,36 @@ def hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
     if result == "done":
         yield from end_claim(group)
     return result
+
+
+def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
+    """Take messages out of a pack. Concurrent calls for one pack share commands."""
+    key = ("hand over packed", group.queue, group.pack, group.token)
+    call = group, handover
+    result = yield from Coalesce(key, call, _hand_over_for_callers, max_in_flight=1)
+    if result is None:
+        result = yield from _hand_over_bits(group, handover)
+    return result
+
+
+def _hand_over_for_callers(
+    calls: Sequence[tuple[Group, Handover]],
+) -> Plan[Sequence[Result | None]]:
+    """Hand over for several callers. None: something failed, and the caller tries again alone."""
+    group, handover = calls[0]
+    if len(calls) == 1:
+        return [(yield from _hand_over_bits(group, handover))]
+    bits = 0
+    for one, _ in calls:
+        bits |= one.bits
+    copies = [copy for _, each in calls for copy in each.copies]
+    result: Result = "lost"
+    if bits.bit_count() == sum(one.bits.bit_count() for one, _ in calls):
+        with suppress(QueueError):
+            result = yield from _hand_over_bits(
+                group._replace(bits=bits), handover._replace(copies=copies)
+            )
+    return [result if result == "done" else None] * len(calls)
 
 
 def _stored(pack: Document, place: int) -> Document:

@@ -141,7 +141,7 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
     if isinstance(held, PackedReservation):
         (group, _), *_ = pack_settling.by_pack(queue, kind, [held])
         handover = Handover(queue, held.pack, held.token, copies)
-        result = yield from pack_leaving.hand_over_bits(group, handover)
+        result = yield from pack_leaving.hand_over_shared(group, handover)
     else:
         handover = Handover(queue, held.id, held.token, copies)
         history_s = None if source.options is None else source.options.history

@@ -51,3 +51,20 @@ def test_batch_handlers_take_a_pack_at_once(place: Place) -> None:
     place.run(build, until_empty=True)
     assert sizes == [20]
     assert place.queue("in", kind="bucket").counts().total == 0
+
+
+def test_batch_of_a_pack_becomes_many(place: Place) -> None:
+    place.queue("in", kind="bucket", pack=20).push_many(range(20))
+
+    def split(numbers: list[int]) -> list[Any]:
+        return [Many([To("a", n), To("b", -n)]) for n in numbers]
+
+    def build(client: Any) -> Any:
+        return client.pipeline().choice(
+            "in", split, to=["a", "b"], kind="bucket", pack=20, batch=20
+        )
+
+    place.run(build, until_empty=True)
+    assert sorted(place.payloads("a")) == list(range(20))
+    assert sorted(place.payloads("b")) == sorted(-n for n in range(20))
+    assert place.queue("in", kind="bucket").counts().total == 0

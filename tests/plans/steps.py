@@ -20,7 +20,7 @@ from pyqueue.backends.rates import GiveBack, TakePermits
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently
 from pyqueue.drivers import Driver
-from pyqueue.errors import MissingIndex, Unavailable
+from pyqueue.errors import LeaseLost, MissingIndex, Unavailable
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -46,7 +46,7 @@ from pyqueue.requests import (
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 
-__all__ = ["WRITES", "Cut", "Steps", "lost_reply", "lost_request"]
+__all__ = ["WRITES", "Cut", "Steps", "cut", "lost_reply", "lost_request", "shared"]
 
 T = TypeVar("T")
 WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits, GiveBack)
@@ -98,6 +98,28 @@ class _Clock(Clock):
 
     def now(self) -> datetime:
         return self._steps.now
+
+
+def shared(plans: Sequence[Plan[None]]) -> Plan[list[bool]]:
+    """Run plans whose calls go in one batch. Return of each whether it kept its lease."""
+    waiting = []
+    for plan in plans:
+        request = next(plan)
+        while not isinstance(request, Coalesce):
+            request = plan.send((yield request))
+        waiting.append((plan, request))
+    answers = yield from waiting[0][1].batch([request.item for _, request in waiting])
+    kept: list[bool] = []
+    for (plan, _), answer in zip(waiting, answers, strict=True):
+        try:
+            request = plan.send(answer)
+            while True:
+                request = plan.send((yield request))
+        except StopIteration:
+            kept.append(True)
+        except LeaseLost:
+            kept.append(False)
+    return kept
 
 
 class Steps:

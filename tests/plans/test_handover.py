@@ -26,7 +26,6 @@ from pyqueue.backends.scan import FIRST
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import (
-    Coalesce,
     Delete,
     Document,
     FindAndModify,
@@ -37,7 +36,7 @@ from pyqueue.requests import (
 )
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, shared
 
 #: ``make test`` stops at every third command, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
@@ -109,22 +108,6 @@ class Batch(Message):
         if received:
             source = self.plans.target
             yield from shared([fan_out(source, held, outputs_of(held, "aba")) for held in received])
-
-
-def shared(plans: list[Plan[None]]) -> Plan[None]:
-    """Run plans whose calls go in one batch. Those that lost their lease end."""
-    waiting = []
-    for plan in plans:
-        request = next(plan)
-        while not isinstance(request, Coalesce):
-            request = plan.send((yield request))
-        waiting.append((plan, request))
-    answers = yield from waiting[0][1].batch([request.item for _, request in waiting])
-    for (plan, _), answer in zip(waiting, answers, strict=True):
-        with suppress(StopIteration, LeaseLost):
-            request = plan.send(answer)
-            while True:
-                request = plan.send((yield request))
 
 
 class Pack:

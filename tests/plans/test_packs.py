@@ -7,23 +7,26 @@ never in two of these places, and never in none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from itertools import combinations, islice
 from typing import Any
 
 import pytest
+from bson import ObjectId
 
-from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Unavailable, packs
+from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable, packs
 from pyqueue.backends import pack_pushing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.settling import Output, fan_out
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Insert, Plan, ServerTime
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, shared
 
 MESSAGES = 19
 MOST_COMMANDS = 250
@@ -298,6 +301,75 @@ def test_cancelled_receive_consumes_nothing(pop: bool, number: int) -> None:
 
 def iter_of(request: Any) -> Plan[Any]:
     return (yield from request)
+
+
+def split(consumer: Consumer, held: list[Any]) -> Plan[list[bool]]:
+    """Make two messages of each, by calls that share a batch. Return of each whether it did."""
+    to = QueuePlans("b", Options(dead_letter="b.dead")).target
+    outputs = [[Output(ObjectId(), to, each.payload, None) for _ in range(2)] for each in held]
+    return shared(
+        [fan_out(consumer.plans.target, *each) for each in zip(held, outputs, strict=True)]
+    )
+
+
+def test_messages_of_a_pack_are_split_together() -> None:
+    """As many commands as for one."""
+    counts = []
+    for number in (1, 5):
+        steps, consumer = made(), Consumer()
+        held = steps.run(consumer.receive(number))
+        assert steps.run(split(consumer, held)) == [True] * number
+        assert sorted(numbers_in(steps, "b")) == sorted([*range(number)] * 2)
+        counts.append(len([each for each in commands(steps) if each not in ("Find", "Delete")]))
+        audit_split(steps)
+    assert counts[1] <= counts[0]
+
+
+def audit_split(steps: Steps) -> None:
+    """Check that each message is there once, or that two others are."""
+    check(steps)
+    delivered = drain(steps)
+    assert sorted([*delivered * 2, *numbers_in(steps, "b")]) == sorted([*range(MESSAGES)] * 2)
+
+
+@pytest.mark.parametrize("given", [(0, 1), (1, 2, 2, 4), (2, 2), (0, 1, 1)])
+def test_message_is_split_once(given: tuple[int, ...]) -> None:
+    """Calls share a batch that have the same message, or one that is not held any more."""
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(5))
+    steps.run(consumer.plans.release(held[:1]))
+    done = steps.run(split(consumer, [held[number] for number in given]))
+    first = [given.index(number) == place for place, number in enumerate(given)]
+    assert done == [new and number != 0 for new, number in zip(first, given, strict=True)]
+    audit_split(steps)
+
+
+def test_batch_that_splits_a_pack_dies_anywhere() -> None:
+    for at in range(MOST_COMMANDS):
+        steps, consumer = made(), Consumer()
+        held = steps.run(consumer.receive(5))
+        try:
+            steps.run(split(consumer, held[:4]), cut(at, after=True))
+        except Cut:
+            audit_split(steps)
+        else:
+            return
+    raise AssertionError("more commands than expected")
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_batch_that_splits_a_pack_loses_a_message(lost: Any) -> None:
+    """Then each of its calls tries again alone."""
+    for at in range(MOST_COMMANDS):
+        steps, consumer = made(), Consumer()
+        held = steps.run(consumer.receive(5))
+        with suppress(QueueError):
+            steps.run(split(consumer, held[:4]), lost(at))
+        ended = len(steps.commands) <= at
+        audit_split(steps)
+        if ended:
+            return
+    raise AssertionError("more commands than expected")
 
 
 # ---- claims, leases, tries
