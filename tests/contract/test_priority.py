@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError
-from pyqueue.backends import by_level
+from pyqueue.backends import by_level, receiving
 from pyqueue.backends.levels import LOOKS_PER_AGE_LOOK
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World
@@ -64,8 +64,11 @@ def test_scheduled_messages_do_not_block_lower_priorities(queue: AnyQueue) -> No
     assert queue.counts().scheduled == queue.counts().total == 1
 
 
-def test_new_level_is_found_by_a_consumer_that_looked_before(world: World, queue: AnyQueue) -> None:
+def test_new_level_is_found_by_a_consumer_that_looked_before(
+    world: World, queue: AnyQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record lists it before the first push, and consumers read the record again."""
+    monkeypatch.setattr(receiving, "PAUSE_READ_INTERVAL", timedelta(seconds=0.5))
     queue.push("low", priority=1)
     other = world.connect().queue(queue.name)
     other.release(other.reserve(0))
