@@ -197,7 +197,7 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Note that the pack is not held any more, or that nobody knows."""
+        """Note that the pack is not held any more, or may not be."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None

@@ -292,8 +292,8 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
     found = yield from Find({**match, "deleted": {"$exists": False}}, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: there is no queue {queue!r}: give these options to client.queue() or "
-            "client.stream(), which make it"
+            f"name: queue {queue!r} does not exist: make it with client.queue() or "
+            "client.stream(), which take these options, too"
         )
     kind = namespace.readable_kind(queue, found[0])
     known = _options_of(kind)

@@ -246,7 +246,7 @@ def move_settlement(
             update[operator] = {**update.get(operator, {}), **fields}
         return update
 
-    # Each group has an update of its own.
+    # The update of each group is another one.
     alone = None if name is None else ("group", name)
     return Settlement(held, build, alone, frees=freed_by(kind, held))
 

@@ -6,10 +6,10 @@ later time, or is too large, is an ordinary message, and so is one that came alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -20,8 +20,7 @@ from pyqueue.backends.bucket import DEFAULT_PACK
 from pyqueue.backends.inserting import raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
-from pyqueue.backends.pushing import Checked, checked, enter, new_document
-from pyqueue.clock import BAND
+from pyqueue.backends.pushing import Checked, PushOptions, checked, enter, new_document
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, encode
@@ -40,25 +39,15 @@ def push(
     codec: Codec[Any],
     options: Options,
     payloads: Iterable[Any],
-    *,
-    delay: float | timedelta | None = None,
-    at: datetime | None = None,
-    headers: Mapping[str, Any] | None = None,
-    keys: Sequence[str | None] | None = None,
-    on_duplicate: str = "ignore",
-    ids: Sequence[Id | None] | None = None,
-    priorities: Sequence[int | None] | None = None,
-    groups: Sequence[str | None] | None = None,
-    session: object = None,
+    **how: Unpack[PushOptions],
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
-    same = (headers, keys, on_duplicate, ids, priorities, groups)
-    given = checked(queue, kind, codec, payloads, *same)
-    arguments.starting(BAND, delay, at)
+    given = checked(queue, kind, codec, payloads, how)
     if not given.values:
         return []
     now = yield from ServerTime()
-    when = arguments.starting(now, delay, at)
+    when = arguments.starting(now, how.get("delay"), how.get("at"))
+    session, on_duplicate = how.get("session"), how.get("on_duplicate", "ignore")
     more = {"h": given.headers} if given.headers else {}
     entries = [encode({"p": value, **more}) for value in given.values]
     inside = [

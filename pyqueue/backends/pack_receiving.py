@@ -177,10 +177,10 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     except BaseException:
         hold.lose()
         raise
-    if not held:
-        hold.lose()
     if held:
         hold.extended(until if rests else max(until, hold.until), counts or counted)
+    else:
+        hold.lose()
     return bool(held)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -61,31 +61,22 @@ def push(
     codec: Codec[Any],
     options: Options,
     payloads: Iterable[Any],
-    *,
-    delay: float | timedelta | None = None,
-    at: datetime | None = None,
-    headers: Mapping[str, Any] | None = None,
-    keys: Sequence[str | None] | None = None,
-    on_duplicate: str = "ignore",
-    ids: Sequence[Id | None] | None = None,
-    priorities: Sequence[int | None] | None = None,
-    groups: Sequence[str | None] | None = None,
-    session: object = None,
+    **how: Unpack[PushOptions],
 ) -> Plan[list[Id | None]]:
     """Push messages. Return their ids, with None for each that a taken key kept out."""
-    given = checked(
-        queue, kind, codec, payloads, headers, keys, on_duplicate, ids, priorities, groups
-    )
-    arguments.starting(BAND, delay, at)  # refuse a bad instant before asking the server anything
+    given = checked(queue, kind, codec, payloads, how)
     if not given.values:
         return []
     now = yield from ServerTime()
-    when = arguments.starting(now, delay, at)
+    when = arguments.starting(now, how.get("delay"), how.get("at"))
     documents = given.documents(queue, kind, codec.name, now, when)
     encoded = list(map(encode, documents))
     yield from namespace.ensure(queue, kind, options, given.priorities)
-    chosen = () if ids is None else frozenset(id for id in given.ids if id is not None)
-    return (yield from enter(queue, kind, documents, encoded, chosen, on_duplicate, session))
+    chosen: Collection[Id] = ()
+    if how.get("ids") is not None:
+        chosen = frozenset(id for id in given.ids if id is not None)
+    duplicate, session = how.get("on_duplicate", "ignore"), how.get("session")
+    return (yield from enter(queue, kind, documents, encoded, chosen, duplicate, session))
 
 
 class Checked(NamedTuple):
@@ -117,28 +108,27 @@ def checked(
     kind: Kind,
     codec: Codec[Any],
     payloads: Iterable[Any],
-    headers: Mapping[str, Any] | None,
-    keys: Sequence[str | None] | None,
-    on_duplicate: str,
-    ids: Sequence[Id | None] | None,
-    priorities: Sequence[int | None] | None,
-    groups: Sequence[str | None] | None = None,
+    how: PushOptions,
 ) -> Checked:
     """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
         payloads = _listed(payloads)
-    arguments.one_of("on_duplicate", on_duplicate, ("ignore", "replace", "error"))
-    labels = arguments.headers(headers)
-    names = _one_each("keys", keys, len(payloads), arguments.key)
-    chosen: list[Id | None] = _one_each("ids", ids, len(payloads), arguments.identity)
-    if keys is not None and any(names):
+    arguments.one_of(
+        "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
+    )
+    labels = arguments.headers(how.get("headers"))
+    names = _one_each("keys", how.get("keys"), len(payloads), arguments.key)
+    chosen: list[Id | None] = _one_each("ids", how.get("ids"), len(payloads), arguments.identity)
+    if how.get("keys") is not None and any(names):
         require(kind, queue, "keys", "key")
-    wanted = _one_each("priorities", priorities, len(payloads), arguments.priority)
-    if priorities is not None and any(each is not None for each in wanted):
+    wanted = _one_each("priorities", how.get("priorities"), len(payloads), arguments.priority)
+    if how.get("priorities") is not None and any(each is not None for each in wanted):
         require(kind, queue, "priority")
-    turns = _one_each("groups", groups, len(payloads), arguments.ordered_group)
-    if groups is not None and any(turns):
+    turns = _one_each("groups", how.get("groups"), len(payloads), arguments.ordered_group)
+    if how.get("groups") is not None and any(turns):
         require(kind, queue, "group")
+    # A bad instant is refused before the server is asked anything.
+    arguments.starting(BAND, how.get("delay"), how.get("at"))
     return Checked(list(map(codec.dump, payloads)), labels, names, chosen, wanted, turns)
 
 

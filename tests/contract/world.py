@@ -62,7 +62,7 @@ class Place:
         """Return the features that tests may need."""
         more = {"sessions"} if self.server else {"no sessions"}
         if "packs" not in self.kind.capabilities:
-            # Each message is a document of its own.
+            # Each message has one document.
             more |= {"documents"}
         # The messages of one priority are handed out first in, first out.
         more |= {"fifo"} if self.kind.name in ("standard", "priority") else set()
