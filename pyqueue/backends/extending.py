@@ -110,8 +110,12 @@ def _extend(
         w1: whether the primary alone acknowledges it.
     """
     inside, held = packed(held)
-    gone = (yield from pack_settling.extend(inside, lease_s, w1=w1)) if inside else ()
-    failures: list[tuple[Reservation[Any], QueueError]] = [(each, _lost(each)) for each in gone]
+    failures: list[tuple[Reservation[Any], QueueError]] = []
+    try:
+        gone = yield from pack_settling.extend(inside, lease_s, w1=w1)
+        failures += [(each, _lost(each)) for each in gone]
+    except Unavailable as error:
+        failures += [(each, error) for each in inside]
     groups = deque(_groups(held, lease_s))
     trouble: Unavailable | None = None
     end = (yield from ServerTime()) + timedelta(seconds=budget_s)

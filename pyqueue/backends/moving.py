@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, pack_moving, pack_settling, transitions
+from pyqueue.backends import namespace, pack_moving, transitions
 from pyqueue.backends.applying import (
     Settlement,
     SettlementResult,
@@ -18,7 +18,7 @@ from pyqueue.backends.applying import (
 from pyqueue.backends.kind import Kind, lookup, require
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pack_moving import SimpleMoveOptions
-from pyqueue.backends.pack_settling import packed
+from pyqueue.backends.pack_settling import Held, by_form
 from pyqueue.clock import BAND
 from pyqueue.documents import stored_group
 from pyqueue.errors import ConfigurationError, DuplicateKey
@@ -78,40 +78,42 @@ def move(
     codec = Codec[Any]() if isinstance(to, str) else to.codec
     if isinstance(to, str):
         arguments.queue_name(to)
-    values = {
-        id(each): payload if payload is UNCHANGED else dump(codec, payload)
-        for each, payload in pairs
-    }
-    inside, held = packed(held)
-    _refuse_packed(inside, edits)
-    target = yield from _entered(to, [*inside, *held], priority, group)
-    if inside:
+    values = {id(each): _stored(codec, payload) for each, payload in pairs}
+    _refuse_packed(held, edits)
+    target = yield from _entered(to, held, priority, group)
+    same = SimpleMoveOptions(
+        headers=labels, delay=delay, key=key, priority=priority, group=group, session=session
+    )
+
+    def inside(some: Held) -> Plan[None]:
         yield from _refuse_taken(target, key, session)
-        some = [(each, values[id(each)]) for each in inside]
-        rest = [pair for pair in pairs if not isinstance(pair[0], PackedReservation)]
-        same = SimpleMoveOptions(
-            headers=labels, delay=delay, key=key, priority=priority, group=group, session=session
-        )
-        mine = pack_moving.move(queue, kind, some, target, **same)
-        yield from pack_settling.each_part(mine, move(queue, kind, rest, to=target, **same))
-        return
-    settlements = [
-        move_settlement(
-            queue,
-            kind,
-            each,
-            target,
-            values[id(each)],
-            labels,
-            key=key,
-            delay=delay,
-            priority=priority,
-            group=group,
-            edits=edits,
-        )
-        for each in held
-    ]
-    yield from _settle_moves(queue, target, values, settlements, key, session)
+        of_packs = [(each, values[id(each)]) for each in some]
+        yield from pack_moving.move(queue, kind, of_packs, target, **same)
+
+    def alone(rest: Sequence[Reservation[Any]]) -> Plan[None]:
+        settlements = [
+            move_settlement(
+                queue,
+                kind,
+                each,
+                target,
+                values[id(each)],
+                labels,
+                key=key,
+                delay=delay,
+                priority=priority,
+                group=group,
+                edits=edits,
+            )
+            for each in rest
+        ]
+        return _settle_moves(queue, target, values, settlements, key, session)
+
+    yield from by_form(held, inside, alone)
+
+
+def _stored(codec: Codec[Any], payload: Any) -> Any:
+    return payload if payload is UNCHANGED else dump(codec, payload)
 
 
 def _settle_moves(
@@ -149,13 +151,14 @@ def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
     arguments.key(key)
 
 
-def _refuse_packed(inside: Sequence[Reservation[Any]], edits: Mapping[str, object]) -> None:
+def _refuse_packed(held: Sequence[Reservation[Any]], edits: Mapping[str, object]) -> None:
     """Refuse what the move of a message out of its pack cannot do."""
-    if inside and edits:
-        raise ConfigurationError(
-            f"update: message {inside[0].id} shares a document with more messages: move it with "
-            "payload="
-        )
+    for each in held:
+        if edits and isinstance(each, PackedReservation):
+            raise ConfigurationError(
+                f"update: message {each.id} shares a document with more messages: move it with "
+                "payload="
+            )
 
 
 def _refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
@@ -282,7 +285,7 @@ def move_each(
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
         key = None if new.key is None else arguments.key(new.key)
-        value = UNCHANGED if new.payload is UNCHANGED else dump(target.codec, new.payload)
+        value = _stored(target.codec, new.payload)
         at = new.at if new.at is not None and new.at > now else None
         settlement = move_settlement(
             queue,

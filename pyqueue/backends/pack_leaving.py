@@ -12,11 +12,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from pyqueue import arguments, packs
+from pyqueue import packs
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import check_time_left
 from pyqueue.backends.handover import Handover, Result, hand_over
-from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import (
@@ -230,18 +229,15 @@ def rollback(
     queue: str,
     kind: Kind,
     options: Options,
+    given_s: float | None,
+    record: ErrorRecord,
+    session: object,
     held: Held,
-    *,
-    delay: float | timedelta | None = None,
-    error: BaseException | str | None = None,
-    session: object = None,
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try.
 
-    All of a pack wait together, in their pack.
+    All of a pack wait together, in their pack. ``given_s`` is in place of the backoff.
     """
-    given_s = None if delay is None else arguments.duration("delay", delay)
-    record = None if error is None else error_record(error, (yield from ServerTime()))
     last: list[PackedReservation[Any]] = []
     rest: list[tuple[Group, Held]] = []
     for group, members in by_pack(queue, kind, held):
@@ -266,10 +262,11 @@ def rollback(
 
         return waiting
 
-    parts = [leave_each(queue, held, rest, make, whole=whole, session=session)]
-    if last:
-        parts.append(_bury(queue, kind, options.dead_letter, last, "tries", record, session))
-    yield from each_part(*parts)
+    waiting = [each for _, members in rest for each in members]
+    yield from each_part(
+        (leave_each(queue, waiting, rest, make, whole=whole, session=session), waiting),
+        (bury(queue, kind, options.dead_letter, "tries", record, last, session), last),
+    )
 
 
 def release(queue: str, kind: Kind, held: Held) -> Plan[None]:
@@ -293,24 +290,14 @@ def bury(
     queue: str,
     kind: Kind,
     dead_letter: str,
-    held: Held,
-    *,
-    error: BaseException | str | None = None,
-) -> Plan[None]:
-    """Send messages to the dead-letter queue now."""
-    record = None if error is None else error_record(error, (yield from ServerTime()))
-    yield from _bury(queue, kind, dead_letter, held, "buried", record)
-
-
-def _bury(
-    queue: str,
-    kind: Kind,
-    dead_letter: str,
-    held: Held,
     reason: str,
     record: ErrorRecord,
+    held: Held,
     session: object = None,
 ) -> Plan[None]:
+    """Send messages to the dead-letter queue now."""
+    if not held:
+        return
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
 
     def make(each: PackedReservation[Any]) -> Make:

@@ -7,7 +7,7 @@ messages that it handed out. ``pack_leaving`` has what ends a message in another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -24,6 +24,7 @@ from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, S
 
 __all__ = [
     "Group",
+    "by_form",
     "by_pack",
     "commit",
     "each_part",
@@ -97,14 +98,40 @@ def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
     return members
 
 
-def each_part(*parts: Plan[None]) -> Plan[None]:
-    """Run plans that settle parts of a call. All run, and then one LeaseLost tells of all."""
+def by_form(
+    given: Sequence[Reservation[Any]],
+    inside: Callable[[Held], Plan[None]],
+    alone: Callable[[Sequence[Reservation[Any]]], Plan[None]],
+) -> Plan[None]:
+    """Settle messages of packs by one plan, and ordinary messages by another one."""
+    of_packs, rest = packed(given)
+    if not of_packs:
+        yield from alone(rest)
+    elif not rest:
+        yield from inside(of_packs)
+    else:
+        yield from each_part((inside(of_packs), of_packs), (alone(rest), rest))
+
+
+def each_part(*parts: tuple[Plan[None], Sequence[Reservation[Any]]]) -> Plan[None]:
+    """Run plans that settle parts of a call. All run, and then one error tells of all.
+
+    Args:
+        parts: the plans, each with what it settles.
+    """
     lost: list[LeaseLost] = []
-    for part in parts:
+    unknown: list[Id] = []
+    trouble: Unavailable | None = None
+    for part, held in parts:
         try:
             yield from part
         except LeaseLost as error:
             lost.append(error)
+        except Unavailable as error:
+            trouble = trouble or error
+            unknown += error.ids or [each.id for each in held]
+    if trouble is not None:
+        raise Unavailable(str(trouble), ids=unknown) from trouble
     if len(lost) == 1:
         raise lost[0]
     if lost:

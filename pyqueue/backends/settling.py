@@ -20,7 +20,7 @@ from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.moving import dump, freed_by
 from pyqueue.backends.options import Options, Target
-from pyqueue.backends.pack_settling import packed
+from pyqueue.backends.pack_settling import by_form
 from pyqueue.backends.pushing import new_document
 from pyqueue.backends.slots import go_on
 from pyqueue.backends.transitions import UpdateFields
@@ -48,18 +48,27 @@ def commit(
     """Finish messages."""
     held = arguments.reservations(queue, tuple(given))
     value = UNCHANGED if payload is UNCHANGED else dump(codec, payload)
-    inside, held = packed(held)
-    if inside:
-        if value is not UNCHANGED:
-            raise ConfigurationError(
-                f"payload: message {inside[0].id} shares a document with more messages, and its "
-                "queue keeps no history: leave it out"
-            )
-        mine = pack_settling.commit(queue, kind, inside, session)
-        rest = [commit(queue, kind, codec, history_s, held, session=session)] if held else []
-        yield from pack_settling.each_part(mine, *rest)
-        return
+    packed = [each.id for each in held if isinstance(each, PackedReservation)]
+    if packed and value is not UNCHANGED:
+        raise ConfigurationError(
+            f"payload: message {packed[0]} shares a document with more messages, and its queue "
+            "keeps no history: leave it out"
+        )
+    yield from by_form(
+        held,
+        partial(pack_settling.commit, queue, kind, session=session),
+        partial(_commit, queue, kind, history_s, value, session),
+    )
 
+
+def _commit(
+    queue: str,
+    kind: Kind,
+    history_s: float | None,
+    value: Any,
+    session: object,
+    held: Sequence[Reservation[Any]],
+) -> Plan[None]:
     def finish(keyed: bool, now: datetime) -> SettlementUpdate:
         update = kind.finishing(now, "committed", history_s, keyed=keyed)
         if update is not None:
@@ -174,16 +183,21 @@ def rollback(
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try."""
     held = arguments.reservations(queue, tuple(given))
-    inside, held = packed(held)
-    if inside:
-        mine = pack_leaving.rollback(
-            queue, kind, options, inside, delay=delay, error=error, session=session
-        )
-        whole = rollback(queue, kind, options, held, delay=delay, error=error, session=session)
-        yield from pack_settling.each_part(mine, whole)
-        return
-    given_delay_s = None if delay is None else arguments.duration("delay", delay)
+    delay_s = None if delay is None else arguments.duration("delay", delay)
     record = None if error is None else error_record(error, (yield from ServerTime()))
+    how = (queue, kind, options, delay_s, record, session)
+    yield from by_form(held, partial(pack_leaving.rollback, *how), partial(_roll_back, *how))
+
+
+def _roll_back(
+    queue: str,
+    kind: Kind,
+    options: Options,
+    given_delay_s: float | None,
+    record: ErrorRecord,
+    session: object,
+    held: Sequence[Reservation[Any]],
+) -> Plan[None]:
     dead_letter: Target | None = None
     settlements = []
     skips = "group" in kind.capabilities and (yield from _skips(queue))
@@ -223,11 +237,11 @@ def _skipping(build: Callable[[datetime], UpdateFields], now: datetime) -> Updat
 def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
     """Give messages back unprocessed: to their old places, the tries not counted."""
     held = arguments.reservations(queue, tuple(given))
-    inside, held = packed(held)
-    if inside:
-        mine = pack_leaving.release(queue, kind, inside)
-        yield from pack_settling.each_part(mine, release(queue, kind, held))
-        return
+    inside = partial(pack_leaving.release, queue, kind)
+    yield from by_form(held, inside, partial(_release, queue, kind))
+
+
+def _release(queue: str, kind: Kind, held: Sequence[Reservation[Any]]) -> Plan[None]:
     yield from settle(
         queue,
         [
@@ -258,16 +272,22 @@ def bury(
                 f"reservations: message {each.id} is in a dead-letter queue already; commit it, or "
                 "redrive() the queue"
             )
-    inside, held = packed(held)
-    if inside:
-        mine = pack_leaving.bury(queue, kind, dead_letter, inside, error=error)
-        whole = bury(queue, kind, dead_letter, held, error=error)
-        yield from pack_settling.each_part(mine, whole)
-        return
     record = None if error is None else error_record(error, (yield from ServerTime()))
+    how = (queue, kind, dead_letter, "buried", record)
+    yield from by_form(held, partial(pack_leaving.bury, *how), partial(_bury, *how))
+
+
+def _bury(
+    queue: str,
+    kind: Kind,
+    dead_letter: str,
+    reason: str,
+    record: ErrorRecord,
+    held: Sequence[Reservation[Any]],
+) -> Plan[None]:
     levels = {each.priority for each in held}
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
-    settlements = [_burial(queue, kind, each, target, "buried", record) for each in held]
+    settlements = [_burial(queue, kind, each, target, reason, record) for each in held]
     yield from settle(queue, settlements)
 
 

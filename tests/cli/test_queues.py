@@ -305,7 +305,7 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
     assert shell.run("reshape", "jobs", "--no-strict") == (0, "jobs: strict=False\n", "")
     status, _, error = shell.run("reshape", "job", "--strict")
     assert status == 2
-    assert "no queue 'job'" in error
+    assert "queue 'job' does not exist" in error
 
 
 def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) -> None:

@@ -17,16 +17,16 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable, packs
-from pyqueue.backends import pack_pushing
+from pyqueue.backends import namespace, pack_pushing
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import Output, fan_out
-from pyqueue.messages import Backoff
+from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Insert, Plan, ServerTime
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, shared
+from tests.plans.steps import WRITES, Cut, Steps, cut, lost_reply, lost_request, shared
 
 MESSAGES = 19
 MOST_COMMANDS = 250
@@ -102,6 +102,8 @@ def stored() -> list[Any]:
     steps = Steps()
     steps.run(plans().push(list(range(MESSAGES - 1))))
     steps.run(plans().push([MESSAGES - 1], keys=["key"]))
+    for name in ("a.dead", "b"):
+        steps.run(namespace.target(name))  # makes its record
     return steps.all()
 
 
@@ -595,6 +597,23 @@ def test_extension_is_one_command_for_a_pack() -> None:
     assert commands(steps) == ["Update"]
     steps.seconds += 500
     assert 1 not in [each.payload for each in steps.run(Consumer().receive(100))]
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback", "release", "bury", "move", "extend"])
+def test_unknown_outcome_names_all_messages(verb: str) -> None:
+    """The server does not answer. The call has messages of several packs, and an ordinary one."""
+    steps, consumer = made(), Consumer(max_tries=None)
+    held = steps.run(consumer.receive(MESSAGES))
+
+    def fails(number: int, done: bool) -> None:
+        if isinstance(steps.commands[-1], WRITES):
+            raise Unavailable("no answer")
+
+    pairs = [(each, UNCHANGED) for each in held]
+    call = consumer.plans.move(pairs, to="b") if verb == "move" else None
+    with pytest.raises(Unavailable) as caught:
+        steps.run(call or getattr(consumer.plans, verb)(held), fails)
+    assert sorted(map(str, caught.value.ids)) == sorted(str(each.id) for each in held)
 
 
 def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
