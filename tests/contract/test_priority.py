@@ -295,7 +295,7 @@ def test_pause_of_a_new_queue_stores_what_was_given(client: AnyClient, name: str
 
 
 def test_reshape_of_the_wrong_queue_is_refused(client: AnyClient, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="no queue"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         client.reshape(name, strict=True)
     client.queue(f"{name}-plain", kind="standard").push(1)
     with pytest.raises(ConfigurationError, match=r"strict: .*of kind 'standard'"):

@@ -139,7 +139,7 @@ def test_reshape_changes_the_retention(
         client.reshape(name, strict=True)
     with pytest.raises(ConfigurationError, match=r"give an option to change: .* has retention"):
         client.reshape(name)
-    with pytest.raises(ConfigurationError, match=r"no queue .*client.stream\(\)"):
+    with pytest.raises(ConfigurationError, match=r"does not exist.*client.stream\(\)"):
         client.reshape(f"{name}-other", retention=600)
 
 

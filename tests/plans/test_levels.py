@@ -328,7 +328,7 @@ def test_shape_of_another_kind_is_refused() -> None:
     runner = Meddler(stored())
     with pytest.raises(ConfigurationError, match="strict"):
         QueuePlans("b", Options(shape={"strict": True}))
-    with pytest.raises(ConfigurationError, match="no queue 'b'"):
+    with pytest.raises(ConfigurationError, match="queue 'b' does not exist"):
         runner.run(managing.reshape("b", {"strict": True}))
 
 
