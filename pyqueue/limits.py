@@ -19,8 +19,12 @@ __all__ = ["FollowedLimit", "Limit", "check_limit", "limit_or_none", "stored_lim
 
 log = logging.getLogger("pyqueue")
 
+#: A look lists what is held, and that of a larger limit would take too long.
+MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
+#: A consumer asks again after so many seconds at most.
+_FURTHEST_S: Final = 5.0
 _HEADER: Final = "headers."
 _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
 
@@ -55,7 +59,7 @@ class Limit:
             raise ConfigurationError(
                 "limit: give concurrency (messages held at once), or rate (starts per period)"
             )
-        _check_count("concurrency", self.concurrency)
+        _check_count("concurrency", self.concurrency, MAX_CONCURRENCY)
         _check_count("burst", self.burst)
         if self.rate is None:
             if self.burst is not None:
@@ -117,12 +121,12 @@ class Limit:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _check_count(name: str, value: Any) -> None:
+def _check_count(name: str, value: Any, most: int = _MAX_COUNT) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give a whole number from 1 to {_MAX_COUNT}"
+            f"{name}: {_shown(value)} is not allowed: give a whole number from 1 to {most}"
         )
 
 
@@ -240,4 +244,4 @@ class FollowedLimit:
         if self.limit is None or self.next_start is None:
             return False
         # What lies further ahead is of a clock that was set back since.
-        return now < self.next_start <= now + timedelta(seconds=self.limit.token_s)
+        return now < self.next_start <= now + timedelta(seconds=_FURTHEST_S)

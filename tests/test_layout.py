@@ -449,7 +449,9 @@ BACKENDS: dict[str, set[str]] = {
     },
     "limiting": {"byte_limit", "claiming", "scan", "slots"},
     "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
+    "pacing": {"byte_limit", "claiming", "rates", "scan"},
     "by_group": {
+        "pacing",
         *("by_level", "byte_limit", "claiming", "groups", "limiting", "scan", "transitions"),
     },
     "applying": {"groups", "slots", "transitions"},
@@ -470,7 +472,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "pack_receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),
-        *("namespace", "pack_leaving", "pack_settling", "receiving"),
+        *("namespace", "pack_leaving", "pack_settling", "rates", "receiving"),
         "scan",
     },
     "pack_pushing": {"bucket", "inserting", "kind", "namespace", "options", "pushing"},
@@ -523,7 +525,7 @@ BACKENDS: dict[str, set[str]] = {
     "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
         *("acknowledging", "byte_limit", "claim_groups", "claiming", "encoded", "invalid"),
-        *("namespace", "queue_plans"),
+        *("namespace", "queue_plans", "rates"),
         *("reading", "receiving", "transitions"),
     },
     "__init__": {"bucket", "ordered", "priority", "standard"},

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from pyqueue.backends import by_level, groups, limiting, transitions
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import ClaimTerms, Taken, claim, take_first
+from pyqueue.backends.claiming import ClaimTerms, Take, Taken, claim, take_first
 from pyqueue.backends.groups import DEFERRED_FOR, MAX_PAGE, FirstOfEach, group_in, rank
+from pyqueue.backends.pacing import paced
 from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEach
@@ -53,14 +54,25 @@ def claim_next(
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     if "group" not in terms.kind.capabilities:
-        take = None if scan.limit.limit is None else limiting.take
+        take = _limited(scan)
         return (
             yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete, take=take)
         )
     if scan.rescan_at is None or scan.rescan_at <= now:
         yield from _walk(terms.queue, scan)
         now = yield from ServerTime()  # what it brought forward is ready now
-    return (yield from claim(terms, scan, now, wanted, room, delete=False, take=_take))
+    limit = scan.limit.limit
+    take = _take if limit is None or limit.rate is None else paced(_take)
+    return (yield from claim(terms, scan, now, wanted, room, delete=False, take=take))
+
+
+def _limited(scan: ScanState) -> Take | None:
+    """Return what claims from a queue without groups as its limit allows; None: it has none."""
+    limit = scan.limit.limit
+    if limit is None:
+        return None
+    held = None if limit.concurrency is None else limiting.take
+    return held if limit.rate is None else paced(held)
 
 
 def _walk(queue: str, scan: ScanState) -> Plan[list[Document]]:

@@ -92,11 +92,15 @@ class ByteLimit:
         self._claim_bytes: int | None = None
         #: Whether a message was left because it did not fit.
         self.full = False
+        #: Whether calls that come meanwhile have to wait.
+        self.closed = False
         #: The claimed messages that did not fit. They have to be given back.
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
         """Receive for the calls that came meanwhile, too. Return how many messages they want."""
+        if self.closed:
+            return 0
         before = len(self._callers)
         yield from Latecomers(self._callers)
         late = self._callers[before:]

@@ -18,7 +18,15 @@ from typing import Any, Final, Literal, cast, overload
 
 from bson import ObjectId
 
-from pyqueue.backends import acknowledging, invalid, namespace, reading, receiving, transitions
+from pyqueue.backends import (
+    acknowledging,
+    invalid,
+    namespace,
+    rates,
+    reading,
+    receiving,
+    transitions,
+)
 from pyqueue.backends.byte_limit import find_fitting
 from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claiming import ClaimTerms
@@ -27,7 +35,7 @@ from pyqueue.backends.namespace import CLAIMS
 from pyqueue.concurrently import concurrently
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.limits import limit_or_none
+from pyqueue.limits import Limit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
@@ -91,6 +99,14 @@ def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[
     return held
 
 
+def _permitted(queue: str, limit: Limit | None, ids: list[Id]) -> Plan[list[Id]]:
+    """Return the first messages, as many as may start."""
+    if limit is None or limit.rate is None:
+        return ids
+    granted = yield from rates.take(queue, limit, {"": len(ids)})
+    return ids[: granted[""].permits]
+
+
 class NamedClaims(ClaimGroup):
     """The plans of one group of a queue. Plain data: it pickles.
 
@@ -134,13 +150,12 @@ class NamedClaims(ClaimGroup):
                 any number.
 
         Returns:
-            The number of the claim, or None if no message is ready.
+            The number of the claim, or None if no message is ready, or may start now.
 
         Raises:
             Fenced: another process runs the group now; nothing is held.
         """
-        backend = self.backend
-        kind = backend.kind
+        backend, kind = self.backend, self.backend.kind
         while True:
             progress = yield from self.progress(token)
             flags = yield from namespace.flags(backend.queue)
@@ -159,6 +174,9 @@ class NamedClaims(ClaimGroup):
             ids = yield from self._valid_ids(found, now)
             if not ids:
                 continue
+            ids = yield from _permitted(backend.queue, shared, ids)
+            if not ids:
+                return None
             n = progress.claimed + 1
             begun = {"$set": {"claimed": n, "adopted": 0}}
             yield from self._advance(token, begun, claimed=progress.claimed)

@@ -7,6 +7,7 @@ left. See ``pack_stock``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from typing import Any, Final
 import bson
 
 from pyqueue import packs
-from pyqueue.backends import invalid, namespace
+from pyqueue.backends import invalid, namespace, rates
 from pyqueue.backends.by_level import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import Claimed, ClaimTerms
@@ -95,10 +96,11 @@ def _claim_for_callers(
 ) -> Plan[list[list[Claimed]]]:
     """Claim once for several callers, and for those that come meanwhile; split the result."""
     room = ByteLimit(scan, limits)
+    permits = yield from _permits(how, scan, limits, room)
     claimed: list[Claimed] = []
     sizes: list[int] = []
     ended = False
-    while (need := sum(each.messages for each in limits) - len(claimed)) > 0:
+    while (need := min(_wanted(limits), permits) - len(claimed)) > 0:
         if claimed and sum(sizes) >= sum(each.bytes for each in limits):
             break
         if how.misfits.verdict is not None:
@@ -123,7 +125,29 @@ def _claim_for_callers(
     if how.pop and claimed:
         lost = yield from _finish_popped(how, [each for share in shares for each in share])
         shares = [[each for each in share if _identity(each) not in lost] for share in shares]
+    if scan.limit.limit is not None:
+        unused = permits - len(claimed) + len(rest)
+        yield from rates.return_permits(how.terms.queue, "", scan.limit, unused)
+        scan.limit.blocked_until = scan.limit.next_start
     return shares
+
+
+def _wanted(limits: Sequence[Limits]) -> int:
+    return sum(each.messages for each in limits)
+
+
+def _permits(
+    how: Reception, scan: ScanState, limits: Sequence[Limits], room: ByteLimit
+) -> Plan[int]:
+    """Return how many messages may be handed out, of those that are wanted.
+
+    Whether there are so many is known only when they are claimed, because a pack has many.
+    """
+    if scan.limit.limit is None:
+        return sys.maxsize
+    room.closed = True  # calls that come meanwhile have no permits
+    queue, now = how.terms.queue, (yield from ServerTime())
+    return (yield from rates.permits(queue, "", scan.limit, now, _wanted(limits)))
 
 
 def _identity(claimed: Claimed) -> tuple[Hashable, str]:

@@ -28,11 +28,22 @@ from pyqueue.errors import DuplicateKey, Unavailable
 from pyqueue.limits import FollowedLimit, Limit
 from pyqueue.requests import Command, MonotonicTime, Plan
 
-__all__ = ["GiveBack", "Granted", "TakePermits", "give_back", "permits", "permits_id", "take"]
+__all__ = [
+    "GiveBack",
+    "Granted",
+    "TakePermits",
+    "give_back",
+    "permits",
+    "permits_id",
+    "return_permits",
+    "take",
+]
 
 #: How long after a look has asked for permits it may use them, in seconds. Later it asks again:
 #: what a process does after a long pause would not fit the window of its permits.
 VALID_S: Final = 1.0
+#: How long a process waits at most before it asks again.
+RETRY: Final = timedelta(seconds=5)
 #: How often a look asks again after permits came too late.
 ROUNDS: Final = 3
 #: A bucket that is further ahead of the primary's clock than this means that the clock was set
@@ -149,8 +160,17 @@ def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted
     if followed.waits(now):
         return 0
     granted = (yield from take(queue, limit, {key: wanted}))[key]
-    followed.next_start = granted.next_at if granted.permits < wanted else None
+    few = granted.permits < wanted
+    # Meanwhile other looks may give back what they did not use.
+    followed.next_start = min(granted.next_at, now + RETRY) if few else None
     return granted.permits
+
+
+def return_permits(queue: str, key: str, followed: FollowedLimit, unused: int) -> Plan[None]:
+    """Return what ``permits`` granted and was not used."""
+    if unused > 0 and followed.limit is not None:
+        followed.next_start = None
+        yield from give_back(queue, followed.limit, {key: unused})
 
 
 def _take_one(queue: str, limit: Limit, key: str, wanted: int) -> Plan[Granted]:

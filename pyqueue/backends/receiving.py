@@ -202,7 +202,7 @@ def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
             f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
             "reserve messages, and commit them"
         )
-    if limit.rate is not None or limit.per is not None:
+    if limit.per is not None:
         raise namespace.unenforced(queue)
 
 
@@ -237,6 +237,8 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
     until = now + timedelta(seconds=poll_s)
     if _stopped(scan):
         return min(until, now + PAUSE_READ_INTERVAL)
+    if scan.limit.next_start is not None and scan.limit.waits(now):
+        return max(min(until, scan.limit.next_start), now + timedelta(milliseconds=1))
     if scan.rescan_at is not None:
         until = min(until, scan.rescan_at)
     if scan.limit.blocked_until is not None:  # what is ready by then does not matter
@@ -331,7 +333,9 @@ def _claim_messages(
                 break
             raise ConfigurationError(how.misfits.verdict)
         now = yield from ServerTime()
-        bare = how.bare and limit == 1 and not scan.locked.pops_claim(now)
+        bare = (
+            how.bare and limit == 1 and scan.limit.limit is None and not scan.locked.pops_claim(now)
+        )
         wanted = min(limit - len(claimed), MAX_CLAIM)
         documents, ended = yield from claim_next(terms, scan, now, wanted, room, delete=bare)
         if room.excess:

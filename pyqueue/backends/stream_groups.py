@@ -302,9 +302,8 @@ class _Permits:
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
         """Give back what was not used."""
         unused = self._number - sum(each.range.size for each in taken)
-        if self._limit.limit is not None:
-            state = self._state
-            yield from rates.give_back(state.stream, self._limit.limit, {state.name: unused})
+        state = self._state
+        yield from rates.return_permits(state.stream, state.name, self._limit, unused)
 
 
 # ---- the messages of what was claimed

@@ -1,0 +1,230 @@
+"""Queues with a rate: no more messages start than the limit allows, whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyqueue import Limit, Unavailable
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+
+LIMIT = Limit(rate=2, period=1, burst=5)
+MESSAGES = 12
+KINDS = ["standard", "priority", "ordered", "bucket"]
+#: ``make test`` stops at every fifth command, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def plans_of(kind: str, limit: Limit | None = None) -> QueuePlans:
+    shape = {} if limit is None else {"limit": limit.stored()}
+    return QueuePlans("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="me")
+
+
+class Consumer:
+    """A process that consumes."""
+
+    def __init__(self, kind: str) -> None:
+        self.plans = plans_of(kind)
+        self.waiting = Waiters("a")
+        self.received: list[Any] = []
+
+    def receive(self, limit: int, **how: Any) -> Plan[list[Any]]:
+        found = yield from self.plans.receive(self.waiting, limit, **{"timeout": 0, **how})
+        self.received += [each.payload for each in found]
+        return found
+
+    def work(self) -> Plan[None]:
+        for wanted in (1, 3, 4):
+            yield from self.receive(wanted)
+
+
+@cache
+def stored(kind: str, limit: Limit = LIMIT) -> list[Any]:
+    """Return the documents of a queue with messages, each of a group of its own."""
+    steps = Steps()
+    queue = plans_of(kind, limit)
+    if kind == "bucket":  # packs of several sizes, and single messages
+        for first, size in ((0, 4), (4, 1), (5, 3), (8, 1), (9, 3)):
+            steps.run(queue.push(range(first, first + size)))
+        return steps.all()
+    for number in range(MESSAGES):
+        more = {"priority": {"priorities": [number % 3]}, "ordered": {"groups": [str(number)]}}
+        steps.run(queue.push([number], **more.get(kind, {})))  # type: ignore[arg-type]
+    return steps.all()
+
+
+def made(kind: str, limit: Limit = LIMIT) -> Steps:
+    steps = Steps(stored(kind, limit))
+    steps.collection.drop_index("expires")  # mongomock expires by the wall clock
+    return steps
+
+
+def started(steps: Steps, *consumers: Consumer) -> int:
+    """Return how many messages have started, those of a process that died included."""
+    received = sum(len(each.received) for each in consumers)
+    if consumers[0].plans.kind.name == "bucket":
+        return received
+    held: int = steps.collection.count_documents({"token": {"$exists": True}})
+    return max(received, held)
+
+
+def numbers(steps: Steps, consumer: Consumer, wanted: int, **how: Any) -> int:
+    return len(steps.run(consumer.receive(wanted, **how)))
+
+
+@each_kind
+def test_queue_starts_what_its_permits_allow(kind: str) -> None:
+    steps, first, second = made(kind), Consumer(kind), Consumer(kind)
+    assert [numbers(steps, first, 3), numbers(steps, second, 9), numbers(steps, first, 1)] == [
+        *(3, 2, 0)
+    ]
+    steps.seconds = 0.5
+    assert [numbers(steps, second, 1), numbers(steps, first, 1)] == [1, 0]
+    steps.seconds = 20
+    assert [numbers(steps, first, 9), numbers(steps, second, 9)] == [5, 0]
+    steps.seconds = 40
+    assert numbers(steps, second, 9) == 1
+    assert sorted(first.received + second.received) == list(range(MESSAGES))
+
+
+@each_kind
+def test_consumer_that_is_stopped_sends_no_command(kind: str) -> None:
+    """It knows when the next message may start."""
+    steps, consumer = made(kind), Consumer(kind)
+    assert numbers(steps, consumer, 9) == 5
+    assert numbers(steps, consumer, 9) == 0
+    steps.seconds = 0.1
+    assert numbers(steps, consumer, 1) == 0
+    sent = {type(each).__name__ for each in steps.commands}
+    assert sent <= {"Find"}  # the record of the queue
+
+
+@each_kind
+def test_waiting_consumer_looks_when_the_next_may_start(kind: str) -> None:
+    steps, consumer = made(kind), Consumer(kind)
+    assert numbers(steps, consumer, 5) == 5
+    assert numbers(steps, consumer, 1, timeout=30) == 1
+    assert steps.seconds == pytest.approx(0.5)
+
+
+@each_kind
+def test_look_that_finds_less_asks_for_less(kind: str) -> None:
+    steps, consumer = made(kind), Consumer(kind)
+    for seconds in (0, 10, 20):
+        steps.seconds = seconds
+        numbers(steps, consumer, 9)
+    bucket = steps.collection.find_one({"_id": "~limit:a~"})
+    assert len(consumer.received) == MESSAGES
+    assert bucket["tokens"] == pytest.approx(3)
+    assert numbers(steps, consumer, 9) == 0
+    if kind != "bucket":  # which does not know how many messages a pack has
+        assert not any(type(each).__name__ == "TakePermits" for each in steps.commands)
+
+
+@pytest.mark.parametrize("kind", ["standard", "priority", "bucket"])
+@pytest.mark.parametrize("wanted", [1, 9])
+def test_pops_count_as_starts(kind: str, wanted: int) -> None:
+    steps, consumer = made(kind), Consumer(kind)
+    for _ in range(9):
+        numbers(steps, consumer, wanted, pop=True)
+    assert len(consumer.received) == 5
+    steps.seconds = 0.5
+    assert numbers(steps, consumer, wanted, pop=True) == 1
+
+
+def test_order_stays_that_of_the_queue() -> None:
+    steps, consumer = made("standard"), Consumer("standard")
+    for second in range(8):
+        steps.seconds = second
+        numbers(steps, consumer, 1)
+    assert consumer.received == list(range(8))
+
+
+def test_both_limits_hold_together() -> None:
+    limit = Limit(concurrency=2, rate=2, period=1, burst=5)
+    steps, consumer = made("standard", limit), Consumer("standard")
+    started = 0
+    for _ in range(4):
+        found = steps.run(consumer.receive(9))
+        started += len(found)
+        assert len(found) <= 2
+        steps.run(consumer.plans.commit(found))
+    assert started == 5
+    steps.seconds = 10
+    assert [numbers(steps, consumer, 9), numbers(steps, consumer, 9)] == [2, 0]
+
+
+def test_consumer_uses_a_raised_rate_within_seconds() -> None:
+    slow, fast = Limit(rate=1, period=3600), Limit(rate=1000, burst=9)
+    steps, consumer = made("standard", slow), Consumer("standard")
+    assert numbers(steps, consumer, 9) == 1
+    running = steps.steps(consumer.receive(9, timeout=100))
+    next(running)
+    change = {"$set": {"shape.limit": fast.stored()}}
+    steps.collection.update_one({"_id": "~queue:a"}, change)
+    for _ in running:
+        pass
+    assert len(consumer.received) > 1
+    assert steps.seconds <= 11
+
+
+# ---- faults
+
+FAULTS: dict[str, Callable[[int], Fault]] = {
+    "dies before": lambda at: cut(at, after=False),
+    "dies after": lambda at: cut(at, after=True),
+    "loses a request": lost_request,
+    "loses a reply": lost_reply,
+}
+
+
+def number_of_commands(kind: str) -> int:
+    steps = made(kind)
+    steps.run(Consumer(kind).work())
+    return len(steps.commands)
+
+
+@each_kind
+@some_or_every
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_at_any_command_starts_no_more(kind: str, fault: str, every: int) -> None:
+    for at in range(0, number_of_commands(kind), every):
+        steps, consumer, other = made(kind), Consumer(kind), Consumer(kind)
+        with suppress(Cut, Unavailable):
+            steps.run(consumer.work(), FAULTS[fault](at))
+        steps.run(other.work())
+        assert started(steps, consumer, other) <= 5
+        steps.seconds = 0.5
+        steps.run(other.work())
+        assert started(steps, consumer, other) <= 6
+
+
+@each_kind
+@some_or_every
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_sleep_at_any_command_starts_no_more(kind: str, fails_over: bool, every: int) -> None:
+    """Another process works meanwhile, and what no majority has may be undone before."""
+    for at in range(0, number_of_commands(kind), every):
+        steps, consumer, other = made(kind), Consumer(kind), Consumer(kind)
+        steps.safe = steps.all() if fails_over else None
+        running = steps.steps(consumer.work())
+        for _ in range(at + 1):
+            next(running)
+        if fails_over:
+            steps.fail_over()
+        steps.run(other.work())
+        with suppress(Unavailable):
+            for _ in running:
+                pass
+        assert started(steps, consumer, other) <= 5
