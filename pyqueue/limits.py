@@ -41,8 +41,8 @@ class Limit:
         rate: how many messages start in each period at most, on average.
         period: the length of a period, in seconds.
         burst: how many messages may start at once after a pause; default 1.
-        per: "headers.NAME": each value of this header has a limit of its own. The messages that
-            lack the header count together.
+        per: "headers.NAME", with concurrency alone: each value of this header has a limit of its
+            own. The messages that lack the header count together.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -81,6 +81,11 @@ class Limit:
                 )
         if self.per is not None:
             _check_per(self.per)
+            if self.rate is not None:
+                raise ConfigurationError(
+                    "per: a rate for each value of a header is not offered: give concurrency with "
+                    "per, or a rate without it"
+                )
 
     @property
     def period_s(self) -> float:

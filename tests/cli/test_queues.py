@@ -310,12 +310,14 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
 
 def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) -> None:
     client.queue("jobs").push(1)
-    text = "concurrency=10,rate=0.5,period=60.0,burst=3,per=headers.tenant"
+    text = "concurrency=10,rate=0.5,period=60.0,burst=3"
     assert shell.json("reshape", "jobs", "--limit", text) == [{"queue": "jobs", "limit": text}]
-    wanted = Limit(concurrency=10, rate=0.5, period=60, burst=3, per="headers.tenant")
+    wanted = Limit(concurrency=10, rate=0.5, period=60, burst=3)
     assert [each.limit for each in client.queues()] == [wanted]
     assert shell.json("ls")[0]["limit"] == text
     assert [line.split("\t")[-1] for line in shell.run("ls")[1].splitlines()] == ["limit", text]
+    text = "concurrency=1,per=headers.tenant"
+    assert shell.run("reshape", "jobs", "--limit", text) == (0, f"jobs: limit={text}\n", "")
     assert shell.run("reshape", "jobs", "--limit", "none") == (0, "jobs: limit=none\n", "")
     assert [each.limit for each in client.queues()] == [None]
 

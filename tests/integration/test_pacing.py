@@ -78,6 +78,6 @@ def test_named_claims_count_as_starts(url: str) -> None:
             claim.commit()
         with queue.claim("g", limit=10) as claim:
             assert len(claim) == 0
-        client.reshape("a", limit=Limit(rate=1, per="headers.x"))
-        with pytest.raises(ConfigurationError, match="limit: "), queue.claim("g", limit=10):
+        client.reshape("a", limit=Limit(concurrency=1))
+        with pytest.raises(ConfigurationError, match="claim: "), queue.claim("g", limit=10):
             pass

@@ -64,6 +64,8 @@ def record(client: Client) -> dict[str, Any]:
         ({"concurrency": 1, "per": "headers.a\0"}, "per"),
         ({"concurrency": 1, "per": "headers.\ud800"}, "per"),
         ({"concurrency": 1, "per": 5}, "per"),
+        ({"rate": 1, "per": "headers.tenant"}, "per"),
+        ({"concurrency": 1, "rate": 1, "per": "headers.tenant"}, "per"),
     ],
 )
 def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
@@ -76,7 +78,8 @@ def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
     [
         Limit(concurrency=10),
         Limit(rate=0.5, period=timedelta(minutes=1), burst=3),
-        Limit(concurrency=1, rate=1e9, per="headers.tenant"),
+        Limit(concurrency=1, per="headers.tenant"),
+        Limit(concurrency=1, rate=1e9),
     ],
 )
 def test_stored_limit_is_read_back(limit: Limit) -> None:
@@ -85,9 +88,10 @@ def test_stored_limit_is_read_back(limit: Limit) -> None:
 
 
 def test_limit_says_what_it_means() -> None:
-    limit = Limit(rate=5, period=timedelta(minutes=1), per="headers.tenant")
-    assert (limit.period_s, limit.capacity, limit.header) == (60, 1, "tenant")
-    assert limit.stored() == {"rate": 5, "period": 60, "per": "headers.tenant"}
+    limit = Limit(rate=5, period=timedelta(minutes=1))
+    assert (limit.period_s, limit.token_s, limit.capacity, limit.header) == (60, 12, 1, None)
+    assert limit.stored() == {"rate": 5, "period": 60}
+    assert Limit(concurrency=3, per="headers.tenant").header == "tenant"
     assert Limit(concurrency=3).stored() == {"concurrency": 3}
 
 
@@ -208,11 +212,11 @@ def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
     with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'.*rate"):
         client.queue("a", kind="bucket", limit=Limit(concurrency=2))
     client.queue("a", kind="bucket").push(1)
-    for wrong in (Limit(concurrency=2), Limit(rate=1, per="headers.x")):
+    for wrong in (Limit(concurrency=2), Limit(concurrency=1, per="headers.x")):
         with pytest.raises(ConfigurationError, match=r"limit\..*'bucket'"):
             client.reshape("a", limit=wrong)
     client.stream("s").append(1)
-    for wrong in (Limit(concurrency=2), Limit(rate=1, per="headers.x")):
+    for wrong in (Limit(concurrency=2), Limit(concurrency=1, per="headers.x")):
         calls: list[Callable[[], object]] = [
             lambda wrong=wrong: client.reshape("s", limit=wrong),  # type: ignore[misc]
             lambda wrong=wrong: client.stream("t", limit=wrong),  # type: ignore[misc]
@@ -222,15 +226,14 @@ def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
                 call()
 
 
-def test_limit_that_is_not_enforced_yet_is_never_ignored(client: Client) -> None:
-    queue = client.queue("a", limit=Limit(rate=1, per="headers.x"))
+def test_call_that_cannot_obey_a_limit_is_refused(client: Client) -> None:
+    queue = client.queue("a", limit=Limit(concurrency=2))
     queue.push(1)
     calls: list[Callable[[], object]] = [
         lambda: queue.pop(0),
-        lambda: queue.reserve(0),
-        lambda: queue.reserve_many(5, timeout=0),
+        lambda: queue.pop_many(5, timeout=0),
         lambda: queue.claim("g", limit=5).__enter__(),
     ]
     for call in calls:
-        with pytest.raises(ConfigurationError, match="limit: "):
+        with pytest.raises(ConfigurationError, match="limit on concurrency"):
             call()
