@@ -201,6 +201,19 @@ def test_checker_content_in_two_packs_is_settled_twice(scenario: Scenario) -> No
     expect_only(scenario.check(*stored), "settled_twice")
 
 
+@pytest.mark.parametrize(("number", "starved"), [(1, 1), (99, 0)])
+def test_checker_large_receive_of_a_bucket_may_take_long(number: int, starved: int) -> None:
+    """It takes document by document. Meanwhile the pack waits behind earlier messages."""
+    scenario = Scenario()
+    scenario.packed(PACK, ["a"])
+    ids = {f"{PACK[::-1]}:{place}": 1 for place in range(number)}
+    for at in (0.0, 3.0):
+        scenario.called("reserve", PARCELS, None, "ok", {"1": ids}, at=at, seconds=3.0)
+    scenario.claimed(PACK, "2", at=6.0, when=9.0)
+    found = scenario.check_times()
+    assert (found["starved"], found["starved_in_faults"]) == (starved, starved)
+
+
 def copies(*steps: str) -> PackLog:
     """Return what the log makes of a pack of two, one of which leaves it in these steps."""
     lines: dict[str, list[Any]] = {
