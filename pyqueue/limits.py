@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyqueue.clock import seconds
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["FollowedLimit", "Limit", "check_limit", "limit_or_none", "stored_limit"]
+__all__ = ["FollowedLimit", "Limit", "check_limit", "key_of", "limit_or_none", "stored_limit"]
 
 log = logging.getLogger("pyqueue")
 
@@ -124,6 +124,20 @@ class Limit:
         found = {name: getattr(self, name) for name in _FIELDS}
         found["period"] = None if self.rate is None else self.period_s
         return {name: value for name, value in found.items() if value is not None}
+
+
+def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
+    """Return the key whose limit a stored message counts for; "" if the limit is not ``per`` key.
+
+    Messages without the header share the key "-". Equal values of different types differ.
+    """
+    if limit.header is None:
+        return ""
+    headers = document.get("headers")
+    value = headers.get(limit.header) if isinstance(headers, Mapping) else None
+    if isinstance(value, str):
+        return f"={value}"
+    return repr(value) if isinstance(value, (bool, int, float)) else "-"
 
 
 def _check_count(name: str, value: Any, most: int = _MAX_COUNT) -> None:

@@ -431,13 +431,14 @@ BACKENDS: dict[str, set[str]] = {
     "groups": {"kind", "locked", "scan"},
     "options": {"kind"},
     "namespace": {"kind", "levels", "options", "transitions"},
-    "indexes": {"kind", "namespace"},
+    "indexes": {"groups", "kind", "namespace"},
     "standard": {"kind", "namespace", "transitions"},
     "priority": {"kind", "levels", "standard", "transitions"},
     "bucket": {"kind", "standard"},
     "ordered": {"groups", "kind", "standard", "transitions"},
-    "invalid": {"groups", "kind", "namespace", "transitions"},
-    "slots": {"indexes", "invalid", "kind", "transitions"},
+    "slots": {"groups", "indexes", "kind", "scan", "transitions"},
+    "invalid": {"groups", "kind", "namespace", "slots", "transitions"},
+    "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "inserting": {"transitions"},
     "pushing": {"groups", "inserting", "kind", "namespace", "options", "transitions"},
@@ -445,9 +446,9 @@ BACKENDS: dict[str, set[str]] = {
     "rates": set(),
     "claiming": {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
-        *("slots", "transitions"),
+        *("slot_claims", "transitions"),
     },
-    "limiting": {"byte_limit", "claiming", "scan", "slots"},
+    "limiting": {"byte_limit", "claiming", "groups", "scan", "slots"},
     "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
     "pacing": {"byte_limit", "claiming", "rates", "scan"},
     "by_group": {
@@ -468,7 +469,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "receiving": {
         *("by_group", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
-        *("options", "reading", "recovering", "scan"),
+        *("options", "reading", "recovering", "scan", "slots"),
     },
     "pack_receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),
@@ -501,7 +502,8 @@ BACKENDS: dict[str, set[str]] = {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
     "managing": {
-        *("applying", "groups", "kind", "namespace", "scan", "stream_packs", "transitions"),
+        *("applying", "groups", "kind", "namespace", "scan", "slots", "stream_packs"),
+        "transitions",
     },
     "pack_managing": {
         *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),

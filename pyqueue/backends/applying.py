@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends import transitions
 from pyqueue.backends.groups import bring_forward
-from pyqueue.backends.slots import go_on
+from pyqueue.backends.slots import go_on, slots_of
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
@@ -239,7 +239,7 @@ def _free(
         for each, update, result in zip(settlements, updates, results, strict=True)
         if result != "lost" and transitions.ends_claim(update)
     ]
-    yield from go_on(queue, ended, session)
+    yield from go_on(queue, slots_of(ended), session)
 
 
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:

@@ -55,6 +55,9 @@ def claim_next(
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     if "group" not in terms.kind.capabilities:
         take = _limited(scan)
+        if scan.limit.limit is not None and (scan.rescan_at is None or scan.rescan_at <= now):
+            yield from limiting.walk(terms.queue, scan)
+            now = yield from ServerTime()
         return (
             yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete, take=take)
         )

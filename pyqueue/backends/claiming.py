@@ -35,7 +35,7 @@ from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
 from pyqueue.backends.locked import Scan, claim_unlocked, retry_excluded
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
-from pyqueue.backends.slots import claim_slots
+from pyqueue.backends.slot_claims import claim_slots
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
@@ -135,8 +135,10 @@ class ClaimTerms(NamedTuple):
         update = transitions.claiming(now, self.lease_s, self.owner, count=count)
         if "packs" in self.kind.capabilities:  # packs count their claims, too
             update["$inc"] = {**update.get("$inc", {}), "c": 1}
-        if self.slots and self.alike:
-            update["$set"]["slot"], *_ = self.slots.values()
+        if self.slots:
+            update["$unset"]["limited"] = ""
+            if self.alike:
+                update["$set"]["slot"], *_ = self.slots.values()
         return transitions.locking(self.kind, update)
 
 

@@ -34,6 +34,7 @@ from pyqueue.requests import Command, Document, Find, Plan, ServerTime, Signal, 
 
 __all__ = [
     "DEFERRED_FOR",
+    "GROUPED",
     "GROUPS",
     "GROUP_KEYS",
     "LOCKS",
@@ -41,6 +42,7 @@ __all__ = [
     "MAX_PAGE",
     "FirstOfEach",
     "Locks",
+    "Order",
     "bring_forward",
     "group_in",
     "groups_in",
@@ -67,6 +69,28 @@ MAX_PAGE: Final = 1000
 
 #: When the lease of the held message ends, by group.
 Locks = Mapping[Hashable, datetime]
+
+
+class Order(NamedTuple):
+    """Messages that wait until others are no longer held, and their order.
+
+    Those of a group wait for its held message. Those of a key of a limit wait for a slot; see
+    ``slots``. The rules are the same.
+    """
+
+    #: The field that says what a message waits for.
+    field: str
+    #: The field by which those that wait for the same are ordered, and then by _id.
+    place: str
+    #: The name of the index of them: ``q``, the field, the place, _id.
+    by: str
+
+    def name_in(self, document: Mapping[str, Any]) -> Hashable:
+        """Return what a message waits for."""
+        return group_in(document) if self.field == "group" else document.get(self.field)
+
+
+GROUPED: Final = Order("group", "seq", GROUPS)
 
 
 # ---- the order of a group
@@ -123,28 +147,39 @@ class FirstOfEach(Command[list[Document]]):
     names: Sequence[Any] | None = None
     after: str = ""
     not_ready: datetime | None = None
-    hint: ClassVar[str] = GROUPS
+    order: Order = GROUPED
     cursor: ClassVar[bool] = True
+
+    @property
+    def hint(self) -> str:
+        """The index that it needs."""
+        return self.order.by
 
     def send(self, collection: Any) -> Any:
         """Send an aggregate that reads one index entry, and one document, of each group."""
+        group, place, index = self.order
         names = {"$gt": self.after} if self.names is None else {"$in": list(self.names)}
-        fields = {name: {"$first": f"${name}"} for name in ("seq", "when", "due")}
+        fields = {name: {"$first": f"${name}"} for name in {place, "when", "due"}}
         pipeline: list[dict[str, Any]] = [
-            {"$match": {"q": self.queue, "group": names}},
-            {"$sort": dict(GROUP_KEYS)},
-            {"$group": {"_id": "$group", "id": {"$first": "$_id"}, **fields}},
+            {"$match": {"q": self.queue, group: names}},
+            {"$sort": {"q": 1, group: 1, place: 1, "_id": 1}},
+            {"$group": {"_id": f"${group}", "id": {"$first": "$_id"}, **fields}},
         ]
         if self.names is None:
             pipeline.append({"$limit": MAX_PAGE})
         if self.not_ready is not None:
             pipeline.append({"$match": {"when": {"$gt": self.not_ready}}})
-        return collection.aggregate(pipeline, hint=GROUPS, session=self.session)
+        return collection.aggregate(pipeline, hint=index, session=self.session)
 
     def read(self, raw: Any) -> list[Document]:
         """Return the messages, each with its group."""
         return [
-            {**each, "_id": each["id"], "group": each["_id"], "when": each["when"] or FIRST}
+            {
+                **each,
+                "_id": each["id"],
+                self.order.field: each["_id"],
+                "when": each["when"] or FIRST,
+            }
             for each in raw
         ]
 
@@ -169,7 +204,12 @@ class _Move(NamedTuple):
 
 
 def place_firsts(
-    queue: str, firsts: Sequence[Document], locks: Locks, now: datetime, session: object = None
+    queue: str,
+    firsts: Sequence[Document],
+    locks: Locks,
+    now: datetime,
+    session: object = None,
+    order: Order = GROUPED,
 ) -> Plan[int]:
     """Bring forward the first messages of groups that are deferred for too long.
 
@@ -180,14 +220,14 @@ def place_firsts(
     """
     moves: dict[datetime, _Move] = {}
     for each in firsts:
-        until = max(due_of(each), locks.get(group_in(each), now))
+        until = max(due_of(each), locks.get(order.name_in(each), now))
         if each["when"] > until:
             moves.setdefault(until, _Move(until, [])).ids.append(each["_id"])
     ready = 0
     for when, ids in moves.values():
         # One that was held meanwhile, and that waits for its next try, is left alone.
         deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
-        done = yield from write_when(queue, ids, deferred, when, session)
+        done = yield from write_when(queue, ids, deferred, when, session, order)
         ready += done if when <= now else 0
     return ready
 
@@ -198,12 +238,13 @@ def write_when(
     match: Mapping[str, Any],
     when: datetime,
     session: object = None,
+    order: Order = GROUPED,
 ) -> Plan[int]:
     """Write ``when`` into those of the messages that wait. Return how many matched.
 
     What a transaction locks is left alone. A fail-over that undoes this costs time only.
     """
-    waiting = {"_id": {"$in": list(ids)}, "q": queue, "group": {"$exists": True}, **match}
+    waiting = {"_id": {"$in": list(ids)}, "q": queue, order.field: {"$exists": True}, **match}
     put = {"$set": {"when": when}}
     if session is not None:
         return (yield from Update(waiting, put, many=True, session=session)).matched
@@ -215,14 +256,18 @@ def write_when(
     return 0
 
 
-def bring_forward(queue: str, names: Collection[Any], session: object = None) -> Plan[None]:
+def bring_forward(
+    queue: str, names: Collection[Any], session: object = None, order: Order = GROUPED
+) -> Plan[None]:
     """Let groups go on whose held message is no longer held."""
     if not names:
         return
     try:
         now = yield from ServerTime()
-        firsts = yield from FirstOfEach(queue, list(names), not_ready=now, session=session)
-        if (yield from place_firsts(queue, firsts, {}, now, session)):
+        firsts = yield from FirstOfEach(
+            queue, list(names), not_ready=now, order=order, session=session
+        )
+        if (yield from place_firsts(queue, firsts, {}, now, session, order)):
             yield from Signal(queue, now, session)
     except Unavailable:
         return  # the caller's work is done, and the heirs come back by themselves

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyqueue.backends import kind as kinds
+from pyqueue.backends.groups import Order
 from pyqueue.backends.kind import IndexTerms
 from pyqueue.backends.namespace import INDEXES
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Indexes, Plan
 
 __all__ = [
+    "LIMITED",
     "LIMIT_INDEXES",
     "SLOTS",
     "all_indexes",
@@ -23,14 +25,20 @@ __all__ = [
     "shell_command",
 ]
 
-#: The unique index of the messages that take slots, and the indexes that a namespace needs once a
-#: queue of it has a limit on concurrency; see ``slots``.
+#: The unique index of the messages that take slots.
 SLOTS: Final = "slot"
+#: The messages that wait for a slot of their key.
+LIMITED: Final = Order("limited", "due", "limited")
+#: The indexes that a namespace needs once a queue of it has a limit on concurrency; see ``slots``.
 LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
     SLOTS: (
         [("slot", 1), ("q", 1)],
         {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
-    )
+    ),
+    LIMITED.by: (
+        [("q", 1), (LIMITED.field, 1), (LIMITED.place, 1), ("_id", 1)],
+        {"partialFilterExpression": {LIMITED.field: {"$exists": True}}},
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from bson.errors import BSONError
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.groups import bring_forward, groups_in, ordered_groups
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.slots import go_on
 from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Message
@@ -182,8 +183,8 @@ def bury_claimed(
     holds = {"_id": document["_id"], "token": document["token"]}
     yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)
-    if "slot" in document:
-        yield from Signal(queue, now)
+    if type(slot := document.get("slot")) is str:
+        yield from go_on(queue, [slot])
     yield from bring_forward(queue, ordered_groups(kind, [document]))
 
 

@@ -1,75 +1,136 @@
 """Claim from a queue with a limit: as many of the first messages as may start.
 
-A look reads a page of what is ready, in the order of the queue, asks how many messages may start,
-and claims the first ones of the page. What is left waits where it is. The end of a claim signals,
-so that consumers that wait look at once; see ``slots``.
+A look reads a page of what is ready, in the order of the queue, asks how many messages of each key
+may start, and claims the first ones. Without ``per``, what is left waits where it is. With ``per``,
+a look that finds too few defers what is in its way. The end of a claim lets the next ones go on, so
+that consumers that wait look at once; see ``slots``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
+from pyqueue.backends import slots
 from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claiming import MAX_CLAIM, ClaimTerms, Taken, take_first
+from pyqueue.backends.groups import MAX_PAGE
 from pyqueue.backends.scan import ScanState
-from pyqueue.backends.slots import free_slots
+from pyqueue.backends.slots import FreeSlots
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
+from pyqueue.limits import Limit, key_of
 from pyqueue.requests import Document, Filter, Find, Plan
 
-__all__ = ["take"]
+__all__ = ["take", "walk"]
 
 #: What a look reads of each message.
-FIELDS: Final = {"_id": 1, "when": 1}
+FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
 #: How many messages a look reads for each one that is wanted, beside competing processes.
 PAGE_FACTOR: Final = 4
+#: The least size of a page whose messages may have different keys.
+LEAST_PAGE: Final = 50
+
+
+def walk(queue: str, scan: ScanState) -> Plan[None]:
+    """Look at the next keys of which messages wait, from time to time; see ``slots.restore``."""
+    limit = scan.limit.limit
+    if limit is not None and limit.header is not None and limit.concurrency is not None:
+        after = scan.groups.walked_to
+        scan.groups.walked_to = yield from slots.walk(queue, limit.concurrency, after)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look has found out about the messages of its page."""
+
+    limit: Limit
+    page: list[Document]
+    #: The messages of the page that were claimed or deferred.
+    done: set[Hashable] = field(default_factory=set)
+
+    def choose(
+        self, free: dict[str, FreeSlots], wanted: int, *, shuffled: bool
+    ) -> list[tuple[Document, str]]:
+        """Return the messages to claim, each with its slot."""
+        names = {key: list(each.names) for key, each in free.items()}
+        page = random.sample(self.page, len(self.page)) if shuffled else self.page
+        chosen: list[tuple[Document, str]] = []
+        for each in page:
+            if len(chosen) < wanted and (left := names[key_of(self.limit, each)]):
+                chosen.append((each, left.pop()))
+        return chosen
+
+    def finished(self, documents: Sequence[Document]) -> None:
+        """Learn which messages were claimed, or deferred."""
+        self.done |= {hashable_id(each["_id"]) for each in documents}
+
+    def left(self) -> list[Document]:
+        """Return the messages of the page that are still ready, as far as is known."""
+        return [each for each in self.page if hashable_id(each["_id"]) not in self.done]
 
 
 def take(
     terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime, wanted: int, room: ByteLimit
 ) -> Plan[Taken | None]:
-    """Claim the first messages, as many as have a slot."""
+    """Claim the first messages that may start."""
     scan.limit.blocked_until = None
     limit, (order, index) = scan.limit.limit, terms.scan
     assert limit is not None
     assert limit.concurrency is not None
-    fields = {**FIELDS, "priority": 1} if terms.by_level else FIELDS
-    size = min(wanted * PAGE_FACTOR, MAX_CLAIM) if scan.contested else wanted
+    fields: dict[str, Any] = {**FIELDS, "priority": 1} if terms.by_level else FIELDS
+    if limit.per is not None:
+        fields = {**fields, limit.per: 1}
+    size = _page_size(scan, limit, wanted)
     page = yield from Find(match, fields, sort=order, limit=size, hint=index)
     if not page:
-        scan.contested = False
+        scan.contested = scan.groups.crowded = False
         return [], None, True
-    most = min(wanted, len(page))
-    free = yield from free_slots(terms.queue, terms.kind, limit.concurrency, most, now)
-    number = min(most, len(free.names))
-    if number < wanted and number < len(page):
-        scan.limit.blocked_until = free.until or now
+    look = _Look(limit, page)
+    numbers = Counter(key_of(limit, each) for each in page)
+    useful = {key: min(number, wanted) for key, number in numbers.items()}
+    free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+    # By level, lower levels would come before higher ones.
+    shuffled = scan.contested and not terms.by_level
+    chosen = look.choose(free, wanted, shuffled=shuffled)
     documents: list[Document] = []
-    if number:
-        chosen = page[:number]
-        if scan.contested and not terms.by_level:  # else lower levels would come before higher ones
-            chosen = random.sample(page, number)
-        taken = yield from _claim(terms, scan, chosen, free.names, now, room)
+    moved = False
+    if chosen:
+        taken = yield from _claim(terms, scan, chosen, now, room)
         if taken is None:
             return None
         documents = taken
-        scan.contested = len(documents) < number
-    done = {hashable_id(each["_id"]) for each in (*documents, *room.excess)}
-    left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
-    if left is None:
-        return documents, page[-1], len(page) < size
-    return documents, {**left, "_id": None}, False
+        scan.contested = len(documents) < len(chosen)
+    look.finished([*documents, *room.excess])
+    few = len(chosen) < min(wanted, len(page)) and len(documents) == len(chosen)
+    if limit.per is not None:
+        scan.groups.crowded = few and len(page) == size
+        moved = yield from _let_wait(terms.queue, limit, look, documents, now, few=few)
+        if not chosen and not moved:
+            scan.limit.blocked_until = now  # other processes have changed what it saw
+    elif few:
+        scan.limit.blocked_until = free[""].until or now
+    left = look.left()
+    if not left:
+        return documents, {**page[-1], "due": page[-1]["when"]}, len(page) < size and not moved
+    return documents, {**left[0], "_id": None, "due": left[0]["when"]}, False
+
+
+def _page_size(scan: ScanState, limit: Limit, wanted: int) -> int:
+    if limit.per is not None:
+        return MAX_PAGE if scan.groups.crowded else max(LEAST_PAGE, PAGE_FACTOR * wanted)
+    return max(wanted, min(wanted * PAGE_FACTOR, MAX_CLAIM)) if scan.contested else wanted
 
 
 def _claim(
     terms: ClaimTerms,
     scan: ScanState,
-    chosen: Sequence[Document],
-    names: Sequence[str],
+    chosen: Sequence[tuple[Document, str]],
     now: datetime,
     room: ByteLimit,
 ) -> Plan[list[Document] | None]:
@@ -77,16 +138,54 @@ def _claim(
     if scan.locked.due(now) is not None:
         chosen = chosen[:1]
     while True:
-        ids = [each["_id"] for each in chosen]
+        ids = [each["_id"] for each, _ in chosen]
         free = {"_id": {"$in": ids}, "q": terms.queue, "when": {"$lte": now}}
-        slots = dict(zip(map(hashable_id, ids), names, strict=False))
-        alone = terms._replace(chosen=chosen, slots=slots)
+        these = terms._replace(
+            chosen=[each for each, _ in chosen],
+            slots={hashable_id(each["_id"]): slot for each, slot in chosen},
+        )
         if len(ids) == 1:
-            taken = yield from take_first(alone, scan, free, now, 1, room)
+            taken = yield from take_first(these, scan, free, now, 1, room)
             return None if taken is None else taken[0]
         # What stops a claim of several, such as a transaction, may spare a claim of one.
         with suppress(Unavailable):
-            taken = yield from take_first(alone, scan, free, now, len(ids), room)
+            taken = yield from take_first(these, scan, free, now, len(ids), room)
             if taken is not None and (taken[0] or room.full):
                 return taken[0]
         chosen = chosen[:1]
+
+
+def _let_wait(
+    queue: str,
+    limit: Limit,
+    look: _Look,
+    documents: Sequence[Document],
+    now: datetime,
+    *,
+    few: bool,
+) -> Plan[bool]:
+    """Defer what is in the way of other keys, if there is too little else.
+
+    What was claimed may have been deferred. Then the next ones of its key take its place.
+
+    Returns:
+        Whether messages behind those may be ready now.
+    """
+    assert limit.concurrency is not None
+    claimed = {hashable_id(each["_id"]) for each in documents}
+    keys = {
+        each["limited"]
+        for each in look.page
+        if hashable_id(each["_id"]) in claimed and isinstance(each.get("limited"), str)
+    }
+    deferred = 0
+    if few:
+        waiting: dict[str, list[Document]] = {}
+        for each in look.left():
+            waiting.setdefault(key_of(limit, each), []).append(each)
+        deferred = yield from slots.defer(queue, waiting, now)
+        if deferred == sum(map(len, waiting.values())):
+            look.finished(look.left())
+        keys |= waiting.keys()
+    restored = (yield from slots.restore(queue, limit.concurrency, keys)) if keys else None
+    return bool(deferred or (restored and restored.ready))

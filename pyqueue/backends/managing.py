@@ -15,6 +15,7 @@ from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
+from pyqueue.backends.slots import lift
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, InvalidName, Unavailable
@@ -319,6 +320,10 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
         del put["shape.limit"]
         update = {"$set": {**put, "v": namespace.SHAPED_VERSION}, "$unset": {"shape.limit": ""}}
     yield from Update(match, update)
+    stored = found[0].get("shape")
+    before = stored.get("limit") if isinstance(stored, Mapping) else None
+    if "limit" in shape and isinstance(before, Mapping) and "per" in before:
+        yield from lift(queue)
     yield from Signal(queue, None)
 
 

@@ -385,10 +385,10 @@ def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
 
 
 def unenforced(queue: str) -> ConfigurationError:
-    """Return the error for claims from a queue with a limit, which they do not obey yet."""
+    """Return the error for claims from a queue with a rate per key, which they do not obey yet."""
     return ConfigurationError(
-        f"limit: queue {queue!r} has a limit, and this release does not enforce it yet: remove it "
-        "with client.reshape(name, limit=False)"
+        f"limit: queue {queue!r} has a limit with rate and per, which this release does not keep "
+        "together: give concurrency in place of rate, or leave per out, with client.reshape()"
     )
 
 

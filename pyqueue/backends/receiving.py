@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
-from pyqueue.backends import invalid, namespace, reading, recovering
+from pyqueue.backends import invalid, namespace, reading, recovering, slots
 from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
@@ -202,7 +202,7 @@ def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
             f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
             "reserve messages, and commit them"
         )
-    if limit.per is not None:
+    if limit.rate is not None and limit.per is not None:
         raise namespace.unenforced(queue)
 
 
@@ -217,12 +217,15 @@ def _wants_record(scan: ScanState, now: datetime) -> bool:
 
 def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     scan.flag_read = now
+    before = scan.limit.limit
     record = yield from namespace.flags(queue, revive=True)
     try:
         scan.limit.follow(queue, record.get("shape"))
     except ConfigurationError:
         scan.flag_read = None  # the next call raises it, too
         raise
+    if slots.defers(before, instead=scan.limit.limit):
+        yield from slots.lift(queue)  # this process may have deferred some since the change
     scan.paused = bool(record.get("paused"))
     scan.levels.follow(record)
 

@@ -22,7 +22,7 @@ from pyqueue.backends.moving import dump, freed_by
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import by_form
 from pyqueue.backends.pushing import new_document
-from pyqueue.backends.slots import go_on
+from pyqueue.backends.slots import go_on, slots_of
 from pyqueue.backends.transitions import UpdateFields
 from pyqueue.clock import next_sequence
 from pyqueue.errors import ConfigurationError, LeaseLost
@@ -163,7 +163,7 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         raise _lost(held)
     if (freed := freed_by(kind, held)) is not None:
         yield from bring_forward(queue, [freed])
-    yield from go_on(queue, [held])
+    yield from go_on(queue, slots_of([held]))
 
 
 def _lost(held: Reservation[Any]) -> LeaseLost:

@@ -35,8 +35,9 @@ from pyqueue.requests import Filter
 
 UpdateFields = dict[str, dict[str, Any]]
 
-#: The fields that a claim writes and the end of the claim removes.
-HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot")
+#: The fields that a claim writes and the end of the claim removes. A message that waits for a slot
+#: has ``limited``; it is removed with the rest, so that no message takes it along.
+HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
 #: The beginning of the ``q`` of documents that no queue has yet, or no more; see ``handover``.

@@ -1,5 +1,8 @@
 """A program that kills processes which consume a queue with a limit, again and again.
 
+The messages are those of two customers.
+
+
 ``python -m tests.integration.slot_kills URL KILLS SEED LEDGER``
 """
 
@@ -42,7 +45,7 @@ def push(url: str, name: str, note: Note) -> NoReturn:
                 continue
             payloads = [f"{name}.{number + each}" for each in range(rng.choice([1, 1, 5, 20]))]
             number += len(payloads)
-            queue.push_many(payloads)
+            queue.push_many(payloads, headers={"customer": rng.choice("aab")})
             note("pushed", *payloads)
 
 

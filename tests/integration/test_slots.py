@@ -78,13 +78,50 @@ def test_lowered_limit_drains_and_a_raised_one_is_used(url: str) -> None:
         assert len(queue.reserve_many(10, timeout=0)) == 5
 
 
+def test_customers_do_not_hold_up_each_other(connect: Connect) -> None:
+    """Threads of two clients work, one message of each customer at a time."""
+    clients = [connect() for _ in range(2)]
+    limit = Limit(concurrency=1, per="headers.customer")
+    queues = [each.queue("limited", limit=limit) for each in clients]
+    queues[0].push_many(range(120), headers={"customer": "large"})
+    for number in range(120, 140):
+        queues[0].push(number, headers={"customer": number % 5})
+    guard, wrong = threading.Lock(), threading.Event()
+    busy, done, early = set[Any](), Counter[Any](), list[Any]()
+
+    def work(number: int) -> None:
+        queue = queues[number % 2]
+        while len(done) < 140 and not wrong.is_set():
+            held = queue.reserve_many(1 + number % 3, timeout=0.2)
+            names = [each.headers["customer"] for each in held]
+            with guard:
+                if busy.intersection(names) or len(names) != len(set(names)):
+                    wrong.set()
+                busy.update(names)
+                early.extend(names if len(early) < 40 else ())
+            threading.Event().wait(0.001)
+            with guard:
+                busy.difference_update(names)
+                done.update(each.payload for each in held)
+            queue.commit(*held)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert not wrong.is_set(), "two messages of one customer"
+    assert done == Counter(range(140))
+    assert {0, 1, 2, 3, 4} <= set(early)
+
+
 @pytest.mark.parametrize(
-    "kills", [pytest.param(4, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
+    "kills", [pytest.param(3, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
 )
-def test_killed_processes_keep_the_limit(kills: int, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("per", [None, "headers.customer"])
+def test_killed_processes_keep_the_limit(
+    per: str | None, kills: int, url: str, tmp_path: Path
+) -> None:
     """No more messages are held at any time, and no slot stays taken."""
     with Client(url) as client:
-        queue = client.queue("limited", limit=Limit(concurrency=LIMIT))
+        queue = client.queue("limited", limit=Limit(concurrency=LIMIT, per=per))
         queue.push_many([f"test.{number}" for number in range(40)])
     ledger = ledger_of("tests.integration.slot_kills", url, kills, tmp_path / "ledger")
     rest: list[str] = []
@@ -92,7 +129,8 @@ def test_killed_processes_keep_the_limit(kills: int, url: str, tmp_path: Path) -
         queue = client.queue("limited", max_tries=None)
         while queue.counts().total > 0:
             held = queue.reserve_many(100, timeout=30 * LEASE_S)
-            assert 0 < len(held) <= LIMIT
+            counted = Counter(per and each.headers.get("customer") for each in held)
+            assert 0 < max(counted.values()) <= LIMIT
             rest += [each.payload for each in held]
             queue.commit(*held)
         assert not client.database["pyqueue"].count_documents({"slot": {"$exists": True}})
@@ -109,7 +147,7 @@ def test_killed_processes_keep_the_limit(kills: int, url: str, tmp_path: Path) -
 
 
 def check_overlaps(held: Counter[str]) -> None:
-    """Check that at no instant more messages were held, nor two with one slot."""
+    """Check that at no instant two messages with one slot were held, and how many slots exist."""
     spans: list[tuple[float, float, str]] = []
     for each in held:
         slot, *times = each.split("|")
@@ -121,4 +159,5 @@ def check_overlaps(held: Counter[str]) -> None:
     for began, until, slot in spans:
         assert open_until.get(slot, 0) <= began, f"two messages have slot {slot}"
         open_until[slot] = until
-        assert sum(end > began for end in open_until.values()) <= LIMIT
+    keys = Counter(slot.partition(":")[2].rpartition("#")[0] for slot in open_until)
+    assert max(keys.values()) <= LIMIT

@@ -241,8 +241,9 @@ class Store:
             found = [each for each in self.documents.values() if matches(each, filter)]
         if sort is not None:
             ((first, direction), second) = sort[-2:]
-            assert (first, second) == ("when", ("_id", direction))
-            found.sort(key=place, reverse=direction < 0)
+            assert first in ("when", "due")
+            assert second == ("_id", direction)
+            found.sort(key=lambda each: (each[first], *place(each)[1:]), reverse=direction < 0)
             if len(sort) == 3:
                 assert sort[0] == ("priority", -1)
                 found.sort(key=lambda each: each["priority"], reverse=True)  # a stable sort
@@ -250,14 +251,18 @@ class Store:
 
     def _first_of_each(self, request: FirstOfEach) -> list[Document]:
         firsts: dict[Any, Document] = {}
-        for each in sorted(self.documents.values(), key=rank):
-            wanted = each.get("q") == request.queue and "group" in each
+        name, by, _ = request.order
+        every = [each for each in self.documents.values() if name in each]
+        for each in sorted(
+            every, key=rank if by == "seq" else lambda each: (each[by], each["_id"])
+        ):
+            wanted = each["q"] == request.queue
             if request.names is None:
-                wanted = wanted and each["group"] > request.after
+                wanted = wanted and each[name] > request.after
             else:
-                wanted = wanted and each["group"] in request.names
+                wanted = wanted and each[name] in request.names
             if wanted:
-                firsts.setdefault(each["group"], dict(each))
+                firsts.setdefault(each[name], dict(each))
         found = [firsts[name] for name in sorted(firsts)[:MAX_PAGE]]
         if request.not_ready is None:
             return found
@@ -313,7 +318,7 @@ class Store:
         matched, failures = 0, []
         for index, pair in enumerate(request.pairs):
             try:
-                matched += self._update(Update(*pair)).matched
+                matched += self._update(Update(*pair, many=request.many)).matched
             except DuplicateKey as error:
                 failures.append(WriteFailure(index, "key", error))
         return matched, failures

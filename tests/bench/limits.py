@@ -1,0 +1,78 @@
+"""What limits cost: queues with a limit on concurrency next to one without.
+
+The rounds alternate between them. The last rows show what a key with many messages costs the rest.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+from pyqueue import Client, Limit, Queue
+from tests.bench.figures import at_least, at_most, ratios
+from tests.bench.groups import BATCH, singles, take, timed
+from tests.bench.harness import Bench, interleave, payload
+
+KEYS = 1000
+#: How many looks the messages of a large key may hold up the rest.
+FIRST_LOOKS = 64
+
+
+def run(bench: Bench) -> None:
+    with bench.blocking("majority") as (client, _):
+        beside_standard(bench, client)
+    with bench.blocking("majority") as (client, _):
+        beside_a_large_key(bench, client)
+
+
+def fill(queue: Queue[Any], count: int) -> None:
+    """Push so many messages of a thousand customers."""
+    for number in range(0, count, BATCH):
+        queue.push_many([payload(number)] * BATCH, headers={"customer": number // BATCH % KEYS})
+
+
+def beside_standard(bench: Bench, client: Client) -> None:
+    """Measure claims with a limit and without one in turn."""
+    rounds, calls, count = bench.either(5, 9), bench.either(50, 200), bench.either(2000, 5000)
+    plain = client.queue("plain")
+    whole = client.queue("whole", limit=Limit(concurrency=200))
+    keyed = client.queue("keyed", limit=Limit(concurrency=200, per="headers.customer"))
+
+    def batches(queue: Queue[Any]) -> float:
+        fill(queue, count)
+        return timed(partial(take, queue, count), count)
+
+    sides = interleave(rounds, *(partial(batches, each) for each in (plain, whole, keyed)))
+    for queue in (plain, whole, keyed):
+        fill(queue, (rounds + 2) * calls)
+    single = interleave(rounds, *(partial(singles, each, calls) for each in (plain, whole, keyed)))
+    for what, (base, *rest), least in (
+        (f"reserve + commit of {BATCH}", sides, 0.4),
+        ("reserve + commit", single, 0.4),
+    ):
+        for name, side in zip(("a limit", "a limit per customer"), rest, strict=True):
+            note = " us, ".join(f"{statistics.median(each) * 1e6:.0f}" for each in (base, side))
+            found = ratios(base, side)
+            bench.row(f"{what}, {name}", "x standard", found, rounds, at_least(least), f"{note} us")
+
+
+def beside_a_large_key(bench: Bench, client: Client) -> None:
+    """Time from a push of a small customer to its receipt, behind a large one that waits."""
+    depth, calls = bench.either(10_000, 100_000), bench.either(20, 50)
+    limit = Limit(concurrency=1, per="headers.customer")
+    queue = client.queue("large", limit=limit)
+    for _ in range(depth // 1000):
+        queue.push_many([payload(0)] * 1000, headers={"customer": "large"})
+    for _ in range(FIRST_LOOKS):
+        queue.reserve_many(2, timeout=0)
+    delays = []
+    for number in range(calls):
+        began = time.perf_counter()
+        queue.push(number, headers={"customer": f"small{number}"})
+        while not any(each.payload == number for each in queue.reserve_many(2, timeout=0)):
+            pass
+        delays.append(time.perf_counter() - began)
+    name = f"longest wait of a customer behind {depth} messages of another one"
+    bench.row(name, "s", [max(delays)], calls, at_most(0.2))

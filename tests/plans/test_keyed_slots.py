@@ -1,0 +1,394 @@
+"""Limits on concurrency ``per`` header: each key has its slots, and none holds up another one.
+
+Each operation is cut, stalled and undone at each of its commands. There is no server. The last
+tests run real plans in virtual time, with processes that die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyqueue import LeaseLost
+from pyqueue.backends import indexes, limiting, managing, slots
+from pyqueue.backends.groups import DEFERRED_FOR, FirstOfEach
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.limits import Limit, key_of
+from pyqueue.messages import Backoff
+from pyqueue.requests import Plan, UpdateEach
+from pyqueue.waiters import Waiters
+from tests.plans.faults import Faults
+from tests.plans.meddler import Meddler
+from tests.plans.runner import NOW, after
+from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.store import Process, Task, World, instant
+
+LEASE = 60.0
+LIMIT = 2
+PER = Limit(concurrency=LIMIT, per="headers.t")
+MESSAGES = 15
+
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(47, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+
+
+def plans(limit: Limit | None = PER, kind: str = "standard") -> QueuePlans:
+    """Return a queue with a limit; None: as a program that does not give the limit has it."""
+    shape = {} if limit is None else {"limit": limit.stored()}
+    given: dict[str, Any] = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0)}
+    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
+
+
+def headers_of(number: int) -> dict[str, Any]:
+    """Return the headers of a message: most have one key, some have another one or none."""
+    return {} if number % 5 == 4 else {"t": "y" if number % 5 == 3 else "x"}
+
+
+def held_in(documents: Any, now: Any) -> Counter[str]:
+    """Return how many messages of each key are held under a live lease."""
+    return Counter(
+        key_of(PER, each)
+        for each in documents
+        if each["q"] == "a" and "token" in each and each["when"].replace(tzinfo=now.tzinfo) > now
+    )
+
+
+class Consumer:
+    """A process that consumes, and what it has finished."""
+
+    def __init__(self) -> None:
+        self.plans = plans()
+        self.waiting = Waiters("a")
+        self.ended: set[int] = set()
+        #: What it began to end. The outcome is unknown if that did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, limit: int) -> Plan[list[Any]]:
+        return self.plans.receive(self.waiting, limit, timeout=0)
+
+    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
+        numbers = {each.payload for each in held}
+        if ends:
+            self.begun |= numbers
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {each.payload for each in (*error.lost, *error.unknown)}
+        if ends:
+            self.ended |= numbers - lost
+
+    def work(self) -> Plan[None]:
+        """Receive several times, and end each message in another way."""
+        for _ in range(2):
+            held = yield from self.receive(8)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], ends=True)
+            yield from self.settle(self.plans.bury(held[2:3]), held[2:3], ends=True)
+            yield from self.settle(self.plans.rollback(held[3:], delay=0), held[3:], ends=False)
+            held = yield from self.receive(1)
+            yield from self.settle(self.plans.release(held), held, ends=False)
+            held = yield from self.receive(8)
+            move = self.plans.move([(each, each.payload) for each in held[:2]], to="b")
+            yield from self.settle(move, held[:2], ends=True)
+            yield from self.settle(self.plans.rollback(held[2:], delay=9), held[2:], ends=False)
+
+
+@cache
+def stored() -> list[Any]:
+    """Return the documents of a queue with a limit."""
+    steps = Steps()
+    for number in range(MESSAGES):
+        steps.run(plans().push([number], headers=headers_of(number)))
+    return steps.all()
+
+
+def drain(steps: Steps) -> list[int]:
+    """Consume what is left. Nothing waits much longer than a lease."""
+    delivered: list[int] = []
+    last = Consumer()
+    for _ in range(3):
+        steps.seconds += LEASE + 1
+        last.waiting.scan.forget()
+        while held := steps.run(last.receive(100)):
+            assert max(Counter(each.headers.get("t") for each in held).values()) <= LIMIT
+            delivered += [each.payload for each in held]
+            steps.run(last.plans.commit(held))
+            last.waiting.scan.forget()
+    live = {"q": "a", "record": {"$exists": False}}
+    assert list(steps.collection.find(live)) == []
+    return delivered
+
+
+def check(steps: Steps) -> None:
+    """Check what holds at any time."""
+    found = list(steps.collection.find({"q": "a", "token": {"$exists": True}}))
+    assert all("slot" in each for each in found)
+    assert max(held_in(found, steps.now).values(), default=0) <= LIMIT
+
+
+def audit(steps: Steps, *consumers: Consumer) -> None:
+    """Check that each message is delivered, or was finished once."""
+    check(steps)
+    left = drain(steps)
+    assert len(left) == len(set(left))
+    ended = [number for each in consumers for number in each.ended]
+    assert len(ended) == len(set(ended))
+    assert not set(left) & set(ended)
+    begun = {number for each in consumers for number in each.begun}
+    assert set(range(MESSAGES)) - set(left) <= begun
+
+
+FAULTS = Faults(stored, Consumer, audit, 400, check)
+
+
+@some_or_every
+@pytest.mark.parametrize("after", [False, True])
+def test_consumer_dies_anywhere(after: bool, every: int) -> None:
+    FAULTS.dies(after, every)
+
+
+@some_or_every
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_message_to_the_server_is_lost_anywhere(lost: Callable[..., Any], every: int) -> None:
+    FAULTS.loses_a_message(lost, every)
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
+    FAULTS.sleeps_while_another_works(every)
+
+
+@some_or_every
+def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
+    FAULTS.sleeps_beyond_its_lease(every)
+
+
+@some_or_every
+def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
+    FAULTS.fails_over(every)
+
+
+@some_or_every
+def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
+    """Another process corrects what is deferred before each command."""
+    FAULTS.sleeps(every, lambda steps, quick: steps.run(walk()))
+
+
+def walk() -> Plan[None]:
+    yield from slots.restore("a", LIMIT, None)
+
+
+# ---- one look
+
+
+class Scene:
+    """A store with a queue that has messages, and its processes."""
+
+    def __init__(self, keys: str, limit: Limit = PER) -> None:
+        self.store = World(0).store
+        self.runner = Meddler(self.store)
+        self.plans = plans(limit)
+        self.waiting = Waiters("a")
+        for number, key in enumerate(keys):
+            push = self.plans.push([number], ids=[f"{key}{number}"], headers={"t": key})
+            self.runner.run(push)
+        self.plans = plans(None)
+
+    def receive(self, limit: int, waiting: Waiters | None = None) -> list[Any]:
+        """Receive what may start now. Return it."""
+        self.runner.answers = [self.runner.carried] * 1000
+        del self.runner.commands[:]
+        return self.runner.run(self.plans.receive(waiting or self.waiting, limit, timeout=0))
+
+    def whens(self) -> dict[str, Any]:
+        """Return the ``when`` of what waits for a slot."""
+        documents = self.store.documents.values()
+        return {each["_id"]: each["when"] for each in documents if "limited" in each}
+
+
+def test_key_with_many_messages_holds_up_no_other() -> None:
+    scene = Scene("xxxxxxyz")
+    held = scene.receive(5)
+    assert sorted(each.id for each in held) == ["x0", "x1", "y6", "z7"]
+    whens = scene.whens()
+    assert whens["x2"] == after(LEASE)
+    assert whens["x3"] == NOW + DEFERRED_FOR
+    assert scene.receive(5) == []
+
+
+def test_look_with_enough_defers_nothing() -> None:
+    """So a consumer of many keys writes nothing but its claims."""
+    scene = Scene("abcdefgh" * 4)
+    for _ in range(8):
+        held = scene.receive(4)
+        assert len(held) == 4
+        writes = [each for each in scene.runner.commands if hasattr(each, "update")]
+        bulks = [each for each in scene.runner.commands if isinstance(each, UpdateEach)]
+        assert len(writes) + len(bulks) == 1
+        scene.runner.run(scene.plans.commit(held))
+
+
+def test_end_of_a_claim_lets_the_next_of_its_key_go_on() -> None:
+    scene = Scene("xxxxxxyy")
+    held = scene.receive(10)
+    del scene.runner.signals[:]
+    scene.runner.run(scene.plans.commit(held[:1]))
+    assert ("a", NOW) in scene.runner.signals
+    assert scene.whens()["x2"] == NOW
+    assert [each.id for each in scene.receive(10)] == ["x2"]
+    assert scene.whens()["x3"] == after(LEASE)
+
+
+def test_several_free_slots_are_used_by_one_look() -> None:
+    """The ends of two claims bring one message forward. The look that claims it brings more."""
+    scene = Scene("xxxxxx")
+    held = scene.receive(10)
+    scene.runner.run(scene.plans.commit(held))
+    assert [each.id for each in scene.receive(10)] == ["x2", "x3"]
+
+
+def test_rescan_brings_forward_what_killed_processes_left() -> None:
+    """The first that waits was removed, and nothing of its key is held any more."""
+    scene = Scene("xxxxx")
+    held = scene.receive(10)
+    scene.runner.run(scene.plans.remove("x2"))
+    for each in held:
+        del scene.store.documents[each.id]
+    assert scene.whens() == {"x3": NOW + DEFERRED_FOR, "x4": NOW + DEFERRED_FOR}
+    assert [each.id for each in scene.receive(10, Waiters("a"))] == ["x3", "x4"]
+
+
+@pytest.mark.parametrize(
+    "limit", [False, {"concurrency": 9}, {"concurrency": 9, "per": "headers.u"}]
+)
+def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
+    """Also what a process deferred that did not know of the change yet."""
+    scene = Scene("xxxxxx")
+    scene.receive(10)
+    deferred = {id: dict(scene.store.documents[id]) for id in scene.whens()}
+    scene.runner.run(managing.reshape("a", {"limit": limit}))
+    assert not scene.whens()
+    scene.store.documents |= deferred
+    scene.waiting.scan.flag_read = None
+    assert len(scene.receive(10)) == 4
+
+
+def test_raised_limit_is_used_after_a_rescan() -> None:
+    scene = Scene("xxxxxx")
+    scene.receive(10)
+    scene.runner.run(managing.reshape("a", {"limit": {"concurrency": 4, "per": "headers.t"}}))
+    scene.waiting.scan.forget()
+    assert len(scene.receive(10)) == 2
+
+
+def test_message_that_is_removed_waits_for_nothing() -> None:
+    """The history has no message that seems to be the first one of its key."""
+    scene = Scene("xxxx")
+    scene.receive(10)
+    kept = QueuePlans("a", Options(dead_letter="dead", history=60), owner="me")
+    scene.runner.run(kept.remove("x2"))
+    assert set(scene.whens()) == {"x3"}
+
+
+def test_values_of_headers_are_told_apart() -> None:
+    values = ["", "1", 1, 1.0, True, "True", "-", -1, None]
+    keys = {key_of(PER, {"headers": {"t": each}}) for each in values}
+    assert len(keys) == len(values)
+    assert key_of(PER, {}) == key_of(PER, {"headers": {"t": None}}) == key_of(PER, {"headers": 1})
+    for key in keys:
+        assert slots.key_of_slot(slots.slot_of(key, 7)) == key
+
+
+def test_crowded_look_reads_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiting, "LEAST_PAGE", 5)
+    scene = Scene("x" * 60 + "y")
+    found = scene.receive(3)
+    found += scene.receive(3)
+    assert {each.headers["t"] for each in found} == {"x", "y"}
+    assert len(scene.whens()) == 58
+
+
+# ---- competing processes, in virtual time
+
+
+def consume(process: Process, seed: int, mortal: bool) -> Task:
+    """Receive for ever, and end messages in several ways. Die now and then."""
+    choose = random.Random(seed)
+    queue = plans(None)
+    while True:
+        limit = choose.choice((1, 1, 4, 10))
+        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
+        if mortal and choose.random() < 0.05:
+            for _ in range(choose.randrange(40)):
+                try:
+                    yield next(plan)
+                except StopIteration:
+                    break
+            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
+            yield process.world.sleep(100)
+            continue
+        held = yield from plan
+        yield process.world.sleep(choose.uniform(0, 20))
+        for each in held:
+            with contextlib.suppress(LeaseLost):
+                if choose.random() < 0.7:
+                    yield from process.run(queue.commit([each]))
+                else:
+                    yield from process.run(queue.rollback([each], delay=0))
+
+
+def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
+    """Push messages of a few keys."""
+    choose = random.Random(seed)
+    queue = plans()
+    for _ in range(20):
+        yield process.world.sleep(choose.uniform(0, 150))
+        several = [1] * choose.choice((1, 1, 5))
+        key = {"t": choose.choice("xxyz")}
+        pushed += yield from process.run(queue.push(several, headers=key))
+
+
+@pytest.mark.parametrize("mortal", [False, True])
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+)
+def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> None:
+    """All messages are finished once."""
+    world = World(seed, lost=0.2, late=0.1)
+    store, done, most = world.store, list[Any](), [0]
+
+    def changed(before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
+        if then is None:
+            done.append(before["_id"])
+        rest = [each for each in store.documents.values() if each["_id"] != before["_id"]]
+        held = held_in([*rest, *([] if then is None else [then])], instant(world.time))
+        most[0] = max(most[0], *held.values(), 0)
+
+    store.on_change = changed
+    pushed: list[Any] = [*Meddler(store).run(plans().push([1]))]
+    processes = [Process(world, "a") for _ in range(5)]
+    for number, process in enumerate(processes[3:]):
+        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
+    for number, process in enumerate(processes[:3]):
+        world.spawn(consume(process, seed * 10 + number, mortal), 300)
+    world.run(20_000)
+    if mortal:
+        world.run(20_000 + 6 * LEASE * 1000)
+    assert sorted(map(str, done)) == sorted(map(str, pushed))
+    assert most[0] == LIMIT
+
+
+def test_reads_of_what_waits_name_their_index() -> None:
+    """So that its absence is noticed, and the first look makes it."""
+    assert FirstOfEach("a", order=indexes.LIMITED).hint in indexes.LIMIT_INDEXES
+    assert FirstOfEach("a").hint not in indexes.LIMIT_INDEXES
