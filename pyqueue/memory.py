@@ -20,7 +20,7 @@ import bson
 from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
 from pymongo import UpdateMany
-from pymongo.errors import BulkWriteError, WriteError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 from pymongo.results import BulkWriteResult
 
 from pyqueue.errors import ConfigurationError
@@ -77,11 +77,24 @@ class MemoryCollection:
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
         """Create an index unless it exists, as a server does.
 
-        mongomock would check the documents again, with a wrong result.
+        mongomock would check the documents again, and those that a partial index leaves out.
         """
         with self._lock:
-            if name not in self._collection.index_information():
-                self._collection.create_index(keys, name=name, **options)
+            if name in self._collection.index_information():
+                return
+            if options.get("unique") and "partialFilterExpression" in options:
+                self._check_unique([key for key, _ in keys], options["partialFilterExpression"])
+                self._collection._store.create_index(name, {"key": list(keys), **options})
+                return
+            self._collection.create_index(keys, name=name, **options)
+
+    def _check_unique(self, keys: list[str], indexed: Any) -> None:
+        seen: list[Any] = []
+        for each in self._collection.find(indexed, dict.fromkeys(keys, 1)):
+            values = [each.get(key) for key in keys]
+            if values in seen:
+                raise DuplicateKeyError(f"E11000 duplicate key: {values}", 11000)
+            seen.append(values)
 
     def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
         """Run updates one by one. mongomock refuses the operations of a current pymongo."""

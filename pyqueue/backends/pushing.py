@@ -281,7 +281,8 @@ def replace(
     freed = yield from _groups_of(queue, kind, match, session)
     once = {"_id": id, "pushed": document["pushed"]}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
-    stale = (*kind.held_fields, *kind.stay_fields, "headers", "type")
+    # What it has of an earlier queue with priorities or groups goes, too.
+    stale = (*kind.held_fields, *kind.stay_fields, "headers", "type", "priority", "last_group")
     update = {
         "$set": fresh,
         "$unset": transitions.unset(*(name for name in stale if name not in fresh)),

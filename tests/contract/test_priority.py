@@ -182,6 +182,21 @@ def test_moves_keep_it_or_set_it(client: AnyClient, queue: AnyQueue, other: AnyQ
     assert (queue.get(new).priority, queue.get(new).payload) == (4, "changed")
 
 
+def test_replace_in_another_queue_leaves_no_priority_and_group(
+    client: AnyClient, queue: AnyQueue, name: str
+) -> None:
+    plain = client.queue(f"{name}-plain", kind="standard")
+    groups = client.queue(f"{name}-groups", kind="ordered")
+    queue.push("old", priority=7)
+    queue.move(queue.reserve(0), to=groups, group="g")
+    groups.move(groups.reserve(0), to=plain, key="k")
+    before = plain.peek(1)[0]
+    assert (before.priority, before.group) == (7, "g")
+    plain.push("new", key="k", on_duplicate="replace")
+    after = plain.peek(1)[0]
+    assert (after.payload, after.priority, after.group) == ("new", None, None)
+
+
 def test_replace_by_key_takes_the_new_priority(queue: AnyQueue) -> None:
     queue.push("other", priority=5)
     id = queue.push("old", key="k", priority=1)
