@@ -89,6 +89,8 @@ class Item:
     processed: Millis | None = None
     outcome: str | None = None
     priority: int | None = None
+    #: The priority that its last claim saw.
+    seen: int | None = None
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -232,6 +234,7 @@ class Model:
                 self._bury(item, "tries", None)
                 continue
             item.claim, item.tries = next(self._claims), item.tries + 1
+            item.seen = item.priority
             item.when = self.now + (rules.lease if lease is None else lease)
             taken.append(item)
         return taken
@@ -335,8 +338,8 @@ class Model:
         def act(item: Item) -> None:
             payload = payloads[Held(item.id, item.claim)]
             self._leave(item, to, self.now + delay)
-            if priority is not None:
-                item.priority = priority
+            if self._rules[to].priorities:
+                item.priority = self._level(to, item.seen if priority is None else priority)
             item.payload = item.payload if payload is ... else payload
             item.headers, item.key = item.headers | (headers or {}), key
 
