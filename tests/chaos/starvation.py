@@ -145,7 +145,9 @@ class Availability:
         if at - since > _SHORT_S and place.queue != RENEWED_QUEUE:
             key = (place.queue, round(place.when, 1), round(since, 1), round(at, 1))
             self._waits.setdefault(key, Wait(id, place.queue, place.when, since, at))
-        if place.queue == RENEWED_QUEUE and place.token and at > place.when + _CLOCK_ERROR_S:
+        # A process without a processor for seconds stores a claim when its lease has ended.
+        held = place.queue == RENEWED_QUEUE and place.token and place.since <= place.when
+        if held and at > place.when + _CLOCK_ERROR_S:
             self.lapses.append((id, place.when, at))
 
 

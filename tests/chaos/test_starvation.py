@@ -176,6 +176,16 @@ def test_times_renewed_lease_must_not_lapse(scenario: Scenario, lapsed: bool) ->
     expect_only(scenario.check_times(outage))
 
 
+def test_times_claim_that_was_stored_late_has_not_lapsed(scenario: Scenario) -> None:
+    """No renewal could come before it. Its renewal must not be late, all the same."""
+    scenario.inserted("a", "renewed", at=1.0)
+    scenario.claimed("a", "1", at=6.6, when=6.0)
+    scenario.updated("a", at=6.7, when=11.7)
+    expect_only(scenario.check_times())
+    scenario.deleted("a", at=12.5)
+    expect_only(scenario.check_times(), "lapsed")
+
+
 @pytest.mark.parametrize(
     ("kind", "what", "excused"),
     [
