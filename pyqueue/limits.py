@@ -234,6 +234,9 @@ class FollowedLimit:
     next_start: datetime | None = None
     #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
     unreadable: str | None = None
+    #: Whether the last look met slots that were taken, or left few. Otherwise the next look expects
+    #: none, and the unique index says if it is wrong: reading them costs more.
+    meets_slots: bool = True
     #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
     blocked_until: datetime | None = None
     #: Whether it was read. Nothing may be claimed before.

@@ -66,6 +66,14 @@ class _Look:
                 chosen.append((each, left.pop()))
         return chosen
 
+    def leaves_few(
+        self, free: dict[str, FreeSlots], chosen: Sequence[tuple[Document, str]]
+    ) -> bool:
+        """Return whether the slots of a key may soon be taken."""
+        used = Counter(key_of(self.limit, each) for each, _ in chosen)
+        half = (self.limit.concurrency or 0) / 2
+        return any(len(each.names) - used[key] < half for key, each in free.items())
+
     def finished(self, documents: Sequence[Document]) -> None:
         """Learn which messages were claimed, or deferred."""
         self.done |= {hashable_id(each["_id"]) for each in documents}
@@ -94,7 +102,11 @@ def take(
     look = _Look(limit, page)
     numbers = Counter(key_of(limit, each) for each in page)
     useful = {key: min(number, wanted) for key, number in numbers.items()}
-    free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+    guessed = not scan.limit.meets_slots
+    if guessed:
+        free = slots.any_slots(limit.concurrency, useful)
+    else:
+        free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
     chosen = look.choose(free, wanted, shuffled=shuffled)
@@ -105,7 +117,8 @@ def take(
         if taken is None:
             return None
         documents = taken
-        scan.contested = len(documents) < len(chosen)
+        scan.contested = not guessed and len(documents) < len(chosen)
+    scan.limit.meets_slots = look.leaves_few(free, chosen) or len(documents) < len(chosen)
     look.finished([*documents, *room.excess])
     few = len(chosen) < min(wanted, len(page)) and len(documents) == len(chosen)
     if limit.per is not None:

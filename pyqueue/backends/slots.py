@@ -51,6 +51,7 @@ from pyqueue.requests import (
 
 __all__ = [
     "FreeSlots",
+    "any_slots",
     "defer",
     "defers",
     "free_slots",
@@ -114,6 +115,14 @@ def free_slots(
     if lapsed:
         yield from _end(kind, lapsed, now)
     return result
+
+
+def any_slots(concurrency: int, keys: Collection[str]) -> dict[str, FreeSlots]:
+    """Return the slots of each key, in random order, as if all were free."""
+    found = {key: _names(key, concurrency) for key in keys}
+    for names in found.values():
+        random.shuffle(names)
+    return {key: FreeSlots(names, None) for key, names in found.items()}
 
 
 def _names(key: str, concurrency: int) -> list[str]:
