@@ -60,7 +60,6 @@ __all__ = [
     "revive_record",
     "set_paused",
     "target",
-    "unenforced",
 ]
 
 log = logging.getLogger("pyqueue")
@@ -382,14 +381,6 @@ def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
     if revive and found and "deleted" in found[0]:
         yield from revive_record(queue, found[0])
     return found[0] if found else {}
-
-
-def unenforced(queue: str) -> ConfigurationError:
-    """Return the error for claims from a queue with a rate per key, which they do not obey yet."""
-    return ConfigurationError(
-        f"limit: queue {queue!r} has a limit with rate and per, which this release does not keep "
-        "together: give concurrency in place of rate, or leave per out, with client.reshape()"
-    )
 
 
 def set_paused(queue: str, kind: str, shape: Mapping[str, object], value: bool) -> Plan[None]:

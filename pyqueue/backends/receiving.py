@@ -195,15 +195,11 @@ def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
     Raises:
         ConfigurationError: the call cannot obey it.
     """
-    if limit is None:
-        return
-    if limit.concurrency is not None and call is not None:
+    if limit is not None and limit.concurrency is not None and call is not None:
         raise ConfigurationError(
             f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
             "reserve messages, and commit them"
         )
-    if limit.rate is not None and limit.per is not None:
-        raise namespace.unenforced(queue)
 
 
 # ---- waiting
