@@ -173,5 +173,5 @@ def test_broken_rule_of_priorities_is_detected(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setattr(levels.LevelStarts, "move_back", _unmoved)
     with pytest.raises(AssertionError):
         play(
-            plans_place(), SHORT(max_examples=200, stateful_step_count=25, phases=[Phase.generate])
+            plans_place(), SHORT(max_examples=2000, stateful_step_count=25, phases=[Phase.generate])
         )
