@@ -72,7 +72,7 @@ class _Look:
         """Return whether the slots of a key may soon be taken."""
         used = Counter(key_of(self.limit, each) for each, _ in chosen)
         half = (self.limit.concurrency or 0) / 2
-        return any(len(each.names) - used[key] < half for key, each in free.items())
+        return any(each.number - used[key] < half for key, each in free.items())
 
     def finished(self, documents: Sequence[Document]) -> None:
         """Learn which messages were claimed, or deferred."""

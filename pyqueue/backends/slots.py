@@ -86,8 +86,10 @@ def key_of_slot(slot: str) -> str:
 class FreeSlots(NamedTuple):
     """What is known of the slots of one key."""
 
-    #: Those that a message can take, in random order: other processes take some at the same time.
+    #: As many as are of use, in random order: other processes take some at the same time.
     names: list[str]
+    #: How many are free.
+    number: int
     #: When the first lease of the rest ends; None: no message is held.
     until: datetime | None
 
@@ -111,18 +113,19 @@ def free_slots(
             names += over
         random.shuffle(names)
         until = min((each["when"] for each in taken.values()), default=None)
-        result[key] = FreeSlots(names, until)
+        result[key] = FreeSlots(names[:number], len(names), until)
     if lapsed:
         yield from _end(kind, lapsed, now)
     return result
 
 
-def any_slots(concurrency: int, keys: Collection[str]) -> dict[str, FreeSlots]:
-    """Return the slots of each key, in random order, as if all were free."""
-    found = {key: _names(key, concurrency) for key in keys}
-    for names in found.values():
-        random.shuffle(names)
-    return {key: FreeSlots(names, None) for key, names in found.items()}
+def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
+    """Return slots of each key as if all were free."""
+    result: dict[str, FreeSlots] = {}
+    for key, number in wanted.items():
+        some = random.sample(range(concurrency), min(number, concurrency))
+        result[key] = FreeSlots([slot_of(key, each) for each in some], concurrency, None)
+    return result
 
 
 def _names(key: str, concurrency: int) -> list[str]:
