@@ -20,7 +20,7 @@ from pyqueue.backends.rates import GiveBack, TakePermits
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently
 from pyqueue.drivers import Driver
-from pyqueue.errors import LeaseLost, MissingIndex, Unavailable
+from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -251,6 +251,10 @@ class Steps:
             answer = self.driver.ask(request)
         except MissingIndex:  # pragma: no cover
             raise AssertionError("mongomock has no hints") from None
+        except QueueError:
+            if fault is not None:
+                fault(number, True)  # the server refused it, and the process may die then, too
+            raise
         if self.safe is not None and isinstance(request, WRITES) and not request.w1:
             self.safe = self.all()
         if fault is not None:
