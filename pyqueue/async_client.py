@@ -153,7 +153,7 @@ class AsyncClient(Connected[AsyncConnection]):
         shape = shape_of(
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
-        await self._connection.run(managing.reshape(name, shape))
+        await self._connection.run(managing.reshape(name, shape, self.namespace))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

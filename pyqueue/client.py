@@ -353,7 +353,7 @@ class Client(Connected[Connection]):
         shape = shape_of(
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
-        self._connection.run(managing.reshape(name, shape))
+        self._connection.run(managing.reshape(name, shape, self.namespace))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

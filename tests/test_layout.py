@@ -502,7 +502,7 @@ BACKENDS: dict[str, set[str]] = {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
     "managing": {
-        *("applying", "groups", "kind", "namespace", "scan", "slots", "stream_packs"),
+        *("applying", "groups", "indexes", "kind", "namespace", "scan", "slots", "stream_packs"),
         "transitions",
     },
     "pack_managing": {

@@ -12,6 +12,7 @@ from pyqueue import arguments
 from pyqueue.backends import namespace, stream_packs, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.groups import bring_forward, ordered_groups
+from pyqueue.backends.indexes import indexes_of, make_indexes
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
@@ -279,12 +280,13 @@ def notify(queue: str) -> Plan[None]:
     yield from Signal(queue, None)
 
 
-def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
+def reshape(queue: str, shape: Mapping[str, object], collection: str = "pyqueue") -> Plan[None]:
     """Change options on which all users of a queue agree. They follow within 5 s.
 
     Args:
         queue: the name of the queue.
         shape: the options to change. A limit that is False is removed.
+        collection: the name of the collection.
 
     Raises:
         ConfigurationError: the queue has no record, or its kind has no such option.
@@ -319,6 +321,8 @@ def reshape(queue: str, shape: Mapping[str, object]) -> Plan[None]:
     if shape.get("limit") is False:
         del put["shape.limit"]
         update = {"$set": {**put, "v": namespace.SHAPED_VERSION}, "$unset": {"shape.limit": ""}}
+    # Before the limit is there: a consumer that follows it relies on the unique index.
+    yield from make_indexes(collection, indexes_of(None, shape))
     yield from Update(match, update)
     stored = found[0].get("shape")
     before = stored.get("limit") if isinstance(stored, Mapping) else None

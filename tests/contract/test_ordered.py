@@ -101,7 +101,7 @@ def test_commit_wakes_who_waits_for_the_group(world: World, queue: AnyQueue) -> 
 
 def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:
     """It has its place where its time is."""
-    queue.push("later", group="a", delay=0.3)
+    queue.push("later", group="a", delay=2)
     queue.push("now", group="a")
     assert all_of(queue) == ["now"]
     eventually(lambda: all_of(queue) == ["later"], "its time has come")

@@ -45,6 +45,16 @@ def test_threads_of_several_clients_hold_up_to_the_limit(connect: Connect) -> No
     assert most[0] <= LIMIT
 
 
+def test_index_of_slots_is_there_before_the_limit(url: str) -> None:
+    """Consumers that run may follow the limit before they look for indexes again."""
+    with Client(url) as client:
+        client.queue("limited").push_many([1, 2])
+        collection = client.database[client.namespace]
+        assert "slot" not in collection.index_information()
+        client.reshape("limited", limit=Limit(concurrency=1))
+        assert collection.index_information()["slot"]["unique"]
+
+
 def test_lapsed_lease_gives_up_its_slot_for_good(url: str) -> None:
     with Client(url) as dead, Client(url) as live:
         first = dead.queue("limited", limit=Limit(concurrency=1), lease=0.2)

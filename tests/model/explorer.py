@@ -390,7 +390,9 @@ class Explorer:
         backend = self._backends[act.queue]
         if act.name in ("take", "pop"):
             waiters = Waiters("t")
-            waiters.scan.flag_read = NOW + timedelta(days=1000)  # no queue is paused here
+            # No queue is paused or limited here.
+            waiters.scan.flag_read = NOW + timedelta(days=1000)
+            waiters.scan.limit.known = True
             return backend.receive(waiters, act.limit, timeout=0, pop=act.name == "pop")
         if act.name == "move":
             return backend.move(

@@ -30,6 +30,7 @@ from pyqueue.requests import (
     Coalesce,
     Count,
     CountEach,
+    CreateIndex,
     Delete,
     Distinct,
     EnsureQueue,
@@ -220,6 +221,8 @@ class Store:
                 return [len(self._found(each, None, 0, cap)) for each in request.filters]
             case FirstOfEach():
                 return self._first_of_each(request)
+            case CreateIndex():
+                return request.name  # ``_put`` keeps what is unique
             case Distinct():
                 return list({each[request.field] for each in self.documents.values()})
             case Update():
