@@ -239,6 +239,8 @@ class FollowedLimit:
     meets_slots: bool = True
     #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
     blocked_until: datetime | None = None
+    #: No look behind a page of messages that cannot start before this; see ``limiting``.
+    behind_at: datetime | None = None
     #: Whether it was read. Nothing may be claimed before.
     known: bool = False
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue.backends import slots
@@ -25,7 +25,7 @@ from pyqueue.backends.slots import FreeSlots
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
 from pyqueue.limits import Limit, key_of
-from pyqueue.requests import Document, Filter, Find, Plan
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime
 
 __all__ = ["take", "walk"]
 
@@ -33,6 +33,8 @@ __all__ = ["take", "walk"]
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
 #: How many messages a look reads for each one that is wanted, beside competing processes.
 PAGE_FACTOR: Final = 4
+#: How long a process waits at most before it looks for other keys behind a page again.
+BEHIND_PAUSE: Final = timedelta(seconds=1)
 #: The least size of a page whose messages may have different keys.
 LEAST_PAGE: Final = 50
 
@@ -74,6 +76,13 @@ class _Look:
         half = (self.limit.concurrency or 0) / 2
         return any(each.number - used[key] < half for key, each in free.items())
 
+    def headers(self) -> list[Any]:
+        """Return the values of the header of its messages; None if one lacks it."""
+        found = [each.get("headers") for each in self.page]
+        name = self.limit.header
+        values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
+        return [*{hashable_id(each): each for each in values}.values()]
+
     def finished(self, documents: Sequence[Document]) -> None:
         """Learn which messages were claimed, or deferred."""
         self.done |= {hashable_id(each["_id"]) for each in documents}
@@ -110,6 +119,10 @@ def take(
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
     chosen = look.choose(free, wanted, shuffled=shuffled)
+    crowded = limit.per is not None and len(chosen) < wanted and len(page) == size
+    few = len(chosen) < min(wanted, len(page))
+    if crowded:
+        chosen += yield from _behind(terms, scan, look, match, fields, wanted - len(chosen))
     documents: list[Document] = []
     moved = False
     if chosen:
@@ -120,10 +133,11 @@ def take(
         scan.contested = not guessed and len(documents) < len(chosen)
     scan.limit.meets_slots = look.leaves_few(free, chosen) or len(documents) < len(chosen)
     look.finished([*documents, *room.excess])
-    few = len(chosen) < min(wanted, len(page)) and len(documents) == len(chosen)
+    few = few and len(documents) == len(chosen)
     if limit.per is not None:
-        scan.groups.crowded = few and len(page) == size
-        moved = yield from _let_wait(terms.queue, limit, look, documents, now, few=few)
+        scan.groups.crowded = few and crowded
+        claimed = [each for each, _ in chosen if hashable_id(each["_id"]) in look.done]
+        moved = yield from _let_wait(terms.queue, look, claimed, now, few=few)
         if not chosen and not moved:
             scan.limit.blocked_until = now  # other processes have changed what it saw
     elif few:
@@ -168,14 +182,38 @@ def _claim(
         chosen = chosen[:1]
 
 
-def _let_wait(
-    queue: str,
-    limit: Limit,
+def _behind(
+    terms: ClaimTerms,
+    scan: ScanState,
     look: _Look,
-    documents: Sequence[Document],
-    now: datetime,
-    *,
-    few: bool,
+    match: Filter,
+    fields: dict[str, Any],
+    wanted: int,
+) -> Plan[list[tuple[Document, str]]]:
+    """Return messages of other keys than those that fill a page, each with its slot.
+
+    The server reads all messages of these keys for it. So if there are no others, this process
+    looks for them a quarter of its time at most.
+    """
+    limit, (order, index) = look.limit, terms.scan
+    assert limit.per is not None
+    assert limit.concurrency is not None
+    others = {**match, limit.per: {"$nin": look.headers()}}
+    now = yield from ServerTime()
+    if scan.limit.behind_at is not None and now < scan.limit.behind_at <= now + BEHIND_PAUSE:
+        return []
+    page = yield from Find(others, fields, sort=order, limit=wanted, hint=index)
+    if not page:
+        after = yield from ServerTime()
+        scan.limit.behind_at = after + min(3 * (after - now), BEHIND_PAUSE)
+        return []
+    useful = Counter(key_of(limit, each) for each in page)
+    free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+    return _Look(limit, page).choose(free, wanted, shuffled=False)
+
+
+def _let_wait(
+    queue: str, look: _Look, claimed: Sequence[Document], now: datetime, *, few: bool
 ) -> Plan[bool]:
     """Defer what is in the way of other keys, if there is too little else.
 
@@ -184,13 +222,9 @@ def _let_wait(
     Returns:
         Whether messages behind those may be ready now.
     """
+    limit = look.limit
     assert limit.concurrency is not None
-    claimed = {hashable_id(each["_id"]) for each in documents}
-    keys = {
-        each["limited"]
-        for each in look.page
-        if hashable_id(each["_id"]) in claimed and isinstance(each.get("limited"), str)
-    }
+    keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
     deferred = 0
     if few:
         waiting: dict[str, list[Document]] = {}

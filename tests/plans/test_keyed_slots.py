@@ -23,7 +23,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.limits import Limit, key_of
 from pyqueue.messages import Backoff
-from pyqueue.requests import Plan, UpdateEach
+from pyqueue.requests import Find, Plan, UpdateEach
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
@@ -67,6 +67,7 @@ def held_in(documents: Any, now: Any) -> Counter[str]:
 def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try slots in one order, so that each run of a plan has the same commands."""
     monkeypatch.setattr(random, "shuffle", lambda names: None)
+    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
 
 
 class Consumer:
@@ -231,6 +232,36 @@ def test_key_with_many_messages_holds_up_no_other() -> None:
     assert whens["x2"] == after(LEASE)
     assert whens["x3"] == NOW + DEFERRED_FOR
     assert scene.receive(5) == []
+
+
+def test_key_that_fills_a_page_holds_up_no_other() -> None:
+    """A look reads past it, and defers one page of it at most."""
+    scene = Scene("x" * 400 + "y")
+    held = scene.receive(5)
+    assert sorted(each.id for each in held) == ["x0", "x1", "y400"]
+    assert len(scene.whens()) < 50
+
+
+def test_looks_past_a_key_pause_if_there_is_nothing_else() -> None:
+    """The server reads all messages of the key for such a look."""
+    scene = Scene("x" * 400)
+
+    def looks_past() -> int:
+        scene.receive(5)
+        finds = [each for each in scene.runner.commands if isinstance(each, Find)]
+        return sum("$nin" in each.filter.get("headers.t", {}) for each in finds)
+
+    assert looks_past() == 1
+    scene.waiting.scan.limit.behind_at = after(0.5)
+    for document in scene.store.documents.values():
+        if document.get("limited"):
+            document["when"] = NOW  # a page of them again
+    assert looks_past() == 0
+    scene.runner.now = after(0.6)
+    for document in scene.store.documents.values():
+        if document.get("limited"):
+            document["when"] = NOW
+    assert looks_past() > 0
 
 
 def test_look_with_enough_defers_nothing() -> None:
