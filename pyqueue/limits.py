@@ -10,12 +10,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyqueue.clock import seconds
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["FollowedLimit", "Limit", "check_limit", "key_of", "limit_or_none", "stored_limit"]
+__all__ = [
+    "FollowedLimit",
+    "Limit",
+    "MayStart",
+    "check_limit",
+    "key_of",
+    "limit_or_none",
+    "stored_limit",
+]
 
 log = logging.getLogger("pyqueue")
 
@@ -124,6 +132,15 @@ class Limit:
         found = {name: getattr(self, name) for name in _FIELDS}
         found["period"] = None if self.rate is None else self.period_s
         return {name: value for name, value in found.items() if value is not None}
+
+
+class MayStart(NamedTuple):
+    """What a limit allows of the messages of one key."""
+
+    #: How many may start now.
+    number: int
+    #: When the next one may start.
+    next_at: datetime
 
 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:

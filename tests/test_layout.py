@@ -436,7 +436,8 @@ BACKENDS: dict[str, set[str]] = {
     "priority": {"kind", "levels", "standard", "transitions"},
     "bucket": {"kind", "standard"},
     "ordered": {"groups", "kind", "standard", "transitions"},
-    "slots": {"groups", "indexes", "kind", "scan", "transitions"},
+    "slots": {"groups", "indexes", "kind", "transitions"},
+    "deferring": {"groups", "indexes", "scan", "slots", "transitions"},
     "invalid": {"groups", "kind", "namespace", "slots", "transitions"},
     "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
@@ -448,7 +449,7 @@ BACKENDS: dict[str, set[str]] = {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
         *("slot_claims", "transitions"),
     },
-    "limiting": {"byte_limit", "claiming", "groups", "scan", "slots"},
+    "limiting": {"byte_limit", "claiming", "deferring", "groups", "scan", "slots"},
     "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
     "pacing": {"byte_limit", "claiming", "rates", "scan"},
     "by_group": {
@@ -468,8 +469,8 @@ BACKENDS: dict[str, set[str]] = {
         *("handover", "kind", "options", "pack_leaving", "pack_settling", "transitions"),
     },
     "receiving": {
-        *("by_group", "byte_limit", "claiming", "giving_back", "invalid", "kind", "namespace"),
-        *("options", "reading", "recovering", "scan", "slots"),
+        *("by_group", "byte_limit", "claiming", "deferring", "giving_back", "invalid", "kind"),
+        *("namespace", "options", "reading", "recovering", "scan"),
     },
     "pack_receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),
@@ -502,8 +503,8 @@ BACKENDS: dict[str, set[str]] = {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
     "managing": {
-        *("applying", "groups", "indexes", "kind", "namespace", "scan", "slots", "stream_packs"),
-        "transitions",
+        *("applying", "deferring", "groups", "indexes", "kind", "namespace", "scan"),
+        *("stream_packs", "transitions"),
     },
     "pack_managing": {
         *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),

@@ -3,7 +3,7 @@
 A look reads a page of what is ready, in the order of the queue, asks how many messages of each key
 may start, and claims the first ones. Without ``per``, what is left waits where it is. With ``per``,
 a look that finds too few defers what is in its way. The end of a claim lets the next ones go on, so
-that consumers that wait look at once; see ``slots``.
+that consumers that wait look at once; see ``slots`` and ``deferring``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pyqueue.backends import slots
+from pyqueue.backends import deferring, slots
 from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claiming import MAX_CLAIM, ClaimTerms, Taken, take_first
 from pyqueue.backends.groups import MAX_PAGE
@@ -40,11 +40,10 @@ LEAST_PAGE: Final = 50
 
 
 def walk(queue: str, scan: ScanState) -> Plan[None]:
-    """Look at the next keys of which messages wait, from time to time; see ``slots.restore``."""
+    """Look at the next keys of which messages wait, from time to time; see ``deferring``."""
     limit = scan.limit.limit
-    if limit is not None and limit.header is not None and limit.concurrency is not None:
-        after = scan.groups.walked_to
-        scan.groups.walked_to = yield from slots.walk(queue, limit.concurrency, after)
+    if limit is not None and limit.per is not None:
+        scan.groups.walked_to = yield from deferring.walk(queue, limit, scan.groups.walked_to)
 
 
 @dataclass(slots=True)
@@ -230,9 +229,9 @@ def _let_wait(
         waiting: dict[str, list[Document]] = {}
         for each in look.left():
             waiting.setdefault(key_of(limit, each), []).append(each)
-        deferred = yield from slots.defer(queue, waiting, now)
+        deferred = yield from deferring.defer(queue, waiting, now)
         if deferred == sum(map(len, waiting.values())):
             look.finished(look.left())
         keys |= waiting.keys()
-    restored = (yield from slots.restore(queue, limit.concurrency, keys)) if keys else None
+    restored = (yield from deferring.restore(queue, limit, keys)) if keys else None
     return bool(deferred or (restored and restored.ready))

@@ -11,12 +11,12 @@ from bson import ObjectId
 from pyqueue import arguments
 from pyqueue.backends import namespace, stream_packs, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
+from pyqueue.backends.deferring import lift
 from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.indexes import indexes_of, make_indexes
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
-from pyqueue.backends.slots import lift
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, InvalidName, Unavailable

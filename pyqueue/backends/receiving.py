@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
-from pyqueue.backends import invalid, namespace, reading, recovering, slots
+from pyqueue.backends import deferring, invalid, namespace, reading, recovering
 from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
@@ -220,8 +220,8 @@ def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     except ConfigurationError:
         scan.flag_read = None  # the next call raises it, too
         raise
-    if slots.defers(before, instead=scan.limit.limit):
-        yield from slots.lift(queue)  # this process may have deferred some since the change
+    if deferring.defers(before, instead=scan.limit.limit):
+        yield from deferring.lift(queue)  # this process may have deferred some since the change
     scan.paused = bool(record.get("paused"))
     scan.levels.follow(record)
 

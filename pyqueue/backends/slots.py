@@ -6,68 +6,34 @@ the same slot, whichever processes claim them, and at most N are held. The end o
 the slot in the same update, so no slot can leak. A message whose holder was killed keeps its slot
 until its lease ends. A look that needs the slot then ends that claim, and the former holder settles
 and extends nothing any more.
-
-With ``per``, messages of a key without a free slot would slow down every look for messages of other
-keys. A look that meets them defers them, as it does with ordered groups; see ``groups``. The field
-``limited`` of a deferred message has its key. The first one of a key comes when a slot is free, at
-the latest when the first lease of the key ends.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pyqueue.backends import transitions
-from pyqueue.backends.groups import (
-    DEFERRED_FOR,
-    MAX_PAGE,
-    FirstOfEach,
-    bring_forward,
-    place_firsts,
-    write_when,
-)
+from pyqueue.backends.groups import bring_forward
 from pyqueue.backends.indexes import LIMITED, SLOTS
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.scan import due_of
 from pyqueue.documents import stored_group
-from pyqueue.errors import TimedOut
-from pyqueue.limits import Limit
+from pyqueue.limits import MayStart
 from pyqueue.messages import Reservation
-from pyqueue.requests import (
-    Document,
-    Filter,
-    Find,
-    Plan,
-    ServerTime,
-    Signal,
-    Update,
-    UpdateDocument,
-    UpdateEach,
-)
+from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, UpdateEach
 
 __all__ = [
     "FreeSlots",
     "any_slots",
-    "defer",
-    "defers",
     "free_slots",
     "go_on",
     "key_of_slot",
-    "lift",
-    "restore",
+    "may_start",
     "slot_of",
     "slots_of",
-    "walk",
 ]
-
-#: The most messages of a key that one look brings forward.
-MAX_FORWARD: Final = 100
-#: How long one command defers messages, in seconds. It waits for one that a transaction holds.
-DEFER_TIMEOUT_S: Final = 2.0
 
 
 def slot_of(key: str, number: int) -> str:
@@ -128,6 +94,19 @@ def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlot
     return result
 
 
+def may_start(
+    queue: str, concurrency: int, keys: Collection[str], now: datetime
+) -> Plan[dict[str, MayStart]]:
+    """Return how many messages of each key may start now, and when the next one may."""
+    held = yield from _held(queue, concurrency, keys)
+    found: dict[str, MayStart] = {}
+    for key, some in held.items():
+        ends = sorted(each["when"] for each in some.values() if not _has_lapsed(each, now))
+        free = concurrency - len(ends)
+        found[key] = MayStart(free, now if free > 0 else ends[0])
+    return found
+
+
 def _names(key: str, concurrency: int) -> list[str]:
     return [slot_of(key, number) for number in range(concurrency)]
 
@@ -159,112 +138,6 @@ def _end(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
         ],
         w1=True,
     )
-
-
-# ---- what waits
-
-
-def defer(queue: str, waiting: Mapping[str, Sequence[Document]], now: datetime) -> Plan[int]:
-    """Defer messages that wait for a slot. Return how many were deferred.
-
-    The first one of each key has to be brought forward then; see ``restore``.
-
-    Args:
-        queue: the name of the queue.
-        waiting: the messages, by key.
-        now: the instant.
-    """
-    odd = [each for some in waiting.values() for each in some if due_of(each) != each.get("due")]
-    if odd:  # of another program; what is deferred must say since when it is eligible
-        yield from UpdateEach(
-            [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
-        )
-    ready = {"q": queue, "when": {"$lte": now}, "due": {"$lte": now}, "token": {"$exists": False}}
-    pairs: list[tuple[Filter, UpdateDocument]] = [
-        (
-            {"_id": {"$in": [each["_id"] for each in some]}, **ready},
-            {"$set": {"when": now + DEFERRED_FOR, "limited": key}},
-        )
-        for key, some in waiting.items()
-    ]
-    with suppress(TimedOut):  # a transaction holds one of them, and they stay where they are
-        return (yield from UpdateEach(pairs, many=True, w1=True, max_time_s=DEFER_TIMEOUT_S))[0]
-    return 0
-
-
-class Restored(NamedTuple):
-    """What was found of keys whose messages wait."""
-
-    #: The keys of which some wait.
-    keys: list[str]
-    #: How many messages are ready now.
-    ready: int
-
-
-def restore(
-    queue: str, concurrency: int, keys: Collection[str] | None, after: str = ""
-) -> Plan[Restored]:
-    """Correct what is deferred of these keys; None: of the next keys behind ``after``."""
-    firsts = yield from FirstOfEach(
-        queue, keys if keys is None else list(keys), after, order=LIMITED
-    )
-    names = [each["limited"] for each in firsts]
-    if not names:
-        return Restored([], 0)
-    held = yield from _held(queue, concurrency, names)
-    now = yield from ServerTime()
-    ends = {
-        key: sorted(each["when"] for each in some.values() if not _has_lapsed(each, now))
-        for key, some in held.items()
-    }
-    full: dict[Hashable, datetime] = {
-        key: some[0] for key, some in ends.items() if len(some) >= concurrency
-    }
-    ready = yield from place_firsts(queue, firsts, full, now, order=LIMITED)
-    if keys is not None:
-        for key, some in ends.items():
-            if (spare := concurrency - len(some)) > 1:
-                ready += yield from _bring_more(queue, key, min(spare, MAX_FORWARD), now)
-    if ready:
-        yield from Signal(queue, now)
-    return Restored(names, ready)
-
-
-def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
-    """Bring the first messages of a key forward that has several free slots."""
-    match = {"q": queue, "limited": key}
-    fields = {"when": 1, "due": 1}
-    order = ((LIMITED.place, 1), ("_id", 1))
-    some = yield from Find(match, fields, sort=order, limit=number, hint=LIMITED.by)
-    later = [each["_id"] for each in some if each["when"] > now >= due_of(each)]
-    if not later:
-        return 0
-    deferred = {"when": {"$gt": now}, "due": {"$lte": now}}
-    return (yield from write_when(queue, later, deferred, now, order=LIMITED))
-
-
-def walk(queue: str, concurrency: int, after: str) -> Plan[str]:
-    """Correct what is deferred of the next keys. Return where to go on."""
-    keys, _ = yield from restore(queue, concurrency, None, after)
-    if after and len(keys) < MAX_PAGE:  # around the end
-        yield from restore(queue, concurrency, None, "")
-    return max(keys) if len(keys) == MAX_PAGE else ""
-
-
-def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
-    """Return whether messages may wait for slots of a limit that the queue has no more."""
-    if limit is None or limit.per is None or limit.concurrency is None:
-        return False
-    return instead is None or (instead.per, instead.concurrency is None) != (limit.per, False)
-
-
-def lift(queue: str) -> Plan[None]:
-    """Let everything go on that is deferred: the queue has no such limit any more."""
-    now = yield from ServerTime()
-    waiting = {"q": queue, "limited": {"$exists": True}}
-    put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}
-    if (yield from Update(waiting, put, many=True)).matched:
-        yield from Signal(queue, now)
 
 
 # ---- the end of a claim

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost
-from pyqueue.backends import indexes, limiting, managing, slots
+from pyqueue.backends import deferring, indexes, limiting, managing, slots
 from pyqueue.backends.groups import DEFERRED_FOR, FirstOfEach
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
@@ -193,7 +193,7 @@ def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
 
 
 def walk() -> Plan[None]:
-    yield from slots.restore("a", LIMIT, None)
+    yield from deferring.restore("a", PER, None)
 
 
 # ---- one look

@@ -1,0 +1,156 @@
+"""Defer messages of a limit ``per`` key that may not start yet, and bring them forward in time.
+
+They would slow down every look for messages of other keys. A look that meets them defers them, as
+it does with ordered groups; see ``groups``. The field ``limited`` of a deferred message has its
+key. The first one of a key comes when the next message of that key may start: when a slot is free,
+at the latest when the first lease of the key ends, and when there is a permit. The look that claims
+it brings the next one forward.
+
+A deferral only changes ``when``, and ``due`` says since when the message is eligible. So each step
+here may be repeated, may be lost, and may come late: ``restore`` then corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from pyqueue.backends import slots, transitions
+from pyqueue.backends.groups import (
+    DEFERRED_FOR,
+    MAX_PAGE,
+    FirstOfEach,
+    place_firsts,
+    write_when,
+)
+from pyqueue.backends.indexes import LIMITED
+from pyqueue.backends.scan import due_of
+from pyqueue.errors import TimedOut
+from pyqueue.limits import Limit, MayStart
+from pyqueue.requests import (
+    Document,
+    Filter,
+    Find,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateDocument,
+    UpdateEach,
+)
+
+__all__ = ["Restored", "defer", "defers", "lift", "restore", "walk"]
+
+#: The most messages of a key that one look brings forward.
+MAX_FORWARD: Final = 100
+#: How long one command defers messages, in seconds. It waits for one that a transaction holds.
+DEFER_TIMEOUT_S: Final = 2.0
+
+
+def may_start(
+    queue: str, limit: Limit, keys: Collection[str], now: datetime
+) -> Plan[dict[str, MayStart]]:
+    """Return how many messages of each key may start now, and when the next one may."""
+    assert limit.concurrency is not None
+    return (yield from slots.may_start(queue, limit.concurrency, keys, now))
+
+
+def defer(queue: str, waiting: Mapping[str, Sequence[Document]], now: datetime) -> Plan[int]:
+    """Defer messages that may not start. Return how many were deferred.
+
+    The first one of each key has to be brought forward then; see ``restore``.
+
+    Args:
+        queue: the name of the queue.
+        waiting: the messages, by key.
+        now: the instant.
+    """
+    odd = [each for some in waiting.values() for each in some if due_of(each) != each.get("due")]
+    if odd:  # of another program; what is deferred must say since when it is eligible
+        yield from UpdateEach(
+            [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
+        )
+    ready = {"q": queue, "when": {"$lte": now}, "due": {"$lte": now}, "token": {"$exists": False}}
+    pairs: list[tuple[Filter, UpdateDocument]] = [
+        (
+            {"_id": {"$in": [each["_id"] for each in some]}, **ready},
+            {"$set": {"when": now + DEFERRED_FOR, "limited": key}},
+        )
+        for key, some in waiting.items()
+    ]
+    with suppress(TimedOut):  # a transaction holds one of them, and they stay where they are
+        return (yield from UpdateEach(pairs, many=True, w1=True, max_time_s=DEFER_TIMEOUT_S))[0]
+    return 0
+
+
+class Restored(NamedTuple):
+    """What was found of keys whose messages wait."""
+
+    #: The keys of which some wait.
+    keys: list[str]
+    #: How many messages are ready now.
+    ready: int
+
+
+def restore(
+    queue: str, limit: Limit, keys: Collection[str] | None, after: str = ""
+) -> Plan[Restored]:
+    """Correct what is deferred of these keys; None: of the next keys behind ``after``."""
+    firsts = yield from FirstOfEach(
+        queue, keys if keys is None else list(keys), after, order=LIMITED
+    )
+    names = [each["limited"] for each in firsts]
+    if not names:
+        return Restored([], 0)
+    now = yield from ServerTime()
+    found = yield from may_start(queue, limit, names, now)
+    later: dict[Hashable, datetime] = {
+        key: each.next_at for key, each in found.items() if not each.number
+    }
+    ready = yield from place_firsts(queue, firsts, later, now, order=LIMITED)
+    if keys is not None:
+        for key, each in found.items():
+            if each.number > 1:
+                ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
+    if ready:
+        yield from Signal(queue, now)
+    return Restored(names, ready)
+
+
+def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
+    """Bring the first messages of a key forward of which several may start."""
+    match = {"q": queue, "limited": key}
+    fields = {"when": 1, "due": 1}
+    order = ((LIMITED.place, 1), ("_id", 1))
+    some = yield from Find(match, fields, sort=order, limit=number, hint=LIMITED.by)
+    later = [each["_id"] for each in some if each["when"] > now >= due_of(each)]
+    if not later:
+        return 0
+    deferred = {"when": {"$gt": now}, "due": {"$lte": now}}
+    return (yield from write_when(queue, later, deferred, now, order=LIMITED))
+
+
+def walk(queue: str, limit: Limit, after: str) -> Plan[str]:
+    """Correct what is deferred of the next keys. Return where to go on."""
+    keys, _ = yield from restore(queue, limit, None, after)
+    if after and len(keys) < MAX_PAGE:  # around the end
+        yield from restore(queue, limit, None, "")
+    return max(keys) if len(keys) == MAX_PAGE else ""
+
+
+def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
+    """Return whether messages may wait under a limit that the queue has no more."""
+    if limit is None or limit.per is None:
+        return False
+    return instead is None or instead.per != limit.per
+
+
+def lift(queue: str) -> Plan[None]:
+    """Let everything go on that is deferred: the queue has no such limit any more."""
+    now = yield from ServerTime()
+    waiting = {"q": queue, "limited": {"$exists": True}}
+    put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}
+    if (yield from Update(waiting, put, many=True)).matched:
+        yield from Signal(queue, now)
