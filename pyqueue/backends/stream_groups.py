@@ -181,7 +181,9 @@ def _wake_time(
         until.append(limit.next_start)
     if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
-    elif group is not None:
+    elif group is None:
+        until.append(now)  # another call found that what this process knew was old
+    else:
         until += [each for each in (group.due(), scan.due) if each is not None]
     return max(min(until), now + timedelta(milliseconds=1))
 

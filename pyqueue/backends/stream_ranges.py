@@ -9,6 +9,7 @@ A group is one document::
     left     copies in the dead-letter queue that were decided and must still be shown
     skipped  how many messages the retention took before they were finished
     paused   true while the group is paused
+    changes  how often it was changed
 
 Each message from the group's start on is in one of these places: at ``next`` or above it, in one
 range, or finished. A range is an entry of ``out`` or ``back``::
@@ -157,6 +158,7 @@ class Group:
     left: Sequence[Any]
     skipped: int
     paused: bool
+    changes: int
 
     @classmethod
     def of(cls, document: Document) -> Group:
@@ -168,6 +170,7 @@ class Group:
             document.get("left", []),
             int(document.get("skipped", 0)),
             bool(document.get("paused")),
+            int(document.get("changes", 0)),
         )
 
     def held(self, token: str) -> Range | None:

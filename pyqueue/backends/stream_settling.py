@@ -99,16 +99,29 @@ class GroupState:
 
 def reload(state: GroupState) -> Plan[Group | None]:
     """Read the group. None: it does not exist."""
+    before = state.seen
     found = yield from Find({"_id": state.id}, limit=1)
-    state.seen = Group.of(found[0]) if found else None
-    return state.seen
+    group = Group.of(found[0]) if found else None
+    if state.seen is before:  # what was read may say less than what came meanwhile
+        state.seen = group
+    else:
+        _learn(state, group)
+    return group
 
 
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
     """Update the group if it matches. Return its new state; None if it did not match."""
-    found = yield from FindAndModify({"_id": state.id, **step.match}, step.update, w1=w1)
-    state.seen = Group.of(found) if found is not None else None
-    return state.seen
+    counted = {**step.update, "$inc": {**step.update.get("$inc", {}), "changes": 1}}
+    found = yield from FindAndModify({"_id": state.id, **step.match}, counted, w1=w1)
+    group = Group.of(found) if found is not None else None
+    _learn(state, group)
+    return group
+
+
+def _learn(state: GroupState, group: Group | None) -> None:
+    """Remember the group, unless it was seen later. Answers may arrive in another order."""
+    if group is None or state.seen is None or group.changes >= state.seen.changes:
+        state.seen = group
 
 
 # ---- settle

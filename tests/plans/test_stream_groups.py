@@ -6,6 +6,7 @@ queue; never in two of these places, and never in none.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.backends.stream_settling import reload
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
-from pyqueue.requests import Plan
+from pyqueue.requests import Listen, Plan, Wait
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
@@ -86,6 +87,11 @@ def stored() -> list[Any]:
 def made() -> Steps:
     """Return a store with a stream of packs of 5 messages, and a group."""
     return Steps(stored())
+
+
+def answered(request: Any) -> Plan[Any]:
+    """Return a plan of one request."""
+    return (yield request)
 
 
 def drain(steps: Steps) -> list[int]:
@@ -247,6 +253,38 @@ def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
         consumer.plans.state.seen = view  # from before the claims of the others
         received += [each.position for each in steps.run(consumer.receive(2))]
     assert received == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("late", ["read", "change"])
+def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
+    """A consumer that waits would not know when the next try is due."""
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(2))
+    state = consumer.plans.state
+
+    def before_the_answer(_: int, done: bool) -> None:
+        if done:
+            steps.run(consumer.plans.rollback(held[1:], delay=30))
+
+    plan: Plan[Any] = reload(state) if late == "read" else consumer.plans.extend(held[:1])
+    steps.run(plan, before_the_answer)
+    assert state.seen is not None
+    assert [each.until for each in state.seen.back] == [steps.now + timedelta(seconds=30)]
+
+
+def test_consumer_looks_again_if_the_group_is_unknown() -> None:
+    """Another call of the process has found meanwhile that what it knew was old."""
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(MESSAGES))
+    steps.run(consumer.plans.rollback(held[:1], delay=30))
+    state = consumer.plans.state
+    plan = consumer.plans.receive(consumer.waiting, 1, timeout=100)
+    answer = None
+    while not isinstance(request := plan.send(answer), Wait):
+        answer = steps.run(answered(request))
+        if isinstance(request, Listen):
+            state.seen = None
+    assert request.until <= steps.now + timedelta(milliseconds=1)
 
 
 def test_message_that_ends_its_consumers_is_buried_alone() -> None:
