@@ -78,12 +78,15 @@ class Streams(RuleBasedStateMachine):
         assert positions == sorted(set(positions))
         assert len(found) <= limit
         now = self.steps.seconds
+        # What is left of a range whose lease lapsed is no longer held, either.
+        ended = {self.held[at][0] for at in positions if at in self.held}
         for each in found:
             assert each.payload == each.position
             assert each.position not in self.finished | self.dead
             held = self.held.get(each.position)
             assert held is None or held[1] <= now, "held twice"
-            self.held[each.position] = each.token, now + LEASE_S
+        self.held = {at: one for at, one in self.held.items() if one[0] not in ended}
+        self.held |= {each.position: (each.token, now + LEASE_S) for each in found}
         self.taken += found
 
     @precondition(lambda self: self.taken)
@@ -109,10 +112,11 @@ class Streams(RuleBasedStateMachine):
         assert {id(each) for each in lost} == {id(each) for each in members} - {
             id(each) for each in owned
         }
-        for each in owned:
-            if how == "extend":
+        if how == "extend":
+            for each in members:  # also if it has ended: the lease is that of the rest, too
                 self._extended(each.token)
-                continue
+            return
+        for each in owned:
             del self.held[each.position]
             if how == "commit":
                 self.finished.add(each.position)
