@@ -42,13 +42,15 @@ class CountPacked(Command[int]):
     filter: Filter
     cap: int | None = None
     cursor: ClassVar[bool] = True
+    #: The index that it needs.
+    hint: ClassVar[str] = PACKS
 
     def send(self, collection: Any) -> Any:
         """Send an aggregate that adds the numbers up."""
         limit = [] if self.cap is None else [{"$limit": self.cap}]
         match = {"$match": {**self.filter, "n": {"$exists": True}}}
         added = {"$group": {"_id": None, "n": {"$sum": "$n"}, "packs": {"$sum": 1}}}
-        return collection.aggregate([match, *limit, added], hint=PACKS, session=self.session)
+        return collection.aggregate([match, *limit, added], hint=self.hint, session=self.session)
 
     def read(self, raw: Any) -> int:
         """Return the number."""

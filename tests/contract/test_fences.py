@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import LeaseLost, Reservation
+from pyqueue import ConfigurationError, LeaseLost, Reservation
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyQueue, World
 
@@ -35,6 +35,9 @@ BATCHES: dict[str, Settle] = {
     ),
     "bury": lambda queue, _, held: queue.bury(*held, error="mine"),
 }
+
+#: What a pack refuses.
+NOT_OF_PACKS = (BATCHES["commit payload"], BATCHES["move update"])
 
 SINGLES: dict[str, Settle] = {
     **BATCHES,
@@ -170,6 +173,10 @@ def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
     assert len({each.token for each in held.values()}) == 1
     present = held[1]
     before = world.bytes(former.id)
+    if "bucket" in world.place.offers and settle in NOT_OF_PACKS:
+        with pytest.raises(ConfigurationError, match="shares a document"):
+            settle(queue, other, [held[2], former, held[3]])
+        return
     with pytest.raises(LeaseLost) as caught:
         settle(queue, other, [held[2], former, held[3]])
     assert caught.value.lost == [former]

@@ -101,7 +101,8 @@ def _unchanged(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> An
 def _move_many(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push_many([1, 2])
     queue.move_many([(each, value) for each in queue.reserve_many(2, timeout=0)], to=other)
-    return hold_next(other)
+    first, _ = other.reserve_many(2, timeout=0)
+    return first.payload
 
 
 def _rolled_back(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:

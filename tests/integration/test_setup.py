@@ -24,6 +24,7 @@ from tests.support.servers import mongod_process
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 INDEXES = {"_id_", "hot", "key", "expires", "claims"}
+KINDS = ("standard", "priority", "ordered", "bucket")
 SECRET = "hunter2-correct-horse"  # of a server that only these tests use
 
 
@@ -117,25 +118,38 @@ def test_waiting_consumer_survives_a_dropped_collection(connect: Connect, client
     assert set(client.database["pyqueue"].index_information()) == INDEXES
 
 
-@pytest.mark.parametrize(
-    "operation", ["counts", "peek", "next_when", "purge", "reserve_many", "redrive", "queues"]
-)
-def test_any_operation_works_first_after_a_drop(client: Client, operation: str) -> None:
-    queue = client.queue("jobs")
-    queue.push(1)
-    client.database.drop_collection("pyqueue")
-    # With a document in it, the server checks the index hint.
-    client.database["pyqueue"].insert_one({"_id": "made by hand"})
-    calls: dict[str, Callable[[], Any]] = {
-        "reserve_many": lambda: queue.reserve_many(5, timeout=0),
-        "queues": client.queues,
-    }
-    assert not calls.get(operation, lambda: getattr(queue, operation)())() or operation == "counts"
-    queue.push(2)
-    message = queue.pop(0)
-    assert message is not None
-    assert message.payload == 2
-    assert set(client.database["pyqueue"].index_information()) == INDEXES
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_operation_works_first_after_a_drop(client: Client, kind: str) -> None:
+    queue = client.queue("jobs", kind=kind)
+    calls: list[Callable[[], Any]] = [
+        lambda: queue.counts().total,
+        queue.peek,
+        queue.next_when,
+        queue.purge,
+        lambda: queue.reserve_many(5, timeout=0),
+        queue.redrive,
+        client.queues,
+    ]
+    for call in calls:
+        queue.push(1)
+        client.database.drop_collection("pyqueue")
+        # With a document in it, the server checks the index hint.
+        client.database["pyqueue"].insert_one({"_id": "made by hand"})
+        assert not call()
+        queue.push(2)
+        message = queue.reserve(0)
+        assert message is not None
+        assert message.payload == 2
+        queue.commit(message)
+        assert set(client.database["pyqueue"].index_information()) >= INDEXES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unused_queue_of_a_new_namespace_is_empty(client: Client, kind: str) -> None:
+    queue = client.queue("jobs", kind=kind)
+    assert queue.counts().total == 0
+    assert (queue.peek(), queue.next_when(), queue.paused()) == ([], None, False)
+    assert client.database["pyqueue"].find_one() is None
 
 
 def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client: Client) -> None:
