@@ -40,6 +40,7 @@ def claim_next(
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     levels, by_level = scan.levels, terms._replace(by_level=True)
     age_turn = bool(levels.in_use) and levels.is_age_turn()
+    found: tuple[list[Document], bool] = [], True
     if levels.in_use and not age_turn:
         rescans = levels.rescans
         found = yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take)
@@ -50,7 +51,7 @@ def claim_next(
         if found[0] or room.full or not age_turn:
             return found
     elif not (yield from _adopt(terms, scan, now)) and not age_turn:
-        return [], True
+        return found
     return (yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take))
 
 

@@ -244,6 +244,17 @@ def test_blocked_look_keeps_the_levels() -> None:
     assert found == [9, 9, 5, 3]
 
 
+@pytest.mark.usefixtures("same_slots")
+def test_look_that_chose_a_taken_slot_looks_again() -> None:
+    """Also by level alone, after a rescan. Only a look without a message in reach is the last."""
+    scene = Scene(6, 6, kind="priority")
+    record = scene.store.documents["~queue:a"]
+    scene.store._put({**record, "shape": {**record["shape"], "strict": True}})
+    assert len(scene.receive(1)) == 1
+    scene.passes(20)
+    assert len(scene.receive(1)) == 1
+
+
 def test_blocked_consumer_waits_for_the_end_of_a_lease() -> None:
     """It does not look again for what is ready, and reads the limit again in time."""
     scene = Scene()
