@@ -21,9 +21,11 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.groups import MAX_PAGE, FirstOfEach, rank
+from pyqueue.backends.rates import GiveBack, TakePermits
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.concurrently import Concurrently
 from pyqueue.errors import DuplicateKey, QueueError
+from pyqueue.memory import MemoryCollection, memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Change,
@@ -195,6 +197,8 @@ class Store:
         )
         #: Called for each changed or deleted message, with the document before and after.
         self.on_change: Callable[[Document, Document | None], None] = lambda before, after: None
+        #: The buckets of rates, which are updated by pipelines.
+        self.buckets: Any = None
         self._asker: Any = None
 
     def answer(self, process: Process, request: Any) -> Any:
@@ -229,12 +233,22 @@ class Store:
                 return self._update(request)
             case UpdateEach():
                 return self._update_each(request)
+            case TakePermits() | GiveBack():
+                return request.read(request.send(self._buckets()))
             case Delete():
                 gone = self._found(request.filter, None, 0, 0 if request.many else 1)
                 for document in gone:
                     self._drop(document)
                 return len(gone)
         raise AssertionError(f"the store does not know {request}")
+
+    def _buckets(self) -> Any:
+        if self.buckets is None:
+            database = memory_database("buckets")
+            self.buckets = MemoryCollection(
+                database, "buckets", lambda: instant(int(self._world.time))
+            )
+        return self.buckets
 
     def _found(self, filter: Mapping[str, Any], sort: Any, skip: int, limit: int) -> list[Document]:
         if isinstance(filter.get("_id"), (str, ObjectId)):
