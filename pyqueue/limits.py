@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from pyqueue.clock import seconds
@@ -31,15 +32,19 @@ log = logging.getLogger("pyqueue")
 MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
-#: A consumer asks again after so many seconds at most.
-_FURTHEST_S: Final = 5.0
+#: A consumer asks again after this at most: another one may give permits back meanwhile.
+_RETRY: Final = timedelta(seconds=5)
+#: Of how many keys a consumer remembers when the next message may start.
+_MAX_KEYS: Final = 10_000
+#: A key is stored in indexes. The hash of a longer one stands for it.
+_MAX_KEY: Final = 200
 _HEADER: Final = "headers."
 _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Limit:
-    """A limit on a queue, over the consumers of all processes. Give ``concurrency`` or ``rate``.
+    """A limit on a queue, over the consumers of all processes: ``concurrency``, ``rate``, or both.
 
     In any time of length t, at most ``burst + rate * t / period`` messages start: their claims
     begin. A message that is tried again starts again.
@@ -49,8 +54,8 @@ class Limit:
         rate: how many messages start in each period at most, on average.
         period: the length of a period, in seconds.
         burst: how many messages may start at once after a pause; default 1.
-        per: "headers.NAME", with concurrency alone: each value of this header has a limit of its
-            own. The messages that lack the header count together.
+        per: "headers.NAME": each value of this header has a limit of its own. The messages that
+            lack the header count together.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -89,11 +94,6 @@ class Limit:
                 )
         if self.per is not None:
             _check_per(self.per)
-            if self.rate is not None:
-                raise ConfigurationError(
-                    "per: a rate for each value of a header is not offered: give concurrency with "
-                    "per, or a rate without it"
-                )
 
     @property
     def period_s(self) -> float:
@@ -146,14 +146,17 @@ class MayStart(NamedTuple):
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
     """Return the key whose limit a stored message counts for; "" if the limit is not ``per`` key.
 
-    Messages without the header share the key "-". Equal values of different types differ.
+    Messages without the header share the key "-". Equal values of different types differ. A long
+    value has the key "#", with its hash.
     """
     if limit.header is None:
         return ""
     headers = document.get("headers")
     value = headers.get(limit.header) if isinstance(headers, Mapping) else None
     if isinstance(value, str):
-        return f"={value}"
+        if len(value) <= _MAX_KEY:
+            return f"={value}"
+        return f"#{sha256(value.encode()).hexdigest()}"
     return repr(value) if isinstance(value, (bool, int, float)) else "-"
 
 
@@ -247,8 +250,8 @@ class FollowedLimit:
     """The limit of a queue, as a consumer last read it."""
 
     limit: Limit | None = None
-    #: When the next message may start, if no more may start now.
-    next_start: datetime | None = None
+    #: When the next message of a key may start, if no more of them may start now by the rate.
+    _starts: dict[str, datetime] = field(default_factory=dict)
     #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
     unreadable: str | None = None
     #: Whether the last look met slots that were taken, or left few. Otherwise the next look expects
@@ -271,7 +274,7 @@ class FollowedLimit:
         try:
             limit = limit_or_none(queue, shape)
             if limit != self.limit:
-                self.limit, self.next_start, self.blocked_until = limit, None, None
+                self.limit, self._starts, self.blocked_until = limit, {}, None
             self.unreadable, self.known = None, True
         except ConfigurationError as error:
             if not self.known:
@@ -280,9 +283,33 @@ class FollowedLimit:
                 log.error("nothing is received from queue %r: %s", queue, error)
             self.unreadable = str(error)
 
-    def waits(self, now: datetime) -> bool:
-        """Return whether no message may start now, as far as is known."""
-        if self.limit is None or self.next_start is None:
-            return False
+    @property
+    def next_start(self) -> datetime | None:
+        """When the next message may start, if no more may start now; None without a rate."""
+        return self._starts.get("")
+
+    def waits(self, now: datetime, key: str = "") -> bool:
+        """Return whether no message of a key may start now, as far as is known."""
+        next_start = self._starts.get(key)
         # What lies further ahead is of a clock that was set back since.
-        return now < self.next_start <= now + timedelta(seconds=_FURTHEST_S)
+        return (
+            self.limit is not None and next_start is not None and now < next_start <= now + _RETRY
+        )
+
+    def forget(self, key: str = "") -> None:
+        """Expect that messages of a key may start."""
+        self._starts.pop(key, None)
+
+    def expect(self, key: str, next_start: datetime | None, now: datetime) -> None:
+        """Remember when the next message of a key may start; None: it may start now."""
+        self.forget(key)
+        if next_start is None:
+            return
+        if len(self._starts) >= _MAX_KEYS:
+            later = {key: each for key, each in self._starts.items() if each > now}
+            self._starts = later if len(later) < _MAX_KEYS else {}
+        self._starts[key] = min(next_start, now + _RETRY)
+
+    def first_start(self, now: datetime) -> datetime | None:
+        """Return when the next message may start of all keys that have to wait and are known."""
+        return min((each for each in list(self._starts.values()) if each > now), default=None)

@@ -74,6 +74,8 @@ def _limited(scan: ScanState) -> Take | None:
     limit = scan.limit.limit
     if limit is None:
         return None
+    if limit.per is not None:
+        return limiting.take
     held = None if limit.concurrency is None else limiting.take
     return held if limit.rate is None else paced(held)
 

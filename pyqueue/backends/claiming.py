@@ -76,7 +76,7 @@ class ClaimTerms(NamedTuple):
     by_level: bool = False
     #: The messages to claim, if they are chosen already.
     chosen: Sequence[Document] | None = None
-    #: The slot of each of them, if the queue has a limit on concurrency; see ``slots``.
+    #: The slot of each of them, if the queue has a limit; empty if they need none; see ``slots``.
     slots: Mapping[Hashable, str] | None = None
 
     @classmethod
@@ -135,9 +135,9 @@ class ClaimTerms(NamedTuple):
         update = transitions.claiming(now, self.lease_s, self.owner, count=count)
         if "packs" in self.kind.capabilities:  # packs count their claims, too
             update["$inc"] = {**update.get("$inc", {}), "c": 1}
-        if self.slots:
+        if self.slots is not None:
             update["$unset"]["limited"] = ""
-            if self.alike:
+            if len(self.slots) == 1:
                 update["$set"]["slot"], *_ = self.slots.values()
         return transitions.locking(self.kind, update)
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from pyqueue.backends import slots, transitions
+from pyqueue.backends import rates, slots, transitions
 from pyqueue.backends.groups import (
     DEFERRED_FOR,
     MAX_PAGE,
@@ -26,9 +26,10 @@ from pyqueue.backends.groups import (
     write_when,
 )
 from pyqueue.backends.indexes import LIMITED
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import due_of
 from pyqueue.errors import TimedOut
-from pyqueue.limits import Limit, MayStart
+from pyqueue.limits import FollowedLimit, Limit, MayStart
 from pyqueue.requests import (
     Document,
     Filter,
@@ -49,24 +50,41 @@ MAX_FORWARD: Final = 100
 DEFER_TIMEOUT_S: Final = 2.0
 
 
-def may_start(
-    queue: str, limit: Limit, keys: Collection[str], now: datetime
+def _may_start(
+    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
     """Return how many messages of each key may start now, and when the next one may."""
-    assert limit.concurrency is not None
-    return (yield from slots.may_start(queue, limit.concurrency, keys, now))
+    limit = followed.limit
+    assert limit is not None
+    found: list[Mapping[str, MayStart]] = []
+    if limit.concurrency is not None:
+        found.append((yield from slots.may_start(queue, limit.concurrency, keys, now)))
+    if limit.rate is not None:
+        found.append((yield from rates.may_start(queue, followed, keys, now)))
+    return {
+        key: MayStart(
+            min(each[key].number for each in found), max(each[key].next_at for each in found)
+        )
+        for key in keys
+    }
 
 
-def defer(queue: str, waiting: Mapping[str, Sequence[Document]], now: datetime) -> Plan[int]:
+def defer(
+    queue: str, kind: Kind, waiting: Mapping[str, Sequence[Document]], now: datetime
+) -> Plan[int]:
     """Defer messages that may not start. Return how many were deferred.
 
-    The first one of each key has to be brought forward then; see ``restore``.
+    The first one of each key has to be brought forward then; see ``restore``. A claim whose lease
+    has ended is ended for good: an extension would take a deferral for the end of its lease.
 
     Args:
         queue: the name of the queue.
+        kind: its kind.
         waiting: the messages, by key.
         now: the instant.
     """
+    if lapsed := [each for some in waiting.values() for each in some if "token" in each]:
+        yield from slots.end_lapsed(kind, lapsed, now)
     odd = [each for some in waiting.values() for each in some if due_of(each) != each.get("due")]
     if odd:  # of another program; what is deferred must say since when it is eligible
         yield from UpdateEach(
@@ -95,7 +113,7 @@ class Restored(NamedTuple):
 
 
 def restore(
-    queue: str, limit: Limit, keys: Collection[str] | None, after: str = ""
+    queue: str, followed: FollowedLimit, keys: Collection[str] | None, after: str = ""
 ) -> Plan[Restored]:
     """Correct what is deferred of these keys; None: of the next keys behind ``after``."""
     firsts = yield from FirstOfEach(
@@ -105,7 +123,7 @@ def restore(
     if not names:
         return Restored([], 0)
     now = yield from ServerTime()
-    found = yield from may_start(queue, limit, names, now)
+    found = yield from _may_start(queue, followed, names, now)
     later: dict[Hashable, datetime] = {
         key: each.next_at for key, each in found.items() if not each.number
     }
@@ -116,6 +134,8 @@ def restore(
                 ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
     if ready:
         yield from Signal(queue, now)
+    elif keys is not None and later and followed.limit and followed.limit.rate is not None:
+        yield from Signal(queue, min(later.values()))  # no other event tells consumers
     return Restored(names, ready)
 
 
@@ -132,11 +152,11 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
     return (yield from write_when(queue, later, deferred, now, order=LIMITED))
 
 
-def walk(queue: str, limit: Limit, after: str) -> Plan[str]:
+def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
     """Correct what is deferred of the next keys. Return where to go on."""
-    keys, _ = yield from restore(queue, limit, None, after)
+    keys, _ = yield from restore(queue, followed, None, after)
     if after and len(keys) < MAX_PAGE:  # around the end
-        yield from restore(queue, limit, None, "")
+        yield from restore(queue, followed, None, "")
     return max(keys) if len(keys) == MAX_PAGE else ""
 
 

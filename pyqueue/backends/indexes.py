@@ -27,9 +27,10 @@ __all__ = [
 
 #: The unique index of the messages that take slots.
 SLOTS: Final = "slot"
-#: The messages that wait for a slot of their key.
+#: The messages that wait until the next one of their key may start.
 LIMITED: Final = Order("limited", "due", "limited")
-#: The indexes that a namespace needs once a queue of it has a limit on concurrency; see ``slots``.
+#: The indexes that a namespace needs once a queue of it has a limit on concurrency, or ``per`` key;
+#: see ``slots`` and ``deferring``.
 LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
     SLOTS: (
         [("slot", 1), ("q", 1)],
@@ -53,7 +54,7 @@ def all_indexes() -> Mapping[str, IndexTerms]:
 def indexes_of(kind: object, shape: object) -> Mapping[str, IndexTerms]:
     """Return the indexes that a queue needs besides those of every namespace."""
     limit = shape.get("limit") if isinstance(shape, Mapping) else None
-    limited = isinstance(limit, Mapping) and "concurrency" in limit
+    limited = isinstance(limit, Mapping) and ("concurrency" in limit or "per" in limit)
     return {
         **(kinds.known()[kind].indexes if isinstance(kind, str) and kind in kinds.known() else {}),
         **(LIMIT_INDEXES if limited else {}),

@@ -3,14 +3,15 @@
 A look reads a page of what is ready, in the order of the queue, asks how many messages of each key
 may start, and claims the first ones. Without ``per``, what is left waits where it is. With ``per``,
 a look that finds too few defers what is in its way. The end of a claim lets the next ones go on, so
-that consumers that wait look at once; see ``slots`` and ``deferring``.
+that consumers that wait look at once; see ``slots`` and ``deferring``. ``pacing`` adds a rate
+without ``per``.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from pyqueue.backends import deferring, slots
 from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claiming import MAX_CLAIM, ClaimTerms, Taken, take_first
 from pyqueue.backends.groups import MAX_PAGE
+from pyqueue.backends.permitting import LookPermits
 from pyqueue.backends.scan import ScanState
 from pyqueue.backends.slots import FreeSlots
 from pyqueue.documents import hashable_id
@@ -43,7 +45,7 @@ def walk(queue: str, scan: ScanState) -> Plan[None]:
     """Look at the next keys of which messages wait, from time to time; see ``deferring``."""
     limit = scan.limit.limit
     if limit is not None and limit.per is not None:
-        scan.groups.walked_to = yield from deferring.walk(queue, limit, scan.groups.walked_to)
+        scan.groups.walked_to = yield from deferring.walk(queue, scan.limit, scan.groups.walked_to)
 
 
 @dataclass(slots=True)
@@ -56,22 +58,31 @@ class _Look:
     done: set[Hashable] = field(default_factory=set)
 
     def choose(
-        self, free: dict[str, FreeSlots], wanted: int, *, shuffled: bool
+        self,
+        free: Mapping[str, FreeSlots],
+        wanted: int,
+        order: Sequence[Document],
+        most: Mapping[str, int] | None = None,
     ) -> list[tuple[Document, str]]:
-        """Return the messages to claim, each with its slot."""
-        names = {key: list(each.names) for key, each in free.items()}
-        page = random.sample(self.page, len(self.page)) if shuffled else self.page
+        """Return the messages to claim, each with its slot. ``most``: how many of each key."""
+        names = {
+            key: each.names[: None if most is None else most[key]] for key, each in free.items()
+        }
         chosen: list[tuple[Document, str]] = []
-        for each in page:
+        for each in order:
             if len(chosen) < wanted and (left := names[key_of(self.limit, each)]):
                 chosen.append((each, left.pop()))
         return chosen
 
+    def count(self, documents: Iterable[Document]) -> Counter[str]:
+        """Return how many messages each key has."""
+        return Counter(key_of(self.limit, each) for each in documents)
+
     def leaves_few(
-        self, free: dict[str, FreeSlots], chosen: Sequence[tuple[Document, str]]
+        self, free: Mapping[str, FreeSlots], chosen: Sequence[tuple[Document, str]]
     ) -> bool:
         """Return whether the slots of a key may soon be taken."""
-        used = Counter(key_of(self.limit, each) for each, _ in chosen)
+        used = self.count(each for each, _ in chosen)
         half = (self.limit.concurrency or 0) / 2
         return any(each.number - used[key] < half for key, each in free.items())
 
@@ -98,47 +109,40 @@ def take(
     scan.limit.blocked_until = None
     limit, (order, index) = scan.limit.limit, terms.scan
     assert limit is not None
-    assert limit.concurrency is not None
     fields: dict[str, Any] = {**FIELDS, "priority": 1} if terms.by_level else FIELDS
     if limit.per is not None:
-        fields = {**fields, limit.per: 1}
+        fields = {**fields, limit.per: 1, "token": 1}
     size = _page_size(scan, limit, wanted)
     page = yield from Find(match, fields, sort=order, limit=size, hint=index)
     if not page:
         scan.contested = scan.groups.crowded = False
         return [], None, True
-    look = _Look(limit, page)
-    numbers = Counter(key_of(limit, each) for each in page)
-    useful = {key: min(number, wanted) for key, number in numbers.items()}
-    guessed = not scan.limit.meets_slots
-    if guessed:
-        free = slots.any_slots(limit.concurrency, useful)
-    else:
-        free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+    look, permits = _Look(limit, page), LookPermits(terms.queue, scan.limit)
+    useful = {key: min(number, wanted) for key, number in look.count(page).items()}
+    free = yield from _expected_slots(terms, scan, useful, now)
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
-    chosen = look.choose(free, wanted, shuffled=shuffled)
+    chosen = yield from _choose(look, permits, free, wanted, now, shuffled=shuffled)
     crowded = limit.per is not None and len(chosen) < wanted and len(page) == size
     few = len(chosen) < min(wanted, len(page))
     if crowded:
-        chosen += yield from _behind(terms, scan, look, match, fields, wanted - len(chosen))
-    documents: list[Document] = []
-    moved = False
-    if chosen:
-        taken = yield from _claim(terms, scan, chosen, now, room)
-        if taken is None:
-            return None
-        documents = taken
-        scan.contested = not guessed and len(documents) < len(chosen)
-    scan.limit.meets_slots = look.leaves_few(free, chosen) or len(documents) < len(chosen)
+        rest = wanted - len(chosen)
+        chosen += yield from _behind(terms, scan, look, permits, match, fields, rest)
+    if (yield from permits.late()):
+        chosen, few = [], False
+    documents = yield from _claim_and_learn(terms, scan, look, chosen, free, now, room)
+    unused = yield from permits.give_back(look.count(documents or ()))
+    if documents is None:
+        return None
     look.finished([*documents, *room.excess])
     few = few and len(documents) == len(chosen)
+    moved = False
     if limit.per is not None:
         scan.groups.crowded = few and crowded
         claimed = [each for each, _ in chosen if hashable_id(each["_id"]) in look.done]
-        moved = yield from _let_wait(terms.queue, look, claimed, now, few=few)
-        if not chosen and not moved:
-            scan.limit.blocked_until = now  # other processes have changed what it saw
+        moved = yield from _let_wait(terms, scan, look, claimed, unused, now, few=few)
+        if not chosen and not moved:  # other processes have changed what it saw
+            scan.limit.blocked_until = scan.limit.first_start(now) or now
     elif few:
         scan.limit.blocked_until = free[""].until or now
     left = look.left()
@@ -151,6 +155,67 @@ def _page_size(scan: ScanState, limit: Limit, wanted: int) -> int:
     if limit.per is not None:
         return MAX_PAGE if scan.groups.crowded else max(LEAST_PAGE, PAGE_FACTOR * wanted)
     return max(wanted, min(wanted * PAGE_FACTOR, MAX_CLAIM)) if scan.contested else wanted
+
+
+def _expected_slots(
+    terms: ClaimTerms, scan: ScanState, useful: Mapping[str, int], now: datetime
+) -> Plan[dict[str, FreeSlots]]:
+    """Return the free slots of each key; as if all were free, unless a look met taken ones.
+
+    ``useful``: how many are of use, by key.
+    """
+    limit = scan.limit.limit
+    assert limit is not None
+    if limit.concurrency is None:
+        return slots.no_slots(useful)
+    if not scan.limit.meets_slots:
+        return slots.any_slots(limit.concurrency, useful)
+    return (yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now))
+
+
+def _choose(
+    look: _Look,
+    permits: LookPermits,
+    free: Mapping[str, FreeSlots],
+    wanted: int,
+    now: datetime,
+    *,
+    shuffled: bool = False,
+) -> Plan[list[tuple[Document, str]]]:
+    """Return the messages to claim, each with its slot, as many as have permits."""
+    limit, page = look.limit, look.page
+    order = random.sample(page, len(page)) if shuffled else page
+    if limit.per is None or limit.rate is None:
+        return look.choose(free, wanted, order)
+
+    def choose(most: Mapping[str, int]) -> Mapping[str, int]:
+        return look.count(each for each, _ in look.choose(free, wanted, order, most))
+
+    most = {key: len(each.names) for key, each in free.items()}
+    granted = yield from permits.ask(choose, most, now)
+    return look.choose(free, wanted, order, granted)
+
+
+def _claim_and_learn(
+    terms: ClaimTerms,
+    scan: ScanState,
+    look: _Look,
+    chosen: Sequence[tuple[Document, str]],
+    free: Mapping[str, FreeSlots],
+    now: datetime,
+    room: ByteLimit,
+) -> Plan[list[Document] | None]:
+    """Claim messages, each with a slot, and learn whether the next look may meet taken slots."""
+    guessed = look.limit.concurrency is not None and not scan.limit.meets_slots
+    documents: list[Document] = []
+    if chosen:
+        taken = yield from _claim(terms, scan, chosen, now, room)
+        if taken is None:
+            return None
+        documents = taken
+        scan.contested = not guessed and len(documents) < len(chosen)
+    scan.limit.meets_slots = look.leaves_few(free, chosen) or len(documents) < len(chosen)
+    return documents
 
 
 def _claim(
@@ -168,7 +233,7 @@ def _claim(
         free = {"_id": {"$in": ids}, "q": terms.queue, "when": {"$lte": now}}
         these = terms._replace(
             chosen=[each for each, _ in chosen],
-            slots={hashable_id(each["_id"]): slot for each, slot in chosen},
+            slots={hashable_id(each["_id"]): slot for each, slot in chosen if slot},
         )
         if len(ids) == 1:
             taken = yield from take_first(these, scan, free, now, 1, room)
@@ -185,6 +250,7 @@ def _behind(
     terms: ClaimTerms,
     scan: ScanState,
     look: _Look,
+    permits: LookPermits,
     match: Filter,
     fields: dict[str, Any],
     wanted: int,
@@ -196,7 +262,6 @@ def _behind(
     """
     limit, (order, index) = look.limit, terms.scan
     assert limit.per is not None
-    assert limit.concurrency is not None
     others = {**match, limit.per: {"$nin": look.headers()}}
     now = yield from ServerTime()
     if scan.limit.behind_at is not None and now < scan.limit.behind_at <= now + BEHIND_PAUSE:
@@ -206,32 +271,51 @@ def _behind(
         after = yield from ServerTime()
         scan.limit.behind_at = after + min(3 * (after - now), BEHIND_PAUSE)
         return []
-    useful = Counter(key_of(limit, each) for each in page)
-    free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
-    return _Look(limit, page).choose(free, wanted, shuffled=False)
+    other = _Look(limit, page)
+    useful = other.count(page)
+    if limit.concurrency is None:
+        free = slots.no_slots(useful)
+    else:
+        free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+    return (yield from _choose(other, permits, free, wanted, now))
 
 
 def _let_wait(
-    queue: str, look: _Look, claimed: Sequence[Document], now: datetime, *, few: bool
+    terms: ClaimTerms,
+    scan: ScanState,
+    look: _Look,
+    claimed: Sequence[Document],
+    unused: Collection[str],
+    now: datetime,
+    *,
+    few: bool,
 ) -> Plan[bool]:
     """Defer what is in the way of other keys, if there is too little else.
 
     What was claimed may have been deferred. Then the next ones of its key take its place.
 
+    Args:
+        terms: how the look claims.
+        scan: what this process knows about the queue.
+        look: the look.
+        claimed: the messages that it claimed.
+        unused: the keys of permits that it gave back.
+        now: the instant.
+        few: whether it found too few.
+
     Returns:
         Whether messages behind those may be ready now.
     """
-    limit = look.limit
-    assert limit.concurrency is not None
     keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
+    keys |= set(unused)
     deferred = 0
     if few:
         waiting: dict[str, list[Document]] = {}
         for each in look.left():
-            waiting.setdefault(key_of(limit, each), []).append(each)
-        deferred = yield from deferring.defer(queue, waiting, now)
+            waiting.setdefault(key_of(look.limit, each), []).append(each)
+        deferred = yield from deferring.defer(terms.queue, terms.kind, waiting, now)
         if deferred == sum(map(len, waiting.values())):
             look.finished(look.left())
         keys |= waiting.keys()
-    restored = (yield from deferring.restore(queue, limit, keys)) if keys else None
+    restored = (yield from deferring.restore(terms.queue, scan.limit, keys)) if keys else None
     return bool(deferred or (restored and restored.ready))

@@ -17,7 +17,7 @@ of a look that dies are lost. What a look did not use, it gives back if it can.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,14 +25,15 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import DuplicateKey, Unavailable
-from pyqueue.limits import FollowedLimit, Limit
-from pyqueue.requests import Command, MonotonicTime, Plan
+from pyqueue.limits import FollowedLimit, Limit, MayStart
+from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan
 
 __all__ = [
     "GiveBack",
     "Granted",
     "TakePermits",
     "give_back",
+    "may_start",
     "permits",
     "permits_id",
     "return_permits",
@@ -42,8 +43,6 @@ __all__ = [
 #: How long after a look has asked for permits it may use them, in seconds. Later it asks again:
 #: what a process does after a long pause would not fit the window of its permits.
 VALID_S: Final = 1.0
-#: How long a process waits at most before it asks again.
-RETRY: Final = timedelta(seconds=5)
 #: How often a look asks again after permits came too late.
 ROUNDS: Final = 3
 #: A bucket that is further ahead of the primary's clock than this means that the clock was set
@@ -105,9 +104,8 @@ class TakePermits(Command[Granted]):
 
     def read(self, raw: Any) -> Granted:
         """Return what was granted."""
-        missing = max(0.0, 1 - raw["tokens"])
-        wait = timedelta(milliseconds=math.ceil(missing * self.limit.token_s * 1000))
-        return Granted(int(raw["granted"]), raw["at"] + wait)
+        next_at = _next_at(self.limit, raw["tokens"], raw["at"])
+        return Granted(int(raw["granted"]), next_at)
 
 
 @dataclass(slots=True)
@@ -161,15 +159,50 @@ def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted
         return 0
     granted = (yield from take(queue, limit, {key: wanted}))[key]
     few = granted.permits < wanted
-    # Meanwhile other looks may give back what they did not use.
-    followed.next_start = min(granted.next_at, now + RETRY) if few else None
+    followed.expect("", granted.next_at if few else None, now)
     return granted.permits
+
+
+def may_start(
+    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
+) -> Plan[dict[str, MayStart]]:
+    """Return how many messages of each key may start now, and when the next one may.
+
+    This only reads. ``followed`` remembers it.
+    """
+    limit = followed.limit
+    assert limit is not None
+    ids = {permits_id(queue, key): key for key in keys}
+    found = {key: MayStart(limit.capacity, now) for key in keys}
+    fields = {"tokens": 1, "at": 1}
+    for each in (yield from Find({"_id": {"$in": list(ids)}}, fields)) if ids else ():
+        found[ids[each["_id"]]] = _counted(limit, each, now)
+    for key, counted in found.items():
+        followed.expect(key, None if counted.number else counted.next_at, now)
+    return found
+
+
+def _counted(limit: Limit, bucket: Document, now: datetime) -> MayStart:
+    """Return what a bucket would grant, as ``TakePermits`` counts."""
+    at = bucket["at"]
+    if at > now + timedelta(milliseconds=CLOCK_STEP_MS):
+        at = now
+    passed_s = max(0.0, (now - at).total_seconds())
+    tokens = min(float(limit.capacity), bucket["tokens"] + passed_s / limit.token_s)
+    number = math.floor(tokens + ROUNDING)
+    return MayStart(number, now if number else _next_at(limit, tokens, max(at, now)))
+
+
+def _next_at(limit: Limit, tokens: float, at: datetime) -> datetime:
+    """Return when the next token comes, if there are so many at an instant."""
+    missing = max(0.0, 1 - tokens)
+    return at + timedelta(milliseconds=math.ceil(missing * limit.token_s * 1000))
 
 
 def return_permits(queue: str, key: str, followed: FollowedLimit, unused: int) -> Plan[None]:
     """Return what ``permits`` granted and was not used."""
     if unused > 0 and followed.limit is not None:
-        followed.next_start = None
+        followed.forget()
         yield from give_back(queue, followed.limit, {key: unused})
 
 

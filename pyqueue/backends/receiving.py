@@ -190,7 +190,7 @@ def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
     Args:
         queue: the name of the queue.
         limit: its limit; None: it has none.
-        call: "pop" or "claim", which cannot obey a limit on concurrency; None: a reserve.
+        call: "pop" or "claim", which cannot obey each limit; None: a reserve.
 
     Raises:
         ConfigurationError: the call cannot obey it.
@@ -199,6 +199,11 @@ def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
         raise ConfigurationError(
             f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
             "reserve messages, and commit them"
+        )
+    if limit is not None and limit.per is not None and call == "claim":
+        raise ConfigurationError(
+            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey: reserve "
+            "messages, and commit them"
         )
 
 
@@ -240,6 +245,8 @@ def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Pla
         return max(min(until, scan.limit.next_start), now + timedelta(milliseconds=1))
     if scan.rescan_at is not None:
         until = min(until, scan.rescan_at)
+    if (start := scan.limit.first_start(now)) is not None:
+        until = min(until, start)
     if scan.limit.blocked_until is not None:  # what is ready by then does not matter
         until = min(until, scan.limit.blocked_until, now + PAUSE_READ_INTERVAL)
         return max(until, now + timedelta(milliseconds=1))

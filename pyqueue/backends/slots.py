@@ -27,10 +27,12 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, UpdateEac
 __all__ = [
     "FreeSlots",
     "any_slots",
+    "end_lapsed",
     "free_slots",
     "go_on",
     "key_of_slot",
     "may_start",
+    "no_slots",
     "slot_of",
     "slots_of",
 ]
@@ -81,7 +83,7 @@ def free_slots(
         until = min((each["when"] for each in taken.values()), default=None)
         result[key] = FreeSlots(names[:number], len(names), until)
     if lapsed:
-        yield from _end(kind, lapsed, now)
+        yield from end_lapsed(kind, lapsed, now)
     return result
 
 
@@ -107,6 +109,11 @@ def may_start(
     return found
 
 
+def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
+    """Return what stands for slots if messages need none: empty names, as many as are wanted."""
+    return {key: FreeSlots([""] * number, number, None) for key, number in wanted.items()}
+
+
 def _names(key: str, concurrency: int) -> list[str]:
     return [slot_of(key, number) for number in range(concurrency)]
 
@@ -128,7 +135,7 @@ def _has_lapsed(document: Document, now: datetime) -> bool:
     return isinstance(when, datetime) and when <= now
 
 
-def _end(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
+def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
     """End claims whose leases have ended, unless they were extended meanwhile."""
     update = transitions.lapsing(kind)
     yield from UpdateEach(

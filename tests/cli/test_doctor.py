@@ -57,7 +57,7 @@ def test_doctor_finds_missing_and_wrong_indexes(shell: Shell, client: Client) ->
 
 
 def test_doctor_finds_limits_that_cannot_be_read(client: Client) -> None:
-    client.queue("a", limit=Limit(concurrency=2)).push(1)
+    client.queue("a", limit=Limit(rate=2, per="headers.customer")).push(1)
     client.queue("b", kind="bucket").push(1)
     client.queue("c").push(1)
     assert doctor.check_limits(client).level == "ok"
@@ -69,7 +69,7 @@ def test_doctor_finds_limits_that_cannot_be_read(client: Client) -> None:
     assert "queue 'b'" in finding.text
     assert "queue 'c': it has 'weight'" in finding.text
     assert {each.name: each.limit for each in client.queues()} == {
-        "a": Limit(concurrency=2),
+        "a": Limit(rate=2, per="headers.customer"),
         "b": Limit(concurrency=2),
         "c": None,
     }

@@ -316,7 +316,7 @@ def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) ->
     assert [each.limit for each in client.queues()] == [wanted]
     assert shell.json("ls")[0]["limit"] == text
     assert [line.split("\t")[-1] for line in shell.run("ls")[1].splitlines()] == ["limit", text]
-    text = "concurrency=1,per=headers.tenant"
+    text = "concurrency=1,rate=100,period=60.0,per=headers.tenant"
     assert shell.run("reshape", "jobs", "--limit", text) == (0, f"jobs: limit={text}\n", "")
     assert shell.run("reshape", "jobs", "--limit", "none") == (0, "jobs: limit=none\n", "")
     assert [each.limit for each in client.queues()] == [None]

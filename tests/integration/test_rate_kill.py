@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from pyqueue import Client, Limit
 from tests.integration.test_rates import DRIFT
 from tests.support.kills import LEASE_S, few_or_many_kills, ledger_of
@@ -17,10 +19,14 @@ MESSAGES = 1500
 
 
 @few_or_many_kills
-def test_killed_processes_start_no_more(kills: int, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("per", [None, "headers.customer"])
+def test_killed_processes_start_no_more(
+    per: str | None, kills: int, url: str, tmp_path: Path
+) -> None:
     with Client(url) as client:
-        queue = client.queue("limited", limit=Limit(rate=RATE, burst=BURST))
-        queue.push_many([str(number) for number in range(MESSAGES)])
+        queue = client.queue("limited", limit=Limit(rate=RATE, burst=BURST, per=per))
+        queue.push_many([str(number) for number in range(MESSAGES)], headers={"customer": "large"})
+        queue.push_many([f"small{number}" for number in range(20)], headers={"customer": "small"})
     began = time.monotonic()
     ledger = ledger_of("tests.integration.rate_kills", url, kills, tmp_path / "ledger")
     took_s = time.monotonic() - began
@@ -39,8 +45,10 @@ def test_killed_processes_start_no_more(kills: int, url: str, tmp_path: Path) ->
         for line in ledger.lines(f"begin-{what}")
         for each in line
     }
-    assert len(begun) <= BURST + RATE * took_s * DRIFT, "too many started"
+    large = {each for each in begun if per is None or not each.startswith("small")}
+    assert len(large) <= BURST + RATE * took_s * DRIFT, "too many started"
     finished = [each.partition("|")[0] for each in ledger["commit"]] + rest
     assert len(finished) == len(set(finished)), "finished twice"
     unknown = {each.partition("|")[0] for each in begun}
-    assert {str(number) for number in range(MESSAGES)} - set(finished) <= unknown, "lost"
+    pushed = {*map(str, range(MESSAGES)), *(f"small{number}" for number in range(20))}
+    assert pushed - set(finished) <= unknown, "lost"

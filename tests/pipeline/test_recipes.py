@@ -72,10 +72,10 @@ def test_recipe_sets_every_option(offline: Client, tmp_path: Path) -> None:
 
 
 def test_recipe_stage_takes_a_limit(offline: Client, tmp_path: Path) -> None:
-    text = STAGE + "limit = { rate = 100, period = 60, burst = 20, concurrency = 5 }"
+    text = STAGE + "limit = { rate = 100, period = 60, burst = 20, per = 'headers.a' }"
     pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
     [stage] = pipeline.graph.stages.values()
-    limit = Limit(rate=100, period=60, burst=20, concurrency=5)
+    limit = Limit(rate=100, period=60, burst=20, per="headers.a")
     assert backend_of(stage.queue).options.shape == {"limit": limit.stored()}
 
 

@@ -21,7 +21,7 @@ from pyqueue.backends import deferring, indexes, limiting, managing, slots
 from pyqueue.backends.groups import DEFERRED_FOR, FirstOfEach
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.limits import Limit, key_of
+from pyqueue.limits import FollowedLimit, Limit, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Find, Plan, UpdateEach
 from pyqueue.waiters import Waiters
@@ -193,7 +193,7 @@ def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
 
 
 def walk() -> Plan[None]:
-    yield from deferring.restore("a", PER, None)
+    yield from deferring.restore("a", FollowedLimit(PER), None)
 
 
 # ---- one look

@@ -64,8 +64,6 @@ def record(client: Client) -> dict[str, Any]:
         ({"concurrency": 1, "per": "headers.a\0"}, "per"),
         ({"concurrency": 1, "per": "headers.\ud800"}, "per"),
         ({"concurrency": 1, "per": 5}, "per"),
-        ({"rate": 1, "per": "headers.tenant"}, "per"),
-        ({"concurrency": 1, "rate": 1, "per": "headers.tenant"}, "per"),
     ],
 )
 def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
@@ -79,6 +77,7 @@ def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
         Limit(concurrency=10),
         Limit(rate=0.5, period=timedelta(minutes=1), burst=3),
         Limit(concurrency=1, per="headers.tenant"),
+        Limit(rate=1, per="headers.tenant"),
         Limit(concurrency=1, rate=1e9),
     ],
 )
@@ -212,11 +211,14 @@ def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
     with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'.*rate"):
         client.queue("a", kind="bucket", limit=Limit(concurrency=2))
     client.queue("a", kind="bucket").push(1)
-    for wrong in (Limit(concurrency=2), Limit(concurrency=1, per="headers.x")):
+    for kind in ("bucket", "ordered"):
+        with pytest.raises(ConfigurationError, match=rf"limit\.per: .*'{kind}'.*'standard'"):
+            client.queue(kind, kind=kind, limit=Limit(rate=1, per="headers.x"))
+    for wrong in (Limit(concurrency=2), Limit(rate=1, per="headers.x")):
         with pytest.raises(ConfigurationError, match=r"limit\..*'bucket'"):
             client.reshape("a", limit=wrong)
     client.stream("s").append(1)
-    for wrong in (Limit(concurrency=2), Limit(concurrency=1, per="headers.x")):
+    for wrong in (Limit(concurrency=2), Limit(rate=1, per="headers.x")):
         calls: list[Callable[[], object]] = [
             lambda wrong=wrong: client.reshape("s", limit=wrong),  # type: ignore[misc]
             lambda wrong=wrong: client.stream("t", limit=wrong),  # type: ignore[misc]

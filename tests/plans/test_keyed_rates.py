@@ -1,0 +1,647 @@
+"""Rates ``per`` header, alone and beside a limit on concurrency: each key starts at its own rate.
+
+Each operation is cut, stalled and undone at each of its commands. There is no server. The last
+tests run real plans in virtual time, with processes that die.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cache, partial
+from itertools import groupby, islice
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError, Limit
+from pyqueue.backends import deferring, limiting, managing, rates, receiving
+from pyqueue.backends.groups import DEFERRED_FOR
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.errors import LeaseLost
+from pyqueue.limits import FollowedLimit, key_of
+from pyqueue.messages import Backoff
+from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
+from pyqueue.waiters import Waiters
+from tests.plans.faults import Faults
+from tests.plans.meddler import Meddler
+from tests.plans.runner import after
+from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.store import Process, Task, World
+
+LEASE = 60.0
+BURST = 2
+RATE = Limit(rate=1, period=10, burst=BURST, per="headers.t")
+BOTH = Limit(concurrency=2, rate=1, period=10, burst=BURST, per="headers.t")
+MESSAGES = 15
+
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+each_limit = pytest.mark.parametrize("limit", [RATE, BOTH], ids=["rate", "both"])
+
+
+@pytest.fixture(autouse=True)
+def same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try slots in one order, so that each run of a plan has the same commands."""
+    monkeypatch.setattr(random, "shuffle", lambda names: None)
+    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
+
+
+def plans(limit: Limit | None = None, **options: Any) -> QueuePlans:
+    """Return a queue with a limit; None: as a program that does not give the limit has it."""
+    shape = {} if limit is None else {"limit": limit.stored()}
+    given = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0), **options}
+    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), owner="me")
+
+
+def headers_of(number: int) -> dict[str, Any]:
+    """Return the headers of a message: most have one key, some have another one or none."""
+    return {} if number % 5 == 4 else {"t": "y" if number % 5 == 3 else "x"}
+
+
+class Consumer:
+    """A process that consumes, and what it has started and finished."""
+
+    def __init__(self) -> None:
+        self.plans = plans()
+        self.waiting = Waiters("a")
+        self.started: list[Any] = []
+        self.ended: set[int] = set()
+        #: What it began to end. The outcome is unknown if that did not end.
+        self.begun: set[int] = set()
+
+    def receive(self, limit: int, **how: Any) -> Plan[list[Any]]:
+        found = yield from self.plans.receive(self.waiting, limit, **{"timeout": 0, **how})
+        self.started += [each.headers.get("t") for each in found]
+        return found
+
+    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
+        numbers = {each.payload for each in held}
+        if ends:
+            self.begun |= numbers
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {each.payload for each in (*error.lost, *error.unknown)}
+        if ends:
+            self.ended |= numbers - lost
+
+    def work(self) -> Plan[None]:
+        """Receive several times, and end each message in another way."""
+        for _ in range(2):
+            held = yield from self.receive(8)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], ends=True)
+            yield from self.settle(self.plans.rollback(held[2:], delay=0), held[2:], ends=False)
+            held = yield from self.receive(1, timeout=11)
+            yield from self.settle(self.plans.release(held), held, ends=False)
+            held = yield from self.receive(3, timeout=11)
+            yield from self.settle(self.plans.bury(held), held, ends=True)
+
+
+def made(documents: list[Any] | None = None) -> Steps:
+    """Return a store whose clock does not expire documents: mongomock takes the wall clock."""
+    steps = Steps(documents)
+    steps.collection.drop_index("expires")
+    return steps
+
+
+@cache
+def stored(limit: Limit) -> list[Any]:
+    """Return the documents of a queue with a limit."""
+    steps = made()
+    for number in range(MESSAGES):
+        steps.run(plans(limit).push([number], headers=headers_of(number)))
+    return steps.all()
+
+
+def drain(steps: Steps, consumer: Consumer) -> list[int]:
+    """Consume what is left. Nothing waits for much longer than a lease, or the next permit."""
+    delivered: list[int] = []
+    for _ in range(12):
+        steps.seconds += LEASE + 1
+        consumer.waiting.scan.forget()
+        while held := steps.run(consumer.receive(100)):
+            assert max(Counter(each.headers.get("t") for each in held).values()) <= BURST
+            delivered += [each.payload for each in held]
+            steps.run(consumer.plans.commit(held))
+            consumer.waiting.scan.forget()
+    assert DEFERRED_FOR.total_seconds() > 12 * LEASE
+    assert list(steps.collection.find({"q": "a", "record": {"$exists": False}})) == []
+    return delivered
+
+
+def check(steps: Steps, *consumers: Consumer) -> None:
+    """Check that no more messages of a key have started than its permits allow."""
+    for key, number in Counter(key for each in consumers for key in each.started).items():
+        assert number <= BURST + steps.seconds / 10, key
+
+
+def audit(steps: Steps, *consumers: Consumer) -> None:
+    """Check that each message is delivered, or was finished once."""
+    check(steps, *consumers)
+    last = Consumer()
+    left = drain(steps, last)
+    check(steps, last, *consumers)
+    assert len(left) == len(set(left))
+    ended = [number for each in consumers for number in each.ended]
+    assert len(ended) == len(set(ended))
+    assert not set(left) & set(ended)
+    begun = {number for each in consumers for number in each.begun}
+    assert set(range(MESSAGES)) - set(left) <= begun
+
+
+class KeyedFaults(Faults[Consumer]):
+    """Faults in a store whose documents do not expire."""
+
+    def made(self) -> tuple[Steps, Consumer]:
+        return made(self.stored()), self.consumer()
+
+
+def faults(limit: Limit) -> KeyedFaults:
+    return KeyedFaults(partial(stored, limit), Consumer, audit, 400)
+
+
+@each_limit
+@some_or_every
+@pytest.mark.parametrize("after", [False, True])
+def test_consumer_dies_anywhere(limit: Limit, after: bool, every: int) -> None:
+    faults(limit).dies(after, every)
+
+
+@each_limit
+@some_or_every
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+def test_message_to_the_server_is_lost_anywhere(
+    limit: Limit, lost: Callable[..., Any], every: int
+) -> None:
+    faults(limit).loses_a_message(lost, every)
+
+
+@each_limit
+@some_or_every
+def test_consumer_sleeps_anywhere_while_another_works(limit: Limit, every: int) -> None:
+    faults(limit).sleeps_while_another_works(every)
+
+
+@each_limit
+@some_or_every
+def test_consumer_sleeps_anywhere_beyond_its_lease(limit: Limit, every: int) -> None:
+    faults(limit).sleeps_beyond_its_lease(every)
+
+
+@each_limit
+@some_or_every
+def test_fail_over_anywhere_undoes_no_permits(limit: Limit, every: int) -> None:
+    faults(limit).fails_over(every)
+
+
+@each_limit
+@some_or_every
+def test_walk_beside_a_consumer_changes_nothing(limit: Limit, every: int) -> None:
+    """Another process corrects what is deferred before each command."""
+
+    def walk(steps: Steps, quick: Consumer) -> None:
+        steps.run(deferring.restore("a", FollowedLimit(limit), None))
+
+    faults(limit).sleeps(every, walk)
+
+
+# ---- one look
+
+
+class Scene:
+    """A queue with messages, and processes that consume it."""
+
+    def __init__(self, keys: str, limit: Limit = RATE) -> None:
+        self.steps = made()
+        for key, each in groupby(enumerate(keys), lambda each: each[1]):
+            numbers = [number for number, _ in each]
+            ids = [f"{key}{number}" for number in numbers]
+            self.steps.run(plans(limit).push(numbers, ids=ids, headers={"t": key}))
+        self.consumer = Consumer()
+
+    def receive(self, limit: int, consumer: Consumer | None = None, **how: Any) -> list[str]:
+        """Receive what may start now. Return the ids."""
+        receive = (consumer or self.consumer).receive(limit, **how)
+        return sorted(each.id for each in self.steps.run(receive))
+
+    def sent(self, kind: type[Command[Any]]) -> list[Any]:
+        """Return the commands of the last receive that are of a type."""
+        return [each for each in self.steps.commands if isinstance(each, kind)]
+
+    def whens(self) -> dict[str, Any]:
+        """Return the ``when`` of what is deferred."""
+        return {each["_id"]: each["when"] for each in self.steps.all() if "limited" in each}
+
+
+@each_limit
+def test_each_key_starts_at_its_own_rate(limit: Limit) -> None:
+    scene = Scene("xxxxxyyyz", limit)
+    assert scene.receive(9) == ["x0", "x1", "y5", "y6", "z8"]
+    assert scene.receive(9) == []
+    whens = scene.whens()
+    first = after(LEASE) if limit is BOTH else after(10)
+    assert (whens["x2"], whens["y7"], whens["x3"]) == (first, first, after(3600))
+    scene.steps.seconds = 10
+    if limit is RATE:
+        assert scene.receive(9) == ["x2", "y7"]
+        assert scene.whens()["x3"] == after(20)
+        scene.steps.seconds = 30
+        assert scene.receive(9) == ["x3", "x4"]
+
+
+def test_first_of_a_key_waits_for_slot_and_permit() -> None:
+    """The later of both instants counts."""
+    scene = Scene("xxxx", Limit(concurrency=1, rate=1, period=600, per="headers.t"))
+    held = scene.steps.run(scene.consumer.receive(9))
+    assert scene.receive(9) == []
+    assert scene.whens()["x1"] == after(600)  # the lease ends before
+    scene.steps.run(scene.consumer.plans.commit(held))
+    assert scene.receive(9) == []
+    assert scene.whens()["x1"] == after(600)
+    scene.steps.seconds = 600
+    assert scene.receive(9) == ["x1"]
+
+
+def test_waiting_consumer_looks_when_a_key_may_start() -> None:
+    scene = Scene("xxxxyyy")
+    assert scene.receive(9) == ["x0", "x1", "y4", "y5"]
+    assert scene.receive(1, timeout=30) == ["x2"]
+    assert scene.steps.seconds == pytest.approx(10)
+    assert scene.receive(1, timeout=30) == ["y6"]
+    assert scene.steps.seconds == pytest.approx(10)
+    assert scene.receive(1, timeout=30) == ["x3"]
+    assert scene.steps.seconds == pytest.approx(20)
+
+
+def test_waiting_consumer_knows_when_each_key_may_start() -> None:
+    """It does not read from the server what comes next more often than once a second."""
+    scene = Scene("xxyy", Limit(rate=10, per="headers.t"))
+    assert scene.receive(1) == ["x0"]
+    scene.steps.seconds = 0.05
+    assert scene.receive(1) == ["y2"]
+    assert scene.receive(9) == []
+    assert scene.receive(1, timeout=30) == ["x1"]
+    assert scene.receive(1, timeout=30) == ["y3"]
+    assert scene.steps.seconds == pytest.approx(0.15)
+
+
+def test_several_permits_are_used_by_one_look() -> None:
+    """A message comes first. The look that claims it brings more."""
+    scene = Scene("x" * 12, Limit(rate=1, burst=5, per="headers.t"))
+    assert len(scene.receive(9)) == 5
+    assert scene.receive(9) == []
+    scene.steps.seconds = 50
+    assert len(scene.receive(9)) == 5
+    granting = [each for each in scene.sent(rates.TakePermits) if each.wanted > 1]
+    assert len(granting) == 1
+
+
+def test_permits_given_back_by_others_are_noticed() -> None:
+    """A consumer that knew of none does not defer the message again and again."""
+    scene, other = Scene("xxx"), Consumer()
+    assert scene.receive(2, other) == ["x0", "x1"]
+    assert scene.receive(9) == []
+    scene.steps.run(rates.give_back("a", RATE, {"=x": 1}))
+    scene.steps.run(plans().push([9], ids=["x9"], headers={"t": "x"}))
+    running = scene.steps.steps(scene.consumer.receive(1))
+    assert sum(1 for _ in islice(running, 100)) < 50
+    assert scene.consumer.started == ["x"]
+
+
+def test_another_waiting_consumer_hears_when_a_key_may_start() -> None:
+    """It did not look itself, so it knows from the signal of the one that deferred."""
+    scene, other = Scene("xxx"), Consumer()
+    scene.steps.listeners.append(other.waiting)
+    assert scene.receive(9) == ["x0", "x1"]
+    assert scene.receive(9) == []
+    assert other.waiting.scan.due == after(10)
+
+
+def test_key_that_fills_a_page_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look reads past it, and defers one page of it at most."""
+    monkeypatch.setattr(limiting, "LEAST_PAGE", 8)
+    scene = Scene("x" * 60 + "yyy")
+    assert scene.receive(2) == ["x0", "x1"]
+    assert scene.receive(4) == ["y60", "y61"]
+    assert len(scene.whens()) == 16
+
+
+def test_look_with_enough_defers_nothing() -> None:
+    """So a consumer of many keys writes nothing but its claims and its permits."""
+    scene = Scene("aabbccddeeffgghh")
+    for _ in range(4):
+        assert len(scene.receive(4)) == 4
+        assert len(scene.sent(rates.TakePermits)) == 2
+        assert len(scene.sent(Update)) + len(scene.sent(UpdateEach)) == 1
+        assert not any(each.projection == {"tokens": 1, "at": 1} for each in scene.sent(Find))
+
+
+def test_look_takes_other_keys_in_place_of_refused_ones() -> None:
+    """It reads the buckets of the rest before it asks again, and asks no bucket in vain twice."""
+    scene, other = Scene("aaabbbcdefghij"), Consumer()
+    assert scene.receive(4, other) == ["a0", "a1", "b3", "b4"]
+    assert scene.receive(4) == ["c6", "d7", "e8", "f9"]
+    asked = Counter(each.id for each in scene.sent(rates.TakePermits))
+    assert sorted(asked) == [rates.permits_id("a", f"={key}") for key in "abcdef"]
+    assert set(asked.values()) == {1}
+    assert not scene.whens()
+    assert scene.receive(4) == ["g10", "h11", "i12", "j13"]
+    assert len(scene.sent(rates.TakePermits)) == 4
+
+
+def test_refused_key_makes_a_look_read_the_other_buckets() -> None:
+    """A page of keys without permits is not asked one by one."""
+    keys = "abcdefghijklmnopqrst"
+    scene, other = Scene(keys * 2 + keys + "z"), Consumer()
+    while scene.receive(7, other):
+        pass
+    assert scene.receive(2) == []
+    lift(scene)
+    scene.consumer = Consumer()
+    scene.steps.run(plans().push([1], ids=["z"], headers={"t": "Z"}))
+    assert scene.receive(2) == ["z"]
+    assert len(scene.sent(rates.TakePermits)) <= 3 + len("z")
+
+
+def lift(scene: Scene) -> None:
+    """Make everything ready that is deferred, as after a fail-over."""
+    waiting = {"limited": {"$exists": True}}
+    scene.steps.collection.update_many(
+        waiting, {"$set": {"when": scene.steps.now}, "$unset": {"limited": ""}}
+    )
+
+
+def test_permits_that_are_given_back_are_used() -> None:
+    """Another consumer deferred the messages meanwhile, because it got none."""
+    scene, other = Scene("xxxx"), Consumer()
+    running = scene.steps.steps(scene.consumer.receive(2))
+    while not scene.sent(rates.TakePermits):
+        next(running)
+    assert scene.receive(2, other) == []
+    assert min(scene.whens().values()) == after(10)
+    for _ in running:
+        pass
+    assert scene.consumer.started == ["x", "x"]
+
+
+def test_permits_that_come_late_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first round were granted too long ago when the second one ends."""
+    scene, other = Scene("xxxyyy"), Consumer()
+    assert scene.receive(2, other) == ["x0", "x1"]
+    take = rates.take
+
+    def slow(*given: Any) -> Plan[Any]:
+        granted = yield from take(*given)
+        scene.steps.seconds += 0.7
+        return granted
+
+    monkeypatch.setattr(rates, "take", slow)
+    assert scene.receive(2) == []
+    assert scene.steps.seconds > 1
+    monkeypatch.setattr(rates, "take", take)
+    assert scene.receive(2) == ["y3", "y4"]
+
+
+def test_lapsed_lease_does_not_make_a_consumer_poll() -> None:
+    """The claim is ended for good, so that the message can be deferred."""
+    limit = Limit(rate=1, period=3600, per="headers.t")
+    scene = Scene("xx", limit)
+    former = scene.steps.run(scene.consumer.receive(1))
+    scene.steps.seconds = LEASE + 1
+    assert scene.receive(1) == []
+    assert set(scene.whens()) == {"x0", "x1"}
+    assert scene.whens()["x0"] == after(3600)
+    with pytest.raises(LeaseLost):
+        scene.steps.run(scene.consumer.plans.extend(former))
+    assert scene.receive(1, timeout=60) == []
+    assert len(scene.steps.commands) < 200
+    scene.steps.seconds = 3600
+    assert scene.receive(1) == ["x0"]
+
+
+def test_blocked_consumer_sends_few_commands() -> None:
+    scene = Scene("xxxxxxyyyyyy", Limit(rate=1, period=3600, per="headers.t"))
+    assert len(scene.receive(9)) == 2
+    assert scene.receive(9, timeout=60) == []
+    assert len(scene.steps.commands) < 60 * 3
+
+
+def test_transaction_on_what_waits_makes_no_consumer_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot be deferred stays where it is, and the consumer waits for the next permit."""
+    scene = Scene("xxx", Limit(rate=1, period=20, per="headers.t"))
+    scene.receive(1)
+
+    def locked(*given: Any) -> Plan[int]:
+        yield from ()
+        return 0
+
+    monkeypatch.setattr(deferring, "defer", locked)
+    before = scene.steps.seconds
+    assert scene.receive(1, timeout=60) == ["x1"]
+    assert scene.steps.seconds - before == pytest.approx(20, abs=0.1)
+    assert len(scene.steps.commands) < 100
+
+
+@pytest.mark.parametrize("wanted", [1, 9])
+def test_pops_obey_a_rate_per_key(wanted: int) -> None:
+    scene = Scene("xxxyyz")
+    popped: list[Any] = []
+    for _ in range(9):
+        popped += scene.steps.run(
+            scene.consumer.plans.receive(scene.consumer.waiting, wanted, timeout=0, pop=True)
+        )
+    assert sorted(each.id for each in popped) == ["x0", "x1", "y3", "y4", "z5"]
+    left = [each["_id"] for each in scene.steps.all() if each.get("q") == "a"]
+    assert [each for each in left if not each.startswith("~")] == ["x2"]
+    scene.steps.seconds = 10
+    again = scene.consumer.plans.receive(scene.consumer.waiting, wanted, timeout=0, pop=True)
+    assert [each.id for each in scene.steps.run(again)] == ["x2"]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        False,
+        {"rate": 1, "period": 10, "burst": 9},
+        {"rate": 1, "period": 10, "burst": 9, "per": "headers.u"},
+        {"concurrency": 9, "per": "headers.t"},
+        {"rate": 1000, "burst": 1000, "per": "headers.t"},
+    ],
+)
+def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
+    """Also what a process deferred that did not know of the change yet."""
+    scene = Scene("xxxxxx", Limit(rate=1, period=3600, burst=2, per="headers.t"))
+    scene.receive(10)
+    assert scene.receive(10) == []
+    deferred = [each for each in scene.steps.all() if "limited" in each]
+    assert len(deferred) == 4
+    scene.steps.run(managing.reshape("a", {"limit": limit}))
+    assert not scene.whens()
+    for each in deferred:
+        scene.steps.collection.replace_one({"_id": each["_id"]}, each)
+    scene.steps.seconds = 5
+    scene.consumer.waiting.scan.forget()
+    assert len(scene.receive(10)) == 4
+
+
+def test_rescan_finds_what_killed_processes_left() -> None:
+    """The first that waits was removed, and no other of its key will be claimed."""
+    scene = Scene("xxxxx")
+    assert scene.receive(10) == ["x0", "x1"]
+    assert scene.receive(10) == []
+    scene.steps.collection.delete_one({"_id": "x2"})
+    scene.steps.seconds = 10
+    assert scene.receive(10, Consumer()) == ["x3"]
+
+
+def test_message_keeps_no_trace_of_its_deferral() -> None:
+    scene = Scene("xxx")
+    scene.receive(9)
+    scene.receive(9)
+    scene.steps.seconds = 10
+    assert scene.receive(9) == ["x2"]
+    assert not scene.whens()
+
+
+def test_long_values_have_keys_of_bounded_length() -> None:
+    values = ["a" * 200, "a" * 201, "a" * 5000, "a" * 5001, "é" * 300, "#", "=", "-", 1, "1", None]
+    keys = [key_of(RATE, {"headers": {"t": each}}) for each in values]
+    assert len(set(keys)) == len(values)
+    assert max(map(len, keys)) <= 201
+    assert len({rates.permits_id("a", each) for each in keys}) == len(keys)
+
+
+def test_named_claims_refuse_a_limit_per_key() -> None:
+    with pytest.raises(ConfigurationError, match=r"^claim: .*per key.*reserve messages"):
+        receiving.check_limit("a", RATE, "claim")
+    receiving.check_limit("a", RATE, "pop")
+    receiving.check_limit("a", Limit(rate=1), "claim")
+
+
+def test_process_remembers_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyqueue.limits._MAX_KEYS", 3)
+    followed = FollowedLimit(RATE)
+    for number in range(10):
+        now = after(number / 10)
+        followed.expect(str(number), after(0.25 if number == 0 else 4), now)
+        known = [each for each in map(str, range(10)) if followed.waits(now, each)]
+        assert str(number) in known
+        assert len(known) <= 3
+    assert followed.first_start(after(1)) == after(4)
+    followed.expect("far", after(3600), after(3))
+    assert followed.first_start(after(5)) == after(8)
+    followed.forget("far")
+    assert not followed.waits(after(5), "far")
+
+
+def test_reading_a_bucket_counts_as_taking_does() -> None:
+    """Whatever the clock does."""
+    chance = random.Random(5)
+    for _ in range(200):
+        steps = made()
+        limit = Limit(
+            rate=chance.choice([0.3, 2, 7.5]), burst=chance.randint(1, 4), per="headers.t"
+        )
+        for _ in range(3):
+            steps.seconds += round(chance.choice([0, 0.3, 2, -30, -3600]) * chance.random(), 3)
+            steps.run(rates.take("a", limit, {"x": chance.randint(0, 3)}))
+        steps.seconds += round(chance.choice([0, 0.3, 2, -30]) * chance.random(), 3)
+        followed = FollowedLimit(limit)
+        read = steps.run(rates.may_start("a", followed, ["x", "y"], steps.now))
+        assert read["y"] == (limit.capacity, steps.now)
+        granted = steps.run(rates.take("a", limit, {"x": 9}))["x"]
+        assert read["x"].number == granted.permits
+        if not granted.permits:
+            assert abs(read["x"].next_at - granted.next_at) <= timedelta(milliseconds=1)
+            assert followed.waits(steps.now, "x")
+
+
+# ---- competing processes, in virtual time
+
+
+def consume(process: Process, seed: int, mortal: bool) -> Task:
+    """Receive for ever, and end messages in several ways. Die now and then."""
+    choose = random.Random(seed)
+    queue = plans()
+    while True:
+        limit = choose.choice((1, 1, 4, 10))
+        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
+        if mortal and choose.random() < 0.05:
+            for _ in range(choose.randrange(40)):
+                try:
+                    yield next(plan)
+                except StopIteration:
+                    break
+            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
+            yield process.world.sleep(100)
+            continue
+        held = yield from plan
+        yield process.world.sleep(choose.uniform(0, 20))
+        for each in held:
+            if choose.random() < 0.7:
+                yield from process.run(queue.commit([each]))
+            else:
+                yield from process.run(queue.rollback([each], delay=0))
+
+
+def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
+    """Push messages of a few keys."""
+    choose = random.Random(seed)
+    queue = plans()
+    for _ in range(20):
+        yield process.world.sleep(choose.uniform(0, 150))
+        several = [1] * choose.choice((1, 1, 5))
+        key = {"t": choose.choice("xxyz")}
+        pushed += yield from process.run(queue.push(several, headers=key))
+
+
+@pytest.mark.parametrize("mortal", [False, True])
+@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize(
+    "seed", [*range(1), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 40))]
+)
+def test_competing_processes_start_no_more_of_a_key(
+    seed: int, concurrency: int | None, mortal: bool
+) -> None:
+    """All messages are finished once, and soon."""
+    limit = Limit(concurrency=concurrency, rate=20, period=1, burst=3, per="headers.t")
+    world = World(seed, lost=0.2, late=0.1)
+    store, done, starts = world.store, list[Any](), list[tuple[float, str]]()
+
+    def changed(before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
+        if then is None:
+            done.append(before["_id"])
+        elif "token" in then and then["token"] != before.get("token"):
+            starts.append((world.time, key_of(limit, then)))
+
+    store.on_change = changed
+    pushed: list[Any] = [*Meddler(store).run(plans(limit).push([1]))]
+    processes = [Process(world, "a") for _ in range(5)]
+    for number, process in enumerate(processes[3:]):
+        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
+    for number, process in enumerate(processes[:3]):
+        world.spawn(consume(process, seed * 10 + number, mortal), 300)
+    world.run(30_000 + mortal * 6 * LEASE * 1000)
+    assert sorted(map(str, done)) == sorted(map(str, pushed))
+    check_windows(starts)
+
+
+def check_windows(starts: list[tuple[float, str]]) -> None:
+    """Check that in no window too many messages of a key started.
+
+    A claim follows its permits by some commands, so a window may have those of a little before.
+    """
+    for key in {key for _, key in starts}:
+        times = sorted(time for time, each in starts if each == key)
+        for place, begin in enumerate(times):
+            for more, end in enumerate(times[place:], 1):
+                assert more <= 3 + (end - begin + 100) * 20 / 1000, key
