@@ -457,7 +457,8 @@ BACKENDS: dict[str, set[str]] = {
     "pacing": {"byte_limit", "claiming", "rates", "scan"},
     "by_group": {
         "pacing",
-        *("by_level", "byte_limit", "claiming", "groups", "limiting", "scan", "transitions"),
+        *("by_level", "byte_limit", "claiming", "groups", "limiting", "scan", "slots"),
+        "transitions",
     },
     "applying": {"groups", "slots", "transitions"},
     "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},

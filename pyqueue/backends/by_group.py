@@ -9,6 +9,9 @@ out is the first of its group.
 If a look finds too few free groups, what waits behind a held message is in its way. It defers that;
 see ``groups``. A page that is full of it says nothing about other groups. Then the look also walks
 over the index of groups, as each rescan does.
+
+With a limit on concurrency, a look claims as many first messages as there are free slots; see
+``limiting``. The rest waits where it is.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pyqueue.backends.claiming import ClaimTerms, Take, Taken, claim, take_first
 from pyqueue.backends.groups import DEFERRED_FOR, MAX_PAGE, FirstOfEach, group_in, rank
 from pyqueue.backends.pacing import paced
 from pyqueue.backends.scan import ScanState, due_of
+from pyqueue.backends.slots import FreeSlots, go_on
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEach
 
@@ -135,11 +139,16 @@ class _Look:
 def _take(
     terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime, wanted: int, room: ByteLimit
 ) -> Plan[Taken | None]:
-    """Claim the first messages of free groups."""
+    """Claim the first messages of free groups, as many as may start."""
     order, index = terms.scan
+    limit = scan.limit.limit
+    limited = limit is not None and limit.concurrency is not None
+    if limited:
+        scan.limit.blocked_until = None
     for last in (False,) * (ROUNDS - 1) + (True,):
         size = _page_size(scan, wanted)
-        page = yield from Find(match, FIELDS, sort=order, limit=size, hint=index)
+        free_to_claim = scan.locked.passing_over(match)  # the last round may have met locked ones
+        page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
         if not page:
             scan.contested = scan.groups.crowded = False
             return [], None, True
@@ -149,28 +158,35 @@ def _take(
             scan.groups.meets_locks = bool(look.blocked)
         locked = list(look.blocked)
         chosen = look.heads()
-        few = len(chosen) < wanted
+        able, free = wanted, None
+        if limited:
+            free = yield from limiting.expected_slots(terms, scan, {"": wanted}, now)
+            able = min(wanted, free[""].number)
+        few = len(chosen) < able
         scan.groups.crowded = few and len(page) == size
         if scan.groups.crowded:
             chosen += yield from _walked(terms.queue, scan, chosen, now)
             now = yield from ServerTime()
         documents: list[Document] = []
-        if chosen:
-            taken = yield from _claim_heads(terms, scan, chosen, now, wanted, room)
+        if chosen and able:
+            taken = yield from _claim_heads(terms, scan, chosen, now, able, room, free)
             if taken is None:
                 return None
-            documents = taken[0]
+            documents = taken
         kept = yield from _verify(terms, look, documents, now)
         deferred = False
         if few or len(kept) < len(documents):
             deferred = yield from _defer(terms.queue, look, locked, now)
-        if kept or deferred or room.full or not chosen or last:
+        if free is not None and len(kept) == able < wanted:
+            scan.limit.blocked_until = free[""].until or now
+        if kept or deferred or room.full or not chosen or not able or last:
             break
         # Other processes have claimed what was chosen.
     left = look.first_left()
     if left is None:
         return kept, {**page[-1], "due": page[-1]["when"]}, len(page) < size
-    return kept, {"_id": None, "when": left["when"], "due": left["when"]}, not (kept or deferred)
+    more = kept or deferred or scan.limit.blocked_until is not None
+    return kept, {"_id": None, "when": left["when"], "due": left["when"]}, not more
 
 
 def _page_size(scan: ScanState, wanted: int) -> int:
@@ -200,14 +216,21 @@ def _claim_heads(
     now: datetime,
     wanted: int,
     room: ByteLimit,
-) -> Plan[Taken | None]:
+    slots: dict[str, FreeSlots] | None,
+) -> Plan[list[Document] | None]:
     """Claim messages that were chosen. Beside competing processes, claim any of them."""
+    if slots is not None:
+        found = yield from limiting.claim_free(terms, scan, heads, slots, now, room)
+        if found is not None and len(found) < min(wanted, len(heads)):
+            scan.groups.meets_locks = True  # another message of a group may be held
+        return found
     if scan.contested and len(heads) > wanted:
         heads = random.sample(heads, min(2 * wanted, len(heads)))
     ids = {"_id": {"$in": [each["_id"] for each in heads]}}
     free = {**ids, "q": terms.queue, "when": {"$lte": now}}
     chosen = terms._replace(chosen=heads)
-    return (yield from take_first(chosen, scan, free, now, min(wanted, len(heads)), room))
+    taken = yield from take_first(chosen, scan, free, now, min(wanted, len(heads)), room)
+    return None if taken is None else taken[0]
 
 
 def _verify(
@@ -254,6 +277,7 @@ def _release(terms: ClaimTerms, documents: Sequence[Document], now: datetime) ->
             for each in documents
         ]
     )
+    yield from go_on(terms.queue, [each.get("slot") for each in documents])
 
 
 def _defer(queue: str, look: _Look, locked: Sequence[Any], now: datetime) -> Plan[bool]:

@@ -29,7 +29,7 @@ from pyqueue.errors import Unavailable
 from pyqueue.limits import Limit, key_of
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["take", "walk"]
+__all__ = ["claim_free", "expected_slots", "take", "walk"]
 
 #: What a look reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
@@ -119,7 +119,7 @@ def take(
         return [], None, True
     look, permits = _Look(limit, page), LookPermits(terms.queue, scan.limit)
     useful = {key: min(number, wanted) for key, number in look.count(page).items()}
-    free = yield from _expected_slots(terms, scan, useful, now)
+    free = yield from expected_slots(terms, scan, useful, now)
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
     chosen = yield from _choose(look, permits, free, wanted, now, shuffled=shuffled)
@@ -157,7 +157,7 @@ def _page_size(scan: ScanState, limit: Limit, wanted: int) -> int:
     return max(wanted, min(wanted * PAGE_FACTOR, MAX_CLAIM)) if scan.contested else wanted
 
 
-def _expected_slots(
+def expected_slots(
     terms: ClaimTerms, scan: ScanState, useful: Mapping[str, int], now: datetime
 ) -> Plan[dict[str, FreeSlots]]:
     """Return the free slots of each key; as if all were free, unless a look met taken ones.
@@ -194,6 +194,22 @@ def _choose(
     most = {key: len(each.names) for key, each in free.items()}
     granted = yield from permits.ask(choose, most, now)
     return look.choose(free, wanted, order, granted)
+
+
+def claim_free(
+    terms: ClaimTerms,
+    scan: ScanState,
+    page: Sequence[Document],
+    free: Mapping[str, FreeSlots],
+    now: datetime,
+    room: ByteLimit,
+) -> Plan[list[Document] | None]:
+    """Claim the first messages of a page, each with a free slot. None: the server is too slow."""
+    assert scan.limit.limit is not None
+    look = _Look(scan.limit.limit, list(page))
+    order = random.sample(page, len(page)) if scan.contested else page
+    chosen = look.choose(free, len(page), order)
+    return (yield from _claim_and_learn(terms, scan, look, chosen, free, now, room))
 
 
 def _claim_and_learn(

@@ -26,7 +26,7 @@ class Ordered(Standard):
 
     name = "ordered"
     # A pop would end the claim before the work, and claims of many take no turns.
-    capabilities = (Standard.capabilities | {"group"}) - {"pop", "claim", "concurrency", "per"}
+    capabilities = (Standard.capabilities | {"group"}) - {"pop", "claim", "per"}
     #: What a group does while a message of it waits for its next try: "block" waits for it, "skip"
     #: goes on.
     shape: Mapping[str, object] = MappingProxyType({"on_failure": "block"})

@@ -35,6 +35,24 @@ def test_messages_up_to_the_limit_are_held(client: AnyClient, queue: AnyQueue) -
     assert len(queue.reserve_many(10, timeout=0)) == 1
 
 
+@pytest.mark.needs("group")
+def test_groups_obey_the_limit(client: AnyClient, queue: AnyQueue) -> None:
+    """One message of a group at a time, in order, and no more than the limit of all groups."""
+    queue = limited(client, queue, Limit(concurrency=2))
+    queue.push_many(["a1", "a2", "b1", "c1"], groups=["a", "a", "b", "c"])
+    held = queue.reserve_many(10, timeout=0)
+    assert sorted(each.payload for each in held) == ["a1", "b1"]
+    assert queue.reserve(0) is None
+    order = []
+    while held:
+        queue.commit(*held)
+        order += [each.payload for each in held]
+        held = queue.reserve_many(10, timeout=0)
+    assert sorted(order) == ["a1", "a2", "b1", "c1"]
+    assert order.index("a1") < order.index("a2")
+
+
+@pytest.mark.needs("per")
 def test_each_key_has_a_limit(client: AnyClient, queue: AnyQueue) -> None:
     queue = limited(client, queue, PER)
     for customer in (7, 7, 7, "7", None):
@@ -49,6 +67,7 @@ def test_each_key_has_a_limit(client: AnyClient, queue: AnyQueue) -> None:
     assert left == [7, 7]
 
 
+@pytest.mark.needs("per")
 def test_removed_limit_lets_everything_go_on(client: AnyClient, queue: AnyQueue) -> None:
     queue = limited(client, queue, PER)
     queue.push_many(range(4))
@@ -66,6 +85,7 @@ def test_lapsed_lease_gives_up_its_slot(client: AnyClient, queue: AnyQueue) -> N
         queue.commit(former)
 
 
+@pytest.mark.needs("pop", "claim")
 def test_pops_and_claims_are_refused(client: AnyClient, queue: AnyQueue) -> None:
     queue = limited(client, queue, Limit(concurrency=1))
     queue.push(1)

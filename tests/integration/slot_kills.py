@@ -1,7 +1,6 @@
 """A program that kills processes which consume a queue with a limit, again and again.
 
-The messages are those of two customers.
-
+The messages are those of two customers. In an ordered queue, each producer has a few groups.
 
 ``python -m tests.integration.slot_kills URL KILLS SEED LEDGER``
 """
@@ -18,8 +17,16 @@ from pyqueue import Client, Reservation
 from tests.support import kills
 from tests.support.kills import LEASE_S, Note, kill_again_and_again
 
+#: How many groups each producer has in an ordered queue.
+GROUPS = 4
 #: How many messages producers leave waiting. What is left at the end has to be drained.
 ENOUGH = 60
+
+
+def kind_of(client: Client) -> Any:
+    """Return the kind of the queue, which the test made."""
+    record = client.database["pyqueue"].find_one({"_id": "~queue:limited"})
+    return None if record is None else record["kind"]
 
 
 def named(held: Reservation[Any]) -> str:
@@ -34,7 +41,8 @@ def push(url: str, name: str, note: Note) -> NoReturn:
     """Push single messages and batches, for ever."""
     rng = random.Random(name)
     with Client(url) as client:
-        queue = client.queue("limited")
+        kind = kind_of(client)
+        queue = client.queue("limited", kind=kind)
         queue.peek(1)
         note("started", name)
         number = 0
@@ -43,9 +51,12 @@ def push(url: str, name: str, note: Note) -> NoReturn:
             if client.database["pyqueue"].estimated_document_count() > ENOUGH:
                 time.sleep(0.002)
                 continue
-            payloads = [f"{name}.{number + each}" for each in range(rng.choice([1, 1, 5, 20]))]
+            numbers = range(number, number + rng.choice([1, 1, 5, 20]))
+            payloads = [f"{name}.{each}" for each in numbers]
             number += len(payloads)
-            queue.push_many(payloads, headers={"customer": rng.choice("aab")})
+            groups = [f"{name}.{each % GROUPS}" for each in numbers] if kind == "ordered" else None
+            customer = {"customer": rng.choice("aab")}
+            queue.push_many(payloads, groups=groups, headers=customer)
             note("pushed", *payloads)
 
 
@@ -53,7 +64,7 @@ def consume(url: str, name: str, note: Note) -> NoReturn:
     """Receive, hold for a moment, and end each message in one of three ways, for ever."""
     rng = random.Random(name)
     with Client(url) as client:
-        queue = client.queue("limited", lease=LEASE_S, max_tries=None)
+        queue = client.queue("limited", kind=kind_of(client), lease=LEASE_S, max_tries=None)
         queue.paused()
         note("started", name)
         while True:

@@ -12,18 +12,30 @@ import pytest
 
 from pyqueue import Client, LeaseLost, Limit
 from tests.integration.conftest import Connect
+from tests.integration.slot_kills import GROUPS
 from tests.support.kills import LEASE_S, ledger_of
 
 LIMIT = 3
 
 
-def test_threads_of_several_clients_hold_up_to_the_limit(connect: Connect) -> None:
-    """A commit lets a consumer of another client go on."""
+each_kind = pytest.mark.parametrize("kind", ["standard", "ordered"])
+
+
+def groups_of(kind: str, count: int) -> list[str | None] | None:
+    """Return the groups of so many messages."""
+    return [f"g{number % 7}" for number in range(count)] if kind == "ordered" else None
+
+
+@each_kind
+def test_threads_of_several_clients_hold_up_to_the_limit(kind: Any, connect: Connect) -> None:
+    """A commit lets a consumer of another client go on. Each group keeps its order."""
     clients = [connect() for _ in range(2)]
-    queues = [each.queue("limited", limit=Limit(concurrency=LIMIT)) for each in clients]
-    queues[0].push_many(range(60))
+    limit = Limit(concurrency=LIMIT)
+    queues = [each.queue("limited", kind=kind, limit=limit) for each in clients]
+    queues[0].push_many(range(60), groups=groups_of(kind, 60))
     guard = threading.Lock()
     held_now, most, done = [0], [0], Counter[Any]()
+    orders: dict[str | None, list[Any]] = {}
 
     def work(number: int) -> None:
         queue = queues[number % 2]
@@ -32,6 +44,8 @@ def test_threads_of_several_clients_hold_up_to_the_limit(connect: Connect) -> No
             with guard:
                 held_now[0] += len(held)
                 most[0] = max(most[0], held_now[0])
+                for each in held:
+                    orders.setdefault(each.group, []).append(each.payload)
             threading.Event().wait(0.002)
             with guard:
                 held_now[0] -= len(held)
@@ -43,6 +57,8 @@ def test_threads_of_several_clients_hold_up_to_the_limit(connect: Connect) -> No
         list(pool.map(work, range(6)))
     assert done == Counter(range(60))
     assert most[0] <= LIMIT
+    for group, order in orders.items():
+        assert group is None or order == sorted(order)
 
 
 def test_index_of_slots_is_there_before_the_limit(url: str) -> None:
@@ -55,13 +71,14 @@ def test_index_of_slots_is_there_before_the_limit(url: str) -> None:
         assert collection.index_information()["slot"]["unique"]
 
 
-def test_lapsed_lease_gives_up_its_slot_for_good(url: str) -> None:
+@each_kind
+def test_lapsed_lease_gives_up_its_slot_for_good(kind: Any, url: str) -> None:
     with Client(url) as dead, Client(url) as live:
-        first = dead.queue("limited", limit=Limit(concurrency=1), lease=0.2)
-        first.push_many([1, 2])
+        first = dead.queue("limited", kind=kind, limit=Limit(concurrency=1), lease=0.2)
+        first.push_many([1, 2], groups=groups_of(kind, 2))
         former = first.reserve(0)
         assert former is not None
-        second = live.queue("limited")
+        second = live.queue("limited", kind=kind)
         held = second.reserve(30)
         assert held is not None
         assert second.reserve(0) is None
@@ -74,10 +91,12 @@ def test_lapsed_lease_gives_up_its_slot_for_good(url: str) -> None:
         assert second.reserve(0) is not None
 
 
-def test_lowered_limit_drains_and_a_raised_one_is_used(url: str) -> None:
+@each_kind
+def test_lowered_limit_drains_and_a_raised_one_is_used(kind: Any, url: str) -> None:
     with Client(url) as client:
-        client.queue("limited", limit=Limit(concurrency=4)).push_many(range(10))
-        queue = client.queue("limited")
+        queue = client.queue("limited", kind=kind, limit=Limit(concurrency=4))
+        queue.push_many(range(14), groups=groups_of(kind, 14))
+        queue = client.queue("limited", kind=kind)
         held = queue.reserve_many(10, timeout=0)
         assert len(held) == 4
         client.reshape("limited", limit=Limit(concurrency=1))
@@ -125,18 +144,22 @@ def test_customers_do_not_hold_up_each_other(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "kills", [pytest.param(3, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("per", [None, "headers.customer"])
+@pytest.mark.parametrize(
+    ("kind", "per"), [("standard", None), ("standard", "headers.customer"), ("ordered", None)]
+)
 def test_killed_processes_keep_the_limit(
-    per: str | None, kills: int, url: str, tmp_path: Path
+    kind: Any, per: str | None, kills: int, url: str, tmp_path: Path
 ) -> None:
-    """No more messages are held at any time, and no slot stays taken."""
+    """No more messages are held at any time, and no slot stays taken. Groups are in order."""
     with Client(url) as client:
-        queue = client.queue("limited", limit=Limit(concurrency=LIMIT, per=per))
-        queue.push_many([f"test.{number}" for number in range(40)])
+        queue = client.queue("limited", kind=kind, limit=Limit(concurrency=LIMIT, per=per))
+        groups = [f"test.{number % GROUPS}" for number in range(40)]
+        payloads = [f"test.{number}" for number in range(40)]
+        queue.push_many(payloads, groups=groups if kind == "ordered" else None)
     ledger = ledger_of("tests.integration.slot_kills", url, kills, tmp_path / "ledger")
     rest: list[str] = []
     with Client(url) as client:
-        queue = client.queue("limited", max_tries=None)
+        queue = client.queue("limited", kind=kind, max_tries=None)
         while queue.counts().total > 0:
             held = queue.reserve_many(100, timeout=30 * LEASE_S)
             counted = Counter(per and each.headers.get("customer") for each in held)
@@ -145,13 +168,20 @@ def test_killed_processes_keep_the_limit(
             queue.commit(*held)
         assert not client.database["pyqueue"].count_documents({"slot": {"$exists": True}})
     acknowledged = ledger["commit"]
-    begun = ledger["begin-commit"]
+    # The beginnings of commits are in order. The acknowledgements of two processes need not be.
+    begun = [each for line in ledger.lines("begin-commit") for each in line]
     finished = [each.partition("|")[0] for each in begun if each in acknowledged] + rest
     assert max(Counter(finished).values()) == 1, "finished twice"
     unknown = {each.partition("|")[0] for each in begun if each not in acknowledged}
     early = [f"test.{number}" for number in range(40)]
     assert {*early, *ledger["pushed"]} - set(finished) <= unknown, "lost"
     check_overlaps(ledger["held"])
+    last: dict[tuple[str, int], int] = {}
+    for payload in finished if kind == "ordered" else ():
+        name, _, number = payload.rpartition(".")
+        group = name, int(number) % GROUPS
+        assert int(number) > last.get(group, -1), f"{payload} comes too late"
+        last[group] = int(number)
     if kills > 5:  # a slow machine may do little between a few kills
         assert acknowledged.total() > kills, "it did no work"
 

@@ -37,6 +37,7 @@ class Faults(Generic[C]):
         audit: Checks where each message is, at the end.
         most_commands: More than ``work`` has.
         check: Checks what holds after each command.
+        store: Makes a store with these documents.
     """
 
     stored: Callable[[], list[Any]]
@@ -44,10 +45,11 @@ class Faults(Generic[C]):
     audit: Callable[..., None]
     most_commands: int
     check: Callable[[Steps], None] = lambda steps: None
+    store: Callable[[list[Any]], Steps] = Steps
 
     def made(self) -> tuple[Steps, C]:
         """Return a new store and a process."""
-        return Steps(self.stored()), self.consumer()
+        return self.store(self.stored()), self.consumer()
 
     def number_of_commands(self) -> int:
         """Return how many commands ``work`` has."""

@@ -33,9 +33,17 @@ from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Cut, Steps
 from tests.plans.steps import cut as dying
-from tests.plans.store import Process, Store, Task, World
+from tests.plans.store import Process, Store, Task, World, instant
 
 LEASE = 60.0
+#: The shapes of a queue: each has another order after failures, or a limit as well.
+LIMIT = 3
+SHAPES: dict[str, dict[str, Any]] = {
+    "block": {"on_failure": "block"},
+    "skip": {"on_failure": "skip"},
+    "limited": {"on_failure": "block", "limit": {"concurrency": LIMIT}},
+}
+each_shape = pytest.mark.parametrize("shape", SHAPES)
 FAR = after(10 * 365 * 86400)
 
 
@@ -106,9 +114,9 @@ Doing = Callable[[Meddler], object]
 class Scene:
     """A store with two groups, a message that one consumer holds, and what it does next."""
 
-    def __init__(self, on_failure: str = "block", *, depth: int = 4, deferred: bool = True) -> None:
+    def __init__(self, shape: str = "block", *, depth: int = 4, deferred: bool = True) -> None:
         self.store = World(0).store
-        self.shape = {"on_failure": on_failure}
+        self.shape = SHAPES[shape]
         runner = Meddler(self.store)
         names = ["g"] * depth + ["h"] * 2 + [None]
         ids = [f"{name or 'x'}{place}" for place, name in enumerate(names)]
@@ -161,12 +169,13 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
     runner = Meddler(store, now=now + timedelta(seconds=1))
     done: list[str] = []
     last: dict[str, int] = {}
-    while True:
+    for _ in range(100):
         waiters.scan.forget()
         waiters.scan.lower_bound = None
         waiters.scan.rescan_at = None if walks else FAR
         runner.answers = [runner.carried] * 1000
         held = runner.run(plans().receive(waiters, 10, timeout=0))
+        check_slots(store, runner.now)
         for each in held:
             stored = store.documents[each.id]
             if each.group is not None:
@@ -181,8 +190,20 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
         ]
         if not left:
             return done
-        runner.now = min(each["when"] for each in left) + timedelta(milliseconds=1)
+        until = waiters.scan.limit.blocked_until  # set if what is ready waits for a slot
+        upcoming = until or min(each["when"] for each in left)
+        runner.now = max(runner.now, upcoming) + timedelta(milliseconds=1)
         assert runner.now <= now + timedelta(seconds=2 * LEASE), f"forgotten: {left}"
+    raise AssertionError("looked too often")
+
+
+def check_slots(store: Store, now: datetime) -> None:
+    """Check that each held message has a slot, if the queue has a limit, and no other message."""
+    limited = "limit" in store.documents["~queue:a"].get("shape", {})
+    held = [each for each in store.documents.values() if each["q"] == "a" and "token" in each]
+    assert all(("slot" in each) is limited for each in held)
+    assert not limited or sum(each["when"] > now for each in held) <= LIMIT
+    assert not any("slot" in each for each in store.documents.values() if "token" not in each)
 
 
 def live(store: Store) -> set[str]:
@@ -222,39 +243,40 @@ def undoing(store: Store) -> Callable[[], None]:
     return lose
 
 
-def commands(name: str, on_failure: str) -> int:
+def commands(name: str, shape: str) -> int:
     """Return how many commands an operation has."""
-    scene = Scene(on_failure)
+    scene = Scene(shape)
     whole = Meddler(scene.store)
     whole.run(OPERATIONS[name](scene))
     return len(whole.commands)
 
 
-@pytest.mark.parametrize("on_failure", ["block", "skip"])
+@each_shape
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_cut_at_any_command_forgets_no_group(name: str, on_failure: str) -> None:
+def test_operation_cut_at_any_command_forgets_no_group(name: str, shape: str) -> None:
     """Without the walk, what waits comes when the lease ends at the latest."""
-    for cut in range(commands(name, on_failure)):
+    for cut in range(commands(name, shape)):
         for walks in (True, False):
             if not walks and name in DELETING:
                 continue
-            scene = Scene(on_failure)
+            scene = Scene(shape)
             with contextlib.suppress(Unavailable):
                 Meddler(scene.store, cut).run(OPERATIONS[name](scene))
             there = live(scene.store)
             assert set(drain(scene.store, walks=walks)) == set(map(str, there))
 
 
-@pytest.mark.parametrize("on_failure", ["block", "skip"])
+@each_shape
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_undone_at_any_command_forgets_no_group(name: str, on_failure: str) -> None:
+def test_operation_undone_at_any_command_forgets_no_group(name: str, shape: str) -> None:
     """A fail-over undoes what no majority has, between two commands."""
-    for place in range(commands(name, on_failure)):
-        scene = Scene(on_failure)
+    for place in range(commands(name, shape)):
+        scene = Scene(shape)
         lose = undoing(scene.store)
         with contextlib.suppress(LeaseLost, DuplicateKey):
             Meddler(scene.store, place, lose).run(OPERATIONS[name](scene))
         there = live(scene.store)
+        check_slots(scene.store, NOW)
         assert set(drain(scene.store)) == set(map(str, there))
 
 
@@ -263,16 +285,19 @@ def test_operation_undone_at_any_command_forgets_no_group(name: str, on_failure:
 )
 @pytest.mark.parametrize("second", OPERATIONS)
 @pytest.mark.parametrize("first", OPERATIONS)
-def test_operations_beside_each_other_keep_the_order(first: str, second: str, few: bool) -> None:
+@pytest.mark.parametrize("shape", ["block", pytest.param("limited", marks=pytest.mark.slow)])
+def test_operations_beside_each_other_keep_the_order(
+    shape: str, first: str, second: str, few: bool
+) -> None:
     """The first one stalls before one of its commands, and goes on once the second one is done.
 
     A group may not wait for the lease of a message that is no longer held.
     """
-    every = list(range(commands(first, "block")))
+    every = list(range(commands(first, shape)))
     if few:  # of each first one, the pairs stall at each command in turn
         every = [every[list(OPERATIONS).index(second) % len(every)]]
     for stall in every:
-        scene = Scene()
+        scene = Scene(shape)
         store = scene.store
         received: list[Any] = []
 
@@ -292,6 +317,7 @@ def test_operations_beside_each_other_keep_the_order(first: str, second: str, fe
         ]
         assert len(held) == len(set(held)), "one message was received twice"
         check_at_once(store)
+        check_slots(store, NOW)
         there = live(store)
         assert set(drain(store)) == set(map(str, there))
 
@@ -514,13 +540,18 @@ def test_group_goes_on_behind_a_handover(last: int) -> None:
 class Ledger:
     """Checks a world: what is held, and in which order the messages of a group are finished."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, limit: int | None) -> None:
+        self.world, self.limit = world, limit
         self.finished: dict[str, list[tuple[int, Any]]] = {}
         world.store.on_change = self.changed
 
     def changed(self, before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
-        """Note what is finished, and check that a group has one lock."""
+        """Note what is finished, and check how many are held."""
+        if self.limit is not None and then is not None and "token" in then:
+            now = instant(self.world.time)
+            rest = [each for each in self.world.store.documents.values() if each is not before]
+            held = [each for each in [*rest, then] if "token" in each and each["when"] > now]
+            assert len(held) <= self.limit
         if then is None and "lock" in before:
             done = self.finished.setdefault(before["lock"], [])
             assert not done or done[-1][0] < before["seq"], f"{before} is finished after {done[-1]}"
@@ -568,15 +599,17 @@ def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
         pushed += yield from process.run(queue.push(names, groups=names))
 
 
+@pytest.mark.parametrize("limit", [None, 2])
 @pytest.mark.parametrize("mortal", [False, True])
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
 )
-def test_competing_processes_keep_the_order(seed: int, mortal: bool) -> None:
+def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int | None) -> None:
     """All messages are finished once, those of a group in their order."""
     world = World(seed, lost=0.2, late=0.1)
-    ledger = Ledger(world)
-    pushed: list[Any] = []
+    ledger = Ledger(world, limit)
+    shape: dict[str, Any] = {} if limit is None else {"limit": {"concurrency": limit}}
+    pushed = Meddler(world.store).run(plans(**shape).push([0], groups=["g"]))
     processes = [Process(world, "a") for _ in range(5)]
     for number, process in enumerate(processes[:3]):
         world.spawn(consume(process, seed * 10 + number, mortal), 5)
@@ -584,6 +617,6 @@ def test_competing_processes_keep_the_order(seed: int, mortal: bool) -> None:
         world.spawn(produce(process, seed * 10 + 5 + number, pushed))
     world.run(15_000)
     if mortal:
-        world.run(15_000 + 6 * LEASE * 1000)
+        world.run(15_000 + (6 if limit is None else 20) * LEASE * 1000)
     done = [id for some in ledger.finished.values() for _, id in some]
     assert sorted(map(str, done)) == sorted(map(str, pushed))

@@ -210,6 +210,8 @@ def test_queue_cannot_be_made_with_a_removed_limit(client: Client) -> None:
 def test_limit_that_a_kind_does_not_offer_is_refused(client: Client) -> None:
     with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'.*rate"):
         client.queue("a", kind="bucket", limit=Limit(concurrency=2))
+    with pytest.raises(ConfigurationError, match=r"limit\.per: .*'ordered'.*leave it out"):
+        client.queue("o", kind="ordered", limit=Limit(concurrency=2, per="headers.x"))
     client.queue("a", kind="bucket").push(1)
     for kind in ("bucket", "ordered"):
         with pytest.raises(ConfigurationError, match=rf"limit\.per: .*'{kind}'.*'standard'"):

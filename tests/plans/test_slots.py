@@ -1,33 +1,38 @@
 """Limits on concurrency: no failure and no race holds more messages, and no slot is lost.
 
 Each operation is cut, stalled and undone at each of its commands. There is no server. The last
-tests run real plans in virtual time, with processes that die.
+tests run real plans in virtual time, with processes that die; ``test_groups`` has those of ordered
+queues.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.backends.indexes import make_indexes
+from pyqueue.backends.kind import lookup
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.slots import slot_of
 from pyqueue.errors import InvalidMessage, TimeLimitReached
 from pyqueue.messages import Backoff
-from pyqueue.requests import Plan, UpdateEach, WriteFailure
+from pyqueue.requests import FindAndModify, Plan, UpdateEach, WriteFailure
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.steps import WRITES, Steps, lost_reply, lost_request
 from tests.plans.store import Process, Task, World, instant
 
 LEASE = 60.0
@@ -47,6 +52,11 @@ def plans(concurrency: int | None = LIMIT, kind: str = "standard", **options: An
     return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
 
 
+def group_of(number: int, kind: str) -> str | None:
+    """Return the group of a message of an ordered queue. Some have none."""
+    return f"g{number % 5}" if kind == "ordered" and number % 5 < 4 else None
+
+
 def held_in(documents: Any, now: Any) -> list[Any]:
     """Return the messages of the queue that are held under a live lease."""
     return [
@@ -64,10 +74,15 @@ def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 class Consumer:
     """A process that consumes, and what it has finished."""
 
-    def __init__(self) -> None:
-        self.plans = plans()
+    #: Counts what all consumers begin.
+    counter = count()
+
+    def __init__(self, kind: str = "standard") -> None:
+        self.kind = kind
+        self.plans = plans(kind=kind)
         self.waiting = Waiters("a")
-        self.ended: set[int] = set()
+        #: What it ended, and when it began to.
+        self.ended: dict[int, int] = {}
         #: What it began to end. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
@@ -75,16 +90,16 @@ class Consumer:
         return self.plans.receive(self.waiting, limit, timeout=0)
 
     def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
-        numbers = {each.payload for each in held}
+        numbers = {each.payload: next(self.counter) for each in held}
         if ends:
-            self.begun |= numbers
+            self.begun |= numbers.keys()
         lost: set[int] = set()
         try:
             yield from plan
         except LeaseLost as error:
             lost = {each.payload for each in (*error.lost, *error.unknown)}
         if ends:
-            self.ended |= numbers - lost
+            self.ended |= {each: began for each, began in numbers.items() if each not in lost}
 
     def work(self) -> Plan[None]:
         """Receive several times, and end each message in another way."""
@@ -94,13 +109,14 @@ class Consumer:
                 yield from self.settle(self.plans.commit(held[:1]), held[:1], ends=True)
             else:
                 for each in held[:1]:
-                    outputs = [Output(f"new{each.payload}", plans().target, 100, None)]
-                    outputs[0] = outputs[0]._replace(target=other().target)
+                    outputs = [Output(f"new{each.payload}", other().target, 100, None)]
                     end = fan_out(self.plans.target, each, outputs)
                     yield from self.settle(end, [each], ends=True)
             yield from self.settle(self.plans.extend(held[1:2]), held[1:2], ends=False)
             yield from self.settle(self.plans.bury(held[1:2]), held[1:2], ends=True)
-            yield from self.settle(self.plans.rollback(held[2:], delay=0), held[2:], ends=False)
+            later = 0 if first == "commit" else 9
+            again = self.plans.rollback(held[2:], delay=later)
+            yield from self.settle(again, held[2:], ends=False)
             held = yield from self.receive(1)
             yield from self.settle(self.plans.release(held), held, ends=False)
             held = yield from self.receive(2)
@@ -113,20 +129,32 @@ def other() -> QueuePlans:
 
 
 @cache
-def stored() -> list[Any]:
+def stored(kind: str) -> list[Any]:
     """Return the documents of a queue with a limit."""
     steps = Steps()
-    steps.run(plans().push(list(range(MESSAGES))))
+    names = [group_of(number, kind) for number in range(MESSAGES)]
+    groups = names if kind == "ordered" else None
+    steps.run(plans(kind=kind).push(list(range(MESSAGES)), groups=groups))
     return steps.all()
 
 
-def drain(steps: Steps) -> list[int]:
+class LockingSteps(Steps):
+    """A store that keeps the locks of groups unique, too."""
+
+    def __init__(self, before: list[Any] | None = None) -> None:
+        super().__init__(before)
+        self.driver.run(make_indexes("pyqueue", lookup("ordered").indexes))
+
+
+def drain(steps: Steps, kind: str) -> list[int]:
     """Consume what is left, as a process that begins after all leases have ended."""
     steps.seconds += 1000
-    last = Consumer()
+    last = Consumer(kind)
     delivered: list[int] = []
     while held := steps.run(last.receive(100)):
         assert len(held) <= LIMIT
+        names = [each.group for each in held if each.group is not None]
+        assert len(names) == len(set(names))
         delivered += [each.payload for each in held]
         steps.run(last.plans.commit(held))
     live = {"q": "a", "record": {"$exists": False}}
@@ -140,64 +168,97 @@ def check(steps: Steps) -> None:
     documents = [{**each, "when": each["when"].replace(tzinfo=NOW.tzinfo)} for each in found]
     assert all("slot" in each for each in documents)
     assert len(held_in(documents, steps.now)) <= LIMIT
+    locks = [each["lock"] for each in documents if "lock" in each]
+    assert len(locks) == len(set(locks))
+    assert not any("group" in each for each in documents)
+    free = {"q": "a", "token": {"$exists": False}, "lock": {"$exists": True}}
+    assert not steps.collection.count_documents(free)
 
 
 def audit(steps: Steps, *consumers: Consumer) -> None:
-    """Check that each message is delivered, or was finished once."""
+    """Check that each message is delivered, or was finished once, those of a group in order."""
     check(steps)
-    left = drain(steps)
+    kind = consumers[0].kind
+    left = drain(steps, kind)
     assert len(left) == len(set(left))
-    ended = [number for each in consumers for number in each.ended]
-    assert len(ended) == len(set(ended))
-    assert not set(left) & set(ended)
+    ended = sorted((began, number) for each in consumers for number, began in each.ended.items())
+    done = [number for _, number in ended]
+    assert len(done) == len(set(done))
+    assert not set(left) & set(done)
     begun = {number for each in consumers for number in each.begun}
     assert set(range(MESSAGES)) - set(left) <= begun
+    for name in {group_of(number, kind) for number in range(MESSAGES)} - {None}:
+        order = [number for number in [*done, *left] if group_of(number, kind) == name]
+        assert order == sorted(order), f"{name} is not in order"
 
 
-FAULTS = Faults(stored, Consumer, audit, 250, check)
+FAULTS = {
+    kind: Faults(partial(stored, kind), partial(Consumer, kind), audit, 500, check, LockingSteps)
+    for kind in ("standard", "ordered")
+}
+of_each_kind = pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
 
 
 @pytest.mark.usefixtures("same_slots")
 @some_or_every
 @pytest.mark.parametrize("after", [False, True])
-def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    FAULTS.dies(after, every)
+@of_each_kind
+def test_consumer_dies_anywhere(faults: Faults[Consumer], after: bool, every: int) -> None:
+    faults.dies(after, every)
 
 
 @some_or_every
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_message_to_the_server_is_lost_anywhere(lost: Callable[..., Any], every: int) -> None:
-    FAULTS.loses_a_message(lost, every)
+@of_each_kind
+def test_message_to_the_server_is_lost_anywhere(
+    faults: Faults[Consumer], lost: Callable[..., Any], every: int
+) -> None:
+    faults.loses_a_message(lost, every)
 
 
 @some_or_every
-def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    FAULTS.sleeps_while_another_works(every)
+@of_each_kind
+def test_consumer_sleeps_anywhere_while_another_works(faults: Faults[Consumer], every: int) -> None:
+    faults.sleeps_while_another_works(every)
 
 
 @some_or_every
-def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    FAULTS.sleeps_beyond_its_lease(every)
+@of_each_kind
+def test_consumer_sleeps_anywhere_beyond_its_lease(faults: Faults[Consumer], every: int) -> None:
+    faults.sleeps_beyond_its_lease(every)
 
 
 @some_or_every
-def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    FAULTS.fails_over(every)
+@of_each_kind
+def test_fail_over_anywhere_undoes_only_claims(faults: Faults[Consumer], every: int) -> None:
+    faults.fails_over(every)
 
 
 # ---- one look
 
 
 class Scene:
-    """A store with a queue that has messages, and its processes."""
+    """A store with a queue that has messages, and its processes.
 
-    def __init__(self, messages: int = 6, concurrency: int = LIMIT, **options: Any) -> None:
+    In an ordered queue, each message has a group of its own, unless ``groups`` names them.
+    """
+
+    def __init__(
+        self,
+        messages: int = 6,
+        concurrency: int = LIMIT,
+        *,
+        groups: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
         self.store = World(0).store
         self.runner = Meddler(self.store)
         self.plans = plans(concurrency, **options)
         self.waiting = Waiters("a")
         ids = [f"m{number}" for number in range(messages)]
-        self.runner.run(self.plans.push(list(range(messages)), ids=ids, keys=ids))
+        if options.get("kind") == "ordered":
+            groups = list(groups or ids)
+        self.runner.run(self.plans.push(list(range(messages)), ids=ids, keys=ids, groups=groups))
 
     def receive(self, limit: int, waiting: Waiters | None = None) -> list[Any]:
         """Receive what may start now."""
@@ -212,12 +273,22 @@ class Scene:
     def reshape(self, concurrency: int) -> None:
         """Change the limit."""
         record = self.store.documents["~queue:a"]
-        self.plans = plans(None)
+        self.plans = plans(None, self.plans.kind.name)
         self.store._put({**record, "shape": {"limit": {"concurrency": concurrency}}})
+
+    def waiting_for(self) -> dict[str, Any]:
+        """Return the ``when`` of what is not held."""
+        found = self.store.documents.values()
+        return {
+            each["_id"]: each["when"] for each in found if "due" in each and "token" not in each
+        }
+
+
+each_kind = pytest.mark.parametrize("kind", ["standard", "ordered"])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
-@pytest.mark.parametrize("kind", ["standard", "priority"])
+@pytest.mark.parametrize("kind", ["standard", "priority", "ordered"])
 def test_messages_up_to_the_limit_are_held(kind: str, limit: int) -> None:
     scene = Scene(kind=kind)
     held: list[Any] = []
@@ -225,7 +296,12 @@ def test_messages_up_to_the_limit_are_held(kind: str, limit: int) -> None:
         held += more
     assert [each.payload for each in held] == [0, 1, 2]
     scene.runner.run(scene.plans.commit(held[:2]))
-    assert [each.payload for each in scene.receive(10)] == [3, 4]
+    held = [*held[2:], *scene.receive(10)]
+    assert [each.payload for each in held] == [2, 3, 4]
+    assert scene.waiting.scan.limit.blocked_until is not None
+    scene.runner.run(scene.plans.commit(held))
+    assert [each.payload for each in scene.receive(10)] == [5]
+    assert scene.waiting.scan.limit.blocked_until is None
 
 
 def test_blocked_look_keeps_the_levels() -> None:
@@ -255,9 +331,10 @@ def test_look_that_chose_a_taken_slot_looks_again() -> None:
     assert len(scene.receive(1)) == 1
 
 
-def test_blocked_consumer_waits_for_the_end_of_a_lease() -> None:
+@each_kind
+def test_blocked_consumer_waits_for_the_end_of_a_lease(kind: str) -> None:
     """It does not look again for what is ready, and reads the limit again in time."""
-    scene = Scene()
+    scene = Scene(kind=kind)
     (first, *_) = scene.receive(3)
     scene.runner.run(scene.plans.extend([first], lease=2))
     waiting = Waiters("a")
@@ -279,9 +356,10 @@ def test_blocked_consumer_waits_for_the_end_of_a_lease() -> None:
     assert all(each.until <= scene.runner.now + timedelta(seconds=5) for each in scene.runner.waits)
 
 
-def test_slot_of_a_lapsed_lease_is_taken_for_good() -> None:
+@each_kind
+def test_slot_of_a_lapsed_lease_is_taken_for_good(kind: str) -> None:
     """Its former holder can neither extend nor settle."""
-    scene = Scene()
+    scene = Scene(kind=kind)
     former = scene.receive(3)
     scene.passes(LEASE + 1)
     scene.runner.run(scene.plans.extend(former[:1]))  # nobody needed the slot
@@ -294,10 +372,11 @@ def test_slot_of_a_lapsed_lease_is_taken_for_good() -> None:
     assert len(held_in(scene.store.documents.values(), scene.runner.now)) == LIMIT
 
 
-def test_lease_that_is_extended_meanwhile_keeps_its_slot() -> None:
+@each_kind
+def test_lease_that_is_extended_meanwhile_keeps_its_slot(kind: str) -> None:
     """A look saw that it had ended. Then its holder extended it."""
     for place in range(9):
-        scene = Scene(6, 1)
+        scene = Scene(6, 1, kind=kind)
         (former,) = scene.receive(1)
         scene.passes(LEASE + 1)
         extended: list[Any] = []
@@ -313,8 +392,9 @@ def test_lease_that_is_extended_meanwhile_keeps_its_slot() -> None:
         assert len(held_in(scene.store.documents.values(), runner.now)) == 1
 
 
-def test_lowered_limit_drains_and_a_raised_one_is_used() -> None:
-    scene = Scene(12, 5)
+@each_kind
+def test_lowered_limit_drains_and_a_raised_one_is_used(kind: str) -> None:
+    scene = Scene(12, 5, kind=kind)
     held = scene.receive(5)
     scene.reshape(2)
     scene.waiting.scan.flag_read = None
@@ -343,8 +423,11 @@ ENDS: dict[str, Callable[[QueuePlans, Any], Plan[Any]]] = {
 
 @pytest.mark.parametrize("history", [None, 60])
 @pytest.mark.parametrize("end", ENDS)
-def test_end_of_a_claim_frees_the_slot_and_signals(end: str, history: float | None) -> None:
-    scene = Scene(history=history)
+@each_kind
+def test_end_of_a_claim_frees_the_slot_and_signals(
+    kind: str, end: str, history: float | None
+) -> None:
+    scene = Scene(history=history, kind=kind)
     held = scene.receive(2)
     del scene.runner.signals[:]
     scene.runner.run(ENDS[end](scene.plans, held))
@@ -352,14 +435,16 @@ def test_end_of_a_claim_frees_the_slot_and_signals(end: str, history: float | No
     left = [each for each in scene.store.documents.values() if "slot" in each]
     assert len(left) == (1 if end == "commit one" else 0)
     assert all("token" in each for each in left)
+    assert all(("lock" in each) is (kind == "ordered") for each in left)
 
 
-def test_handover_frees_the_slot_and_signals() -> None:
-    steps = Steps()
-    steps.run(plans().push([1]))
-    (held,) = steps.run(plans().receive(Waiters("a"), 1, timeout=0))
+@each_kind
+def test_handover_frees_the_slot_and_signals(kind: str) -> None:
+    steps, queue = Steps(), plans(kind=kind)
+    steps.run(queue.push([1]))
+    (held,) = steps.run(queue.receive(Waiters("a"), 1, timeout=0))
     del steps.signals[:]
-    steps.run(fan_out(plans().target, held, [Output("new", other().target, 1, None)]))
+    steps.run(fan_out(queue.target, held, [Output("new", other().target, 1, None)]))
     assert ("a", NOW) in steps.signals
     assert not [each for each in steps.all() if "slot" in each]
 
@@ -386,9 +471,10 @@ def test_pops_and_named_claims_are_refused() -> None:
         scene.runner.run(claims.begin(5, 60))
 
 
-def test_message_that_cannot_be_claimed_is_buried() -> None:
+@each_kind
+def test_message_that_cannot_be_claimed_is_buried(kind: str) -> None:
     """The server refuses to count its tries. The rest is claimed by the same command."""
-    scene = Scene()
+    scene = Scene(kind=kind)
     scene.store.documents["m1"]["tries"] = "many"
     update_each = scene.store._update_each
 
@@ -405,9 +491,10 @@ def test_message_that_cannot_be_claimed_is_buried() -> None:
     assert scene.store.documents["m1"]["q"] == "dead"
 
 
-def test_message_that_a_transaction_holds_is_passed_over() -> None:
+@each_kind
+def test_message_that_a_transaction_holds_is_passed_over(kind: str) -> None:
     """The claim of several waits for it in vain. A claim of one gets past it."""
-    scene = Scene()
+    scene = Scene(kind=kind)
     carried = scene.runner.carried
 
     def locked(request: Any) -> Any:
@@ -424,6 +511,104 @@ def test_message_that_a_transaction_holds_is_passed_over() -> None:
         held += more
     assert len(held) == LIMIT
     assert 0 not in [each.payload for each in held]
+
+
+# ---- beside the locks of groups
+
+
+def test_full_limit_defers_no_message_of_a_free_group() -> None:
+    """A look that is blocked writes nothing, and the consumer does not look again and again."""
+    scene = Scene(9, 2, groups="abcdefgab", kind="ordered")
+    assert len(scene.receive(10)) == 2
+    before = scene.waiting_for()
+    assert set(before.values()) == {NOW}
+    waiting = Waiters("a")
+
+    def wait(request: Any) -> bool:
+        scene.runner.now = request.until
+        return True
+
+    scene.runner.on_wait = wait
+    scene.runner.listening = True
+    scene.runner.answers = [scene.runner.carried] * 1000
+    del scene.runner.commands[:]
+    assert scene.runner.run(scene.plans.receive(waiting, 10, timeout=30)) == []
+    assert scene.waiting_for() == before
+    assert not any(isinstance(each, WRITES) for each in scene.runner.commands)
+    assert len(scene.runner.waits) <= 10
+    assert len(scene.runner.commands) <= 80
+
+
+def test_look_uses_free_slots_for_free_groups() -> None:
+    """What waits behind a held message is deferred if it is in the way, as without a limit."""
+    scene = Scene(60, 5, groups=["a"] * 58 + ["b", "c"], kind="ordered")
+    held = scene.receive(3)
+    held += scene.receive(3)
+    assert sorted(each.group for each in held) == ["a", "b", "c"]
+    assert scene.waiting_for()["m1"] == after(LEASE)
+
+
+def test_slot_of_a_lapsed_lease_gives_its_group_back() -> None:
+    """Another message may take the slot first. The order of the group stays."""
+    scene = Scene(4, 1, groups="aabb", kind="ordered")
+    (former,) = scene.receive(1)
+    assert former.payload == 0
+    scene.passes(LEASE + 1)
+    order = []
+    while held := scene.receive(10, Waiters("a")):
+        assert len(held) == 1
+        assert not any("lock" in scene.store.documents[each] for each in scene.waiting_for())
+        order += [each.payload for each in held]
+        scene.runner.run(scene.plans.commit(held))
+    assert sorted(order) == [0, 1, 2, 3]
+    assert order.index(0) < order.index(1)
+    assert order.index(2) < order.index(3)
+    with pytest.raises(LeaseLost):
+        scene.runner.run(scene.plans.commit([former]))
+
+
+def test_message_behind_an_earlier_one_gives_its_slot_back() -> None:
+    """Its group waits for one that was rolled back. Consumers that wait for the slot look again."""
+    scene = Scene(3, 1, groups="aab", kind="ordered")
+    (first,) = scene.receive(1)
+    scene.runner.run(scene.plans.rollback([first], delay=20))
+    scene.store.documents["m1"]["when"] = NOW  # as if nothing had deferred it
+    del scene.runner.signals[:]
+    (held,) = scene.receive(10)
+    assert held.payload == 2
+    assert ("a", NOW) in scene.runner.signals
+    assert "slot" not in scene.store.documents["m1"]
+    assert scene.store.documents["m1"]["when"] == after(20)
+    assert scene.receive(10) == []
+
+
+def test_look_that_met_a_lock_expects_locks() -> None:
+    """It expected none, and claimed with a slot for each message. It tries no lock again."""
+    scene = Scene(4, 4, groups="aabb", kind="ordered")
+    scene.runner.run(scene.plans.release(scene.receive(1)))
+    scan = scene.waiting.scan
+    assert not scan.groups.meets_locks
+    other = Meddler(scene.store)
+    assert len(other.run(scene.plans.receive(Waiters("a"), 1, timeout=0))) == 1
+    scene.store.documents["m0"]["slot"] = slot_of("", 99)  # the look meets the lock only
+    assert [each.payload for each in scene.receive(10)] == [2]
+    assert not any(isinstance(each, FindAndModify) for each in scene.runner.commands)
+
+
+def test_slot_or_lock_that_is_taken_costs_one_message_only() -> None:
+    """Another process takes both between the choice and the claim."""
+    for place in range(12):
+        scene = Scene(8, 4, groups="aabbccdd", kind="ordered")
+        scene.runner.run(scene.plans.release(scene.receive(1)))  # it expects free slots now
+        taken: list[Any] = []
+
+        def meddle(scene: Scene = scene, taken: list[Any] = taken) -> None:
+            taken += Meddler(scene.store).run(scene.plans.receive(Waiters("a"), 2, timeout=0))
+
+        runner = Meddler(scene.store, place, meddle)
+        found = runner.run(scene.plans.receive(scene.waiting, 10, timeout=0))
+        groups = [each.group for each in (*found, *taken)]
+        assert sorted(groups) == ["a", "b", "c", "d"], place
 
 
 # ---- competing processes, in virtual time
