@@ -43,10 +43,15 @@ PACED = [
     Limit(rate=4, burst=2),
     Limit(rate=1, burst=2, concurrency=2),
 ]
+PACED_KEYS = [
+    Limit(rate=1, period=2, burst=3, per="headers.t"),
+    Limit(rate=1, period=20, burst=2, per="headers.t"),
+    Limit(rate=1, burst=2, concurrency=1, per="headers.t"),
+]
 #: The limits of a queue of each kind.
 OF_KIND: Mapping[str, Sequence[Limit]] = {
-    "standard": [*COUNTED, *PACED],
-    "priority": [*COUNTED, *PACED],
+    "standard": [*COUNTED, *PACED, *PACED_KEYS],
+    "priority": [*COUNTED, *PACED, *PACED_KEYS],
     "ordered": [each for each in PACED if each.concurrency is None],
 }
 
@@ -198,7 +203,7 @@ class LimitMachine(RuleBasedStateMachine):
                 assert item.tries >= MAX_TRIES
                 assert item in may
                 buried.add(item.id)
-            elif token is None and item.slot is not None and item.when <= now:
+            elif token is None and item.token is not None and item.when <= now:
                 item.free()
         return buried
 
