@@ -52,7 +52,7 @@ PACED_KEYS = [
 OF_KIND: Mapping[str, Sequence[Limit]] = {
     "standard": [*COUNTED, *PACED, *PACED_KEYS],
     "priority": [*COUNTED, *PACED, *PACED_KEYS],
-    "ordered": [each for each in PACED if each.concurrency is None],
+    "ordered": [each for each in [*COUNTED, *PACED] if each.per is None],
 }
 
 clients = st.integers(0, 2)
