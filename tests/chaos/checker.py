@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.chaos.group_checker import Groups
+from tests.chaos.limit_checker import Limits
 from tests.chaos.pack_log import PackLog
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 from tests.chaos.stream_checker import StreamCalls
@@ -24,7 +25,7 @@ from tests.chaos.stream_load import GROUPS, is_of_streams
 __all__ = ["MUST_BE_ZERO", "PACKED_QUEUE", "ChangeLog", "Ledgers", "Times", "check"]
 
 #: What must not happen. "undone" counts acknowledged settles that the database does not have.
-MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone", "out_of_order")
+MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone", "out_of_order", "over_limit")
 
 #: How a claim ends when an operation has its effect.
 _ENDS = {
@@ -74,7 +75,7 @@ class ChangeLog:
         #: The contents that a message had, except the one that equals its id.
         self.contents: dict[str, set[str]] = defaultdict(set)
         #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another
-        #: claim.
+        #: claim; "lapsed": by a look, after the lease.
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
         #: The messages that were popped and not given back.
         self.popped: dict[str, list[Popped]] = defaultdict(list)
@@ -88,9 +89,12 @@ class ChangeLog:
         self.packed: dict[str, set[str]] = defaultdict(set)
         #: The groups of ordered queues.
         self.groups = Groups()
+        #: The queues with limits.
+        self.limits = Limits()
         log = PackLog(lines)
         for line in log:
             self.groups.add(line)
+            self.limits.add(line)
             kind, id, *rest = line
             if kind == "in":
                 self._inserted(id, *rest)
@@ -151,6 +155,8 @@ def _end_of_claim(put: Mapping[str, Any]) -> str:
         return "taken"
     if "q" in put:
         return "buried" if "dead" in put else "moved"
+    if not put.keys() & {"when", "by", "n"}:
+        return "lapsed"  # a look that needed the slot has ended it
     return "replaced" if "n" in put else "back"
 
 
@@ -464,10 +470,11 @@ class _Check:
         ]
 
     def kinds(self) -> None:
-        """Groups must keep their order, and packs must be what they count."""
+        """Groups must keep their order, limits must hold, and packs must be what they count."""
         groups, log = self._log.groups, self._log
         self.wrong["out_of_order"] += groups.together
         self.wrong["out_of_order"] += groups.out_of_order(self._ledgers.received, log.ended)
+        self.wrong["over_limit"] += log.limits.exceeded
         for name, lines in log.wrong_packs.items():
             self.wrong[name] += lines
         self.wrong["settled_twice"] += [

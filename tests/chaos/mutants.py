@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pymongo import WriteConcern
 
 from pyqueue import base_driver, packs, renewal
-from pyqueue.backends import groups, receiving, transitions
+from pyqueue.backends import groups, indexes, rates, receiving, transitions
 from pyqueue.backends.ordered import Ordered
 from pyqueue.messages import Reservation
 
@@ -70,6 +70,19 @@ def _no_bits() -> None:
     _replace(packs, "clear", clear)
 
 
+def _no_slots() -> None:
+    keys, options = indexes.LIMIT_INDEXES[indexes.SLOTS]
+    alike = (keys, {name: options[name] for name in options if name != "unique"})
+    _replace(indexes, "LIMIT_INDEXES", {**indexes.LIMIT_INDEXES, indexes.SLOTS: alike})
+
+
+def _no_rate() -> None:
+    def read(self: rates.TakePermits, raw: Any) -> rates.Granted:
+        return rates.Granted(self.wanted, raw["at"])
+
+    _replace(rates.TakePermits, "read", read)
+
+
 class Mutant(NamedTuple):
     """A mutant, and the faults that show it."""
 
@@ -84,6 +97,8 @@ MUTANTS = {
     "no-renewal": Mutant(_no_renewal, ("network slow", "thousands of leases renewed")),
     "no-locks": Mutant(_no_locks, ("network slow", "consumer killed")),
     "no-turns": Mutant(_no_turns, ("network slow", "consumer killed")),
+    "no-slots": Mutant(_no_slots, ("network slow", "consumer killed")),
+    "no-rate": Mutant(_no_rate, ("network slow", "consumer killed")),
     "no-bits": Mutant(_no_bits, ("replies swallowed", "consumer suspended")),
 }
 

@@ -23,14 +23,15 @@ import numpy as np
 
 from tests.chaos.checker import PACKED_QUEUE, Asked, Ledgers, Line, UnavailableCall
 from tests.chaos.group_checker import Groups, Turn
+from tests.chaos.limit_checker import Limits
 from tests.chaos.pack_log import PackLog
 from tests.chaos.windows import KEYS_LOCKED, Spans, Windows
-from tests.chaos.workload import POLL_S
+from tests.chaos.workload import COMMAND_TIMEOUT_S, POLL_S
 
 __all__ = ["TIMELY", "Availability", "check_times"]
 
 #: What must be 0 as well, besides what the checker finds.
-TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault")
+TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault", "too_fast")
 #: How long a message may starve: the ``poll`` of the workload's queues and a second, and after the
 #: recovery from a fault.
 LONGEST_WAIT_S = POLL_S + 1.0
@@ -86,11 +87,14 @@ class Availability:
         self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
         #: The renewed leases that lapsed: the message, when, and when that was noticed.
         self.lapses: list[tuple[str, float, float]] = []
+        #: The queues with limits.
+        self.limits = Limits()
         groups = Groups()
         at = 0.0
         for line in PackLog(lines):
             kind, id, *rest = line
-            if groups.add(line):
+            if groups.add(line) or self.limits.add(line):
+                at = rest[3] if kind == "in" else rest[-1]
                 continue
             if kind == "in":
                 queue, _, _, at, when = rest
@@ -110,7 +114,8 @@ class Availability:
         for id in self._places:
             self._left(id, at, received=False)
         groups.finish(at)
-        self._add_turns(groups.turns)
+        self.limits.finish(at)
+        self._add_turns([*groups.turns, *self.limits.turns])
 
     @property
     def waits(self) -> list[Wait]:
@@ -118,7 +123,7 @@ class Availability:
         return sorted(self._waits.values(), key=lambda each: each.since - each.until)
 
     def _add_turns(self, turns: Iterable[Turn]) -> None:
-        """Note for how long groups waited. The rest of a group waits for its first message."""
+        """Note for how long groups and keys waited. The rest of each waits for its first one."""
         for each in turns:
             self.taken[each.queue].append((each.until, each.due))
             if each.until - each.since > _SHORT_S:
@@ -268,7 +273,9 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if not windows.excuses(call.process, call.began, call.ended)
         and not _met_a_lock(call, windows)
     ]
-    lines = dict(zip(TIMELY, (calm.wrong, in_faults.wrong, lapsed, unavailable), strict=True))
+    fast = found.limits.too_fast(ledgers.received, windows.faults, COMMAND_TIMEOUT_S)
+    every = (calm.wrong, in_faults.wrong, lapsed, unavailable, fast)
+    lines = dict(zip(TIMELY, every, strict=True))
     return {
         "longest_starvation": {
             "without_fault": round(calm.longest, 2),

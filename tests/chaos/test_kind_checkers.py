@@ -1,4 +1,4 @@
-"""The checker finds what no ordered group and no pack may do in invented runs."""
+"""The checker finds what no ordered group, limit or pack may do in invented runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bson import ObjectId
 
 from tests.chaos.cluster import ids_of
 from tests.chaos.group_checker import Groups
+from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, PACED_QUEUE
 from tests.chaos.pack_log import PackLog
 from tests.chaos.scenario import Scenario, expect_only
 from tests.chaos.windows import Spans, Windows
@@ -117,6 +118,80 @@ def test_groups_end_with_the_messages_of_a_queue() -> None:
     assert not groups.add(["out", "a", 3.0])
     groups.finish(10.0)
     assert [(each.id, each.until) for each in groups.turns] == [("a", 1.0)]
+
+
+# ---- limits
+
+
+def test_checker_accepts_held_messages_up_to_the_limit(scenario: Scenario) -> None:
+    """A claim that ended, that was claimed again, or of another tenant takes no slot.
+
+    A look that ends a lapsed claim is not the call of the former holder.
+    """
+    ids = ["a@x", "b@x", "c@x", "d@y"]
+    for id in ids:
+        scenario.stored(id, KEYED_QUEUE)
+    for number, id in enumerate(("a@x", "b@x", "d@y", "b@x")):
+        scenario.held(id, str(number), KEYED_QUEUE)
+    scenario.updated("a@x", token=None)
+    scenario.settled("release", "a@x", "0", KEYED_QUEUE, "refused")
+    scenario.held("c@x", "4", KEYED_QUEUE)
+    expect_only(scenario.check(*ids))
+
+
+def test_checker_message_held_above_a_limit_is_noticed(scenario: Scenario) -> None:
+    """Also if a lease has lapsed, as long as its claim was not ended."""
+    for number, id in enumerate(("a@x", "b@x", "c@x")):
+        scenario.stored(id, KEYED_QUEUE)
+        scenario.received(id, str(number), KEYED_QUEUE)
+        scenario.claimed(id, str(number), at=10.0 * number, when=10.0 * number + 3)
+    expect_only(scenario.check("a@x", "b@x", "c@x"), "over_limit")
+
+
+def starts(number: int, seconds: float, *, faults: Windows | None = None) -> dict[str, Any]:
+    """Return what the checker finds if so many messages start in this time."""
+    scenario = Scenario()
+    for each in range(number):
+        id, at = f"m{each}", 20 + seconds * each / number
+        scenario.inserted(id, PACED_QUEUE)
+        scenario.received(id, f"t{each}", PACED_QUEUE)
+        scenario.claimed(id, f"t{each}", at=at, when=at + 3)
+        scenario.deleted(id, at=at)
+    return scenario.check_times(faults)
+
+
+def test_checker_starts_above_a_rate_are_noticed() -> None:
+    """A look may use permits for a second; after a fault, its claim may arrive later still."""
+    limit = LIMITS[PACED_QUEUE]
+    assert limit.rate is not None
+    in_ten = limit.capacity + round(11 * limit.rate) - 2
+    faults = Windows(Spans([(15.0, 16.0)]))
+    for number, seconds, given, wrong in (
+        *((in_ten, 10, None, 0), (in_ten + 4, 10, None, 1)),
+        *((in_ten, 5, None, 1), (in_ten, 5, faults, 0), (9 * in_ten, 5, faults, 1)),
+    ):
+        found = starts(number, seconds, faults=given)
+        assert found["too_fast"] == wrong, (number, seconds, found["wrong"])
+
+
+@pytest.mark.parametrize("queue", [KEYED_QUEUE, PACED_QUEUE])
+def test_checker_message_that_could_start_starves(queue: str) -> None:
+    """It waits for a slot first, and for the rest of the time for no one."""
+    scenario = Scenario()
+    most = LIMITS[queue].concurrency
+    assert most is not None
+    for each in range(most):
+        scenario.inserted(f"m{each}@x", queue)
+        scenario.claimed(f"m{each}@x", f"t{each}", at=1.0, when=9.0)
+    scenario.inserted("late@x", queue, at=2.0)
+    scenario.deleted("m0@x", at=4.0)
+    scenario.claimed("late@x", "late", at=12.0, when=15.0)
+    scenario.deleted("late@x", at=13.0)
+    for at in (2.0, 5.0):
+        scenario.called("reserve", queue, None, "ok", {}, at=at, seconds=7.0)
+    found = scenario.check_times()
+    assert found["longest_starvation"]["without_fault"] == 8.0
+    assert found["starved"] == 1
 
 
 # ---- packs

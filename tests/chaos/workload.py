@@ -7,7 +7,8 @@ generator in a thread, a process with an async client in a task.
 Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
 ``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
 Each message of ``renewed`` is held for long, under a lease that is renewed. Those of ``urgent``
-have priorities, those of ``turns`` have groups, and ``parcels`` is a bucket. There are also many
+have priorities, those of ``turns`` have groups, and ``parcels`` is a bucket. The tenants of
+``calls`` have a limit each, and ``paced`` has a rate; see ``limit_checker``. There are also many
 queues with few messages, and with consumers that wait for them, and a stream with two consumer
 groups; see ``stream_load``.
 
@@ -36,6 +37,7 @@ from pyqueue import AsyncClient, Client, Delivery, QueueError, Reservation, To
 from tests.chaos import clock_skew, mutants
 from tests.chaos.checker import PACKED_QUEUE
 from tests.chaos.ledger import Call, Ledger, ids_by_token
+from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, PACED_QUEUE
 from tests.chaos.stream_load import GROUPS, STREAM, endpoints
 
 __all__ = [
@@ -65,6 +67,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
     "turns": {"lease": 3, "poll": POLL_S, "kind": "ordered"},
     PACKED_QUEUE: {"lease": 3, "poll": POLL_S, "kind": "bucket"},
+    **{name: {"lease": 3, "poll": POLL_S, "limit": limit} for name, limit in LIMITS.items()},
     **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
 }
 #: The options of the consumer groups.
@@ -73,9 +76,10 @@ LEVELS = [None, 0, 4, 9]
 #: Many groups with few messages, and one with many.
 SMALL_GROUPS = [f"group-{number}" for number in range(40)]
 LARGE_GROUP = "group-large"
+TENANTS = 20
 NEXT = {"orders": ("parsed",), "parsed": ("billed", "packed")}
 #: Which part of the rate each of the two producers of a queue pushes.
-PRODUCED = {"orders": 0.3, "events": 0.1, "urgent": 0.05, "turns": 0.05}
+PRODUCED = {"orders": 0.3, "events": 0.1, "urgent": 0.05, "turns": 0.05, PACED_QUEUE: 0.02}
 PACKED_SHARE = 0.1
 #: Where messages of the bucket are moved to.
 PACKED_NEXT = "billed"
@@ -105,7 +109,7 @@ ROLES: dict[str, Role] = {
     "producer-1": Role(
         "producer",
         False,
-        (*(("produce", queue) for queue in PRODUCED), ("pack",), ("append",)),
+        (*(("produce", queue) for queue in PRODUCED), ("pack",), ("append",), ("call",)),
     ),
     "producer-2": Role(
         "producer",
@@ -113,7 +117,7 @@ ROLES: dict[str, Role] = {
         (
             *(("produce", queue) for queue in PRODUCED),
             *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",), ("append",)),
-            *(("pack",), ("pack_one_by_one",)),
+            *(("pack",), ("pack_one_by_one",), ("call",)),
         ),
     ),
     "mover-1": Role("mover", False, (("settle", "orders"), ("settle", "parsed"))),
@@ -124,7 +128,7 @@ ROLES: dict[str, Role] = {
         (
             *(("settle", "billed"), ("settle", "packed"), ("pop", "events")),
             *(("settle", "urgent"), ("settle", "turns"), ("settle", PACKED_QUEUE)),
-            ("consume", GROUPS[0]),
+            *(("settle", KEYED_QUEUE), ("settle", PACED_QUEUE), ("consume", GROUPS[0])),
         ),
     ),
     "consumer-2": Role(
@@ -133,6 +137,7 @@ ROLES: dict[str, Role] = {
         (
             *(("settle", "billed"), ("settle", "packed"), ("pop", "events"), ("settle", "states")),
             *(("settle", "urgent"), ("settle", "turns"), ("settle", PACKED_QUEUE)),
+            *(("settle", KEYED_QUEUE), ("settle", PACED_QUEUE)),
             *(("consume", group) for group in GROUPS),
         ),
     ),
@@ -141,7 +146,7 @@ ROLES: dict[str, Role] = {
         False,
         (
             *(("settle", "orders"), ("settle", "billed"), ("settle", "states")),
-            *(("settle", "turns"), ("consume", GROUPS[1])),
+            *(("settle", "turns"), ("settle", KEYED_QUEUE), ("consume", GROUPS[1])),
         ),
     ),
     "consumer-4": Role("consumer", True, tuple(("wait_and_commit", name) for name in MANY)),
@@ -243,6 +248,18 @@ class Workload:
             yield from self._until_ok(push)
             if self.dice.random() < 0.1:
                 yield from self.wait_for_room(queue)
+
+    def call(self) -> Plan:
+        """Push a few messages of one tenant after the other."""
+        while not self.stopping.is_set():
+            tenant = f"tenant-{self.dice.randrange(TENANTS)}"
+            ids = [f"{id}@{tenant}" for id in self.new_ids(self.dice.randint(1, 12))]
+            options = {"ids": ids, "headers": {"tenant": tenant}}
+            payloads = [new_payload(id) for id in ids]
+            yield from self._until_ok(
+                Step("push", KEYED_QUEUE, "push_many", (payloads,), options, ids)
+            )
+            yield self.dice.uniform(0, 2)
 
     def _until_ok(self, push: Step) -> Plan:
         while (yield push).outcome != "ok" and not self.stopping.is_set():
@@ -613,7 +630,7 @@ class AsyncRunner:
     async def _receive_and_cancel(self) -> None:
         dice, workload = self._workload.dice, self._workload
         while time.monotonic() < workload.storm_until and not workload.stopping.is_set():
-            queue = dice.choice(["events", "billed", "packed", "turns", PACKED_QUEUE])
+            queue = dice.choice(["events", "billed", "packed", "turns", KEYED_QUEUE, PACKED_QUEUE])
             limit = dice.choice([1, 10])
             if queue == "events":
                 step = Step("pop", queue, "pop_many", (limit,), {"timeout": 0.2}, limit)
