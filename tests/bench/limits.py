@@ -1,4 +1,4 @@
-"""What limits cost: queues with a limit on concurrency next to one without.
+"""What limits cost: queues with a limit that is not reached next to one without.
 
 The rounds alternate between them. The last rows show what a key with many messages costs the rest.
 """
@@ -15,6 +15,13 @@ from tests.bench.figures import at_least, at_most, ratios
 from tests.bench.groups import BATCH, singles, take, timed
 from tests.bench.harness import Bench, interleave, payload
 
+#: Limits that are not reached, and what part of the speed without one is left at least: of batches,
+#: and of messages one by one.
+LIMITS = {
+    "a limit": (Limit(concurrency=200), 0.4, 0.4),
+    "a limit per customer": (Limit(concurrency=200, per="headers.customer"), 0.4, 0.4),
+    "a rate": (Limit(rate=1_000_000, burst=100_000), 0.4, 0.2),
+}
 KEYS = 1000
 #: How many looks the messages of a large key may hold up the rest.
 FIRST_LOOKS = 64
@@ -36,26 +43,28 @@ def fill(queue: Queue[Any], count: int) -> None:
 def beside_standard(bench: Bench, client: Client) -> None:
     """Measure claims with a limit and without one in turn."""
     rounds, calls, count = bench.either(5, 9), bench.either(50, 200), bench.either(2000, 5000)
-    plain = client.queue("plain")
-    whole = client.queue("whole", limit=Limit(concurrency=200))
-    keyed = client.queue("keyed", limit=Limit(concurrency=200, per="headers.customer"))
+    queues = [client.queue("plain")]
+    queues += [client.queue(f"limit{n}", limit=each[0]) for n, each in enumerate(LIMITS.values())]
 
     def batches(queue: Queue[Any]) -> float:
         fill(queue, count)
         return timed(partial(take, queue, count), count)
 
-    sides = interleave(rounds, *(partial(batches, each) for each in (plain, whole, keyed)))
-    for queue in (plain, whole, keyed):
+    sides = interleave(rounds, *(partial(batches, each) for each in queues))
+    for queue in queues:
         fill(queue, (rounds + 2) * calls)
-    single = interleave(rounds, *(partial(singles, each, calls) for each in (plain, whole, keyed)))
-    for what, (base, *rest), least in (
-        (f"reserve + commit of {BATCH}", sides, 0.4),
-        ("reserve + commit", single, 0.4),
-    ):
-        for name, side in zip(("a limit", "a limit per customer"), rest, strict=True):
+    single = interleave(rounds, *(partial(singles, each, calls) for each in queues))
+    for place, (name, (_, *least)) in enumerate(LIMITS.items(), start=1):
+        for what, measured, target in (
+            (f"reserve + commit of {BATCH}", sides, least[0]),
+            ("reserve + commit", single, least[1]),
+        ):
+            base, side = measured[0], measured[place]
             note = " us, ".join(f"{statistics.median(each) * 1e6:.0f}" for each in (base, side))
             found = ratios(base, side)
-            bench.row(f"{what}, {name}", "x standard", found, rounds, at_least(least), f"{note} us")
+            bench.row(
+                f"{what}, {name}", "x standard", found, rounds, at_least(target), f"{note} us"
+            )
 
 
 def beside_a_large_key(bench: Bench, client: Client) -> None:

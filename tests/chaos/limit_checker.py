@@ -74,7 +74,7 @@ class Limits:
     """What the change log shows of the queues with limits."""
 
     def __init__(self) -> None:
-        #: Messages that were held beside too many others, in words.
+        #: Messages that were held beside too many, in words.
         self.exceeded: list[str] = []
         #: For how long messages that could start waited to be claimed.
         self.turns: list[Turn] = []

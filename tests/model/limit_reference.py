@@ -17,7 +17,7 @@ from pyqueue import Limit, Reservation
 
 __all__ = ["QUEUE", "Item", "Limited"]
 
-#: The queue that has the limit. Others hold what was moved out or buried.
+#: The queue that has the limit. What was moved out or buried is elsewhere.
 QUEUE = "a"
 #: A message that was claimed so often is buried by the next claim.
 MAX_TRIES = 3
