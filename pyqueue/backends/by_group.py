@@ -30,6 +30,7 @@ from pyqueue.backends.pacing import paced
 from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.slots import FreeSlots, go_on
 from pyqueue.documents import hashable_id
+from pyqueue.limits import Limit
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEach
 
 __all__ = ["claim_next"]
@@ -142,8 +143,9 @@ def _take(
     """Claim the first messages of free groups, as many as may start."""
     order, index = terms.scan
     limit = scan.limit.limit
-    limited = limit is not None and limit.concurrency is not None
-    if limited:
+    if limit is not None and limit.concurrency is None:
+        limit = None  # ``paced`` keeps to a rate
+    if limit is not None:
         scan.limit.blocked_until = None
     for last in (False,) * (ROUNDS - 1) + (True,):
         size = _page_size(scan, wanted)
@@ -159,8 +161,8 @@ def _take(
         locked = list(look.blocked)
         chosen = look.heads()
         able, free = wanted, None
-        if limited:
-            free = yield from limiting.expected_slots(terms, scan, {"": wanted}, now)
+        if limit is not None:
+            free = yield from limiting.expected_slots(terms, scan, limit, {"": wanted}, now)
             able = min(wanted, free[""].number)
         few = len(chosen) < able
         scan.groups.crowded = few and len(page) == size
@@ -169,7 +171,7 @@ def _take(
             now = yield from ServerTime()
         documents: list[Document] = []
         if chosen and able:
-            taken = yield from _claim_heads(terms, scan, chosen, now, able, room, free)
+            taken = yield from _claim_heads(terms, scan, chosen, now, able, room, limit, free)
             if taken is None:
                 return None
             documents = taken
@@ -216,11 +218,12 @@ def _claim_heads(
     now: datetime,
     wanted: int,
     room: ByteLimit,
+    limit: Limit | None,
     slots: dict[str, FreeSlots] | None,
 ) -> Plan[list[Document] | None]:
     """Claim messages that were chosen. Beside competing processes, claim any of them."""
-    if slots is not None:
-        found = yield from limiting.claim_free(terms, scan, heads, slots, now, room)
+    if limit is not None and slots is not None:
+        found = yield from limiting.claim_free(terms, scan, limit, heads, slots, now, room)
         if found is not None and len(found) < min(wanted, len(heads)):
             scan.groups.meets_locks = True  # another message of a group may be held
         return found

@@ -51,16 +51,14 @@ DEFER_TIMEOUT_S: Final = 2.0
 
 
 def _may_start(
-    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
+    queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
     """Return how many messages of each key may start now, and when the next one may."""
-    limit = followed.limit
-    assert limit is not None
     found: list[Mapping[str, MayStart]] = []
     if limit.concurrency is not None:
         found.append((yield from slots.may_start(queue, limit.concurrency, keys, now)))
     if limit.rate is not None:
-        found.append((yield from rates.may_start(queue, followed, keys, now)))
+        found.append((yield from rates.may_start(queue, limit, followed, keys, now)))
     return {
         key: MayStart(
             min(each[key].number for each in found), max(each[key].next_at for each in found)
@@ -123,7 +121,9 @@ def restore(
     if not names:
         return Restored([], 0)
     now = yield from ServerTime()
-    found = yield from _may_start(queue, followed, names, now)
+    if (limit := followed.limit) is None or limit.per is None:
+        return Restored(names, 0)  # another thread has read that it is gone
+    found = yield from _may_start(queue, limit, followed, names, now)
     later: dict[Hashable, datetime] = {
         key: each.next_at for key, each in found.items() if not each.number
     }
@@ -134,7 +134,7 @@ def restore(
                 ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
     if ready:
         yield from Signal(queue, now)
-    elif keys is not None and later and followed.limit and followed.limit.rate is not None:
+    elif keys is not None and later and limit.rate is not None:
         yield from Signal(queue, min(later.values()))  # no other event tells consumers
     return Restored(names, ready)
 

@@ -108,7 +108,8 @@ def take(
     """Claim the first messages that may start."""
     scan.limit.blocked_until = None
     limit, (order, index) = scan.limit.limit, terms.scan
-    assert limit is not None
+    if limit is None:  # another thread has read that it is gone
+        return (yield from take_first(terms, scan, match, now, wanted, room))
     fields: dict[str, Any] = {**FIELDS, "priority": 1} if terms.by_level else FIELDS
     if limit.per is not None:
         fields = {**fields, limit.per: 1, "token": 1}
@@ -117,9 +118,9 @@ def take(
     if not page:
         scan.contested = scan.groups.crowded = False
         return [], None, True
-    look, permits = _Look(limit, page), LookPermits(terms.queue, scan.limit)
+    look, permits = _Look(limit, page), LookPermits(terms.queue, limit, scan.limit)
     useful = {key: min(number, wanted) for key, number in look.count(page).items()}
-    free = yield from expected_slots(terms, scan, useful, now)
+    free = yield from expected_slots(terms, scan, limit, useful, now)
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
     chosen = yield from _choose(look, permits, free, wanted, now, shuffled=shuffled)
@@ -158,14 +159,12 @@ def _page_size(scan: ScanState, limit: Limit, wanted: int) -> int:
 
 
 def expected_slots(
-    terms: ClaimTerms, scan: ScanState, useful: Mapping[str, int], now: datetime
+    terms: ClaimTerms, scan: ScanState, limit: Limit, useful: Mapping[str, int], now: datetime
 ) -> Plan[dict[str, FreeSlots]]:
     """Return the free slots of each key; as if all were free, unless a look met taken ones.
 
     ``useful``: how many are of use, by key.
     """
-    limit = scan.limit.limit
-    assert limit is not None
     if limit.concurrency is None:
         return slots.no_slots(useful)
     if not scan.limit.meets_slots:
@@ -199,14 +198,14 @@ def _choose(
 def claim_free(
     terms: ClaimTerms,
     scan: ScanState,
+    limit: Limit,
     page: Sequence[Document],
     free: Mapping[str, FreeSlots],
     now: datetime,
     room: ByteLimit,
 ) -> Plan[list[Document] | None]:
     """Claim the first messages of a page, each with a free slot. None: the server is too slow."""
-    assert scan.limit.limit is not None
-    look = _Look(scan.limit.limit, list(page))
+    look = _Look(limit, list(page))
     order = random.sample(page, len(page)) if scan.contested else page
     chosen = look.choose(free, len(page), order)
     return (yield from _claim_and_learn(terms, scan, look, chosen, free, now, room))
@@ -333,5 +332,8 @@ def _let_wait(
         if deferred == sum(map(len, waiting.values())):
             look.finished(look.left())
         keys |= waiting.keys()
+        if deferring.defers(look.limit, instead=scan.limit.limit):
+            yield from deferring.lift(terms.queue)  # another thread has read of a change
+            return True
     restored = (yield from deferring.restore(terms.queue, scan.limit, keys)) if keys else None
     return bool(deferred or (restored and restored.ready))

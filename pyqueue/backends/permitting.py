@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from pyqueue.backends import rates
-from pyqueue.limits import FollowedLimit
+from pyqueue.limits import FollowedLimit, Limit
 from pyqueue.requests import MonotonicTime, Plan
 
 __all__ = ["LookPermits"]
@@ -31,6 +31,7 @@ class LookPermits:
     """The permits that one look has got, by key."""
 
     _queue: str
+    _limit: Limit
     _followed: FollowedLimit
     _granted: Counter[str] = field(default_factory=Counter)
     #: When it began to ask, by the monotonic clock; None: it did not ask.
@@ -47,8 +48,7 @@ class LookPermits:
         Returns:
             How many messages of each key may start.
         """
-        limit = self._followed.limit
-        assert limit is not None
+        limit = self._limit
         able = {
             key: 0 if self._followed.waits(now, key) else min(number, limit.capacity)
             for key, number in most.items()
@@ -67,7 +67,7 @@ class LookPermits:
             able |= {key: granted[key] for key in refused}
             if refused and place == 0:
                 rest = [key for key, number in able.items() if number and key not in granted]
-                found = yield from rates.may_start(self._queue, self._followed, rest, now)
+                found = yield from rates.may_start(self._queue, limit, self._followed, rest, now)
                 able |= {key: min(able[key], each.number) for key, each in found.items()}
         self._granted += granted
         return granted
@@ -82,9 +82,7 @@ class LookPermits:
         """Give back what was not used. Return the keys of that."""
         unused = self._granted - Counter(used)
         self._granted = Counter()
-        limit = self._followed.limit
-        if unused and limit is not None:
-            for key in unused:
-                self._followed.forget(key)
-            yield from rates.give_back(self._queue, limit, unused)
+        for key in unused:
+            self._followed.forget(key)
+        yield from rates.give_back(self._queue, self._limit, unused)
         return set(unused)

@@ -154,7 +154,8 @@ def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted
     ``followed`` remembers when the next one may start, if these are fewer than ``wanted``.
     """
     limit = followed.limit
-    assert limit is not None
+    if limit is None or limit.rate is None:  # another thread has read that it is gone
+        return wanted
     if followed.waits(now):
         return 0
     granted = (yield from take(queue, limit, {key: wanted}))[key]
@@ -164,14 +165,12 @@ def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted
 
 
 def may_start(
-    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
+    queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
     """Return how many messages of each key may start now, and when the next one may.
 
     This only reads. ``followed`` remembers it.
     """
-    limit = followed.limit
-    assert limit is not None
     ids = {permits_id(queue, key): key for key in keys}
     found = {key: MayStart(limit.capacity, now) for key in keys}
     fields = {"tokens": 1, "at": 1}

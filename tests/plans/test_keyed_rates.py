@@ -493,6 +493,26 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
     assert len(scene.receive(10)) == 4
 
 
+@pytest.mark.parametrize(
+    "limit", [RATE, BOTH, Limit(concurrency=1, per="headers.t"), Limit(rate=1, period=9, burst=2)]
+)
+def test_limit_that_is_removed_during_a_look_defers_nothing(limit: Limit) -> None:
+    """Another thread reads of it, and lifts what is deferred, before the look defers more."""
+    for at in range(40):
+        scene = Scene("xxxx", limit)
+        running = scene.steps.steps(scene.consumer.receive(9))
+        if sum(1 for _ in islice(running, at)) < at:
+            assert at > 5
+            return
+        scene.steps.run(managing.reshape("a", {"limit": False}))
+        scene.consumer.waiting.scan.flag_read = None
+        scene.receive(1)
+        for _ in running:
+            pass
+        assert not scene.whens()
+    raise AssertionError("more commands than expected")
+
+
 def test_rescan_finds_what_killed_processes_left() -> None:
     """The first that waits was removed, and no other of its key will be claimed."""
     scene = Scene("xxxxx")
@@ -556,7 +576,7 @@ def test_reading_a_bucket_counts_as_taking_does() -> None:
             steps.run(rates.take("a", limit, {"x": chance.randint(0, 3)}))
         steps.seconds += round(chance.choice([0, 0.3, 2, -30]) * chance.random(), 3)
         followed = FollowedLimit(limit)
-        read = steps.run(rates.may_start("a", followed, ["x", "y"], steps.now))
+        read = steps.run(rates.may_start("a", limit, followed, ["x", "y"], steps.now))
         assert read["y"] == (limit.capacity, steps.now)
         granted = steps.run(rates.take("a", limit, {"x": 9}))["x"]
         assert read["x"].number == granted.permits
