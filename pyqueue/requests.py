@@ -200,6 +200,8 @@ class FindAndModify(Command[Document | None]):
     sort: Sort | None = None
     hint: str | None = None
     upsert: bool = False
+    #: Answer with the document as it was before the update.
+    before: bool = False
 
     def send(self, collection: Any) -> Any:
         """Send a findAndModify."""
@@ -224,7 +226,7 @@ class FindAndModify(Command[Document | None]):
             sort=self.sort,
             hint=self.hint,
             upsert=self.upsert,
-            return_document=True,
+            return_document=not self.before,
             session=self.session,
         )
 

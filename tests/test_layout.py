@@ -443,7 +443,7 @@ BACKENDS: dict[str, set[str]] = {
     "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "inserting": {"transitions"},
-    "pushing": {"groups", "inserting", "kind", "namespace", "options", "transitions"},
+    "pushing": {"groups", "inserting", "kind", "namespace", "options", "slots", "transitions"},
     "byte_limit": {"scan"},
     "claiming": {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),

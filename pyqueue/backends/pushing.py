@@ -17,15 +17,16 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import inserting, namespace, transitions
-from pyqueue.backends.groups import bring_forward, groups_in
+from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.inserting import Written, ids_of_this_queue, key_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
+from pyqueue.backends.slots import go_on
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime
+from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
 
 __all__ = [
     "Checked",
@@ -253,13 +254,6 @@ def _replace_each(
     return written
 
 
-def _groups_of(queue: str, kind: Kind, match: Filter, session: object) -> Plan[list[Any]]:
-    """Return the group that a message leaves if it is replaced."""
-    if "group" not in kind.capabilities:
-        return []
-    return groups_in((yield from Find(match, {"group": 1, "lock": 1}, session=session)))
-
-
 def replace(
     queue: str,
     kind: Kind,
@@ -278,11 +272,18 @@ def replace(
         if id in stored:
             foreign.append(id)
             return None
-    freed = yield from _groups_of(queue, kind, match, session)
     once = {"_id": id, "pushed": document["pushed"]}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
     # What it has of an earlier queue with priorities or groups goes, too.
-    stale = (*kind.held_fields, *kind.stay_fields, "headers", "type", "priority", "last_group")
+    stale = (
+        *kind.held_fields,
+        *kind.stay_fields,
+        "headers",
+        "type",
+        "priority",
+        "last_group",
+        "limited",
+    )
     update = {
         "$set": fresh,
         "$unset": transitions.unset(*(name for name in stale if name not in fresh)),
@@ -290,7 +291,9 @@ def replace(
     }
     for last in (False, True):
         try:
-            stored_document = yield from FindAndModify(match, update, upsert=True, session=session)
+            former = yield from FindAndModify(
+                match, update, upsert=True, before=True, session=session
+            )
         except DuplicateKey:
             # Two concurrent upserts: the second attempt finds the message of the first. Or the id
             # belongs to another message.
@@ -300,7 +303,10 @@ def replace(
                 foreign.append(id)
                 return None
         else:
-            yield from bring_forward(queue, freed, session)
-            replaced: Id = (stored_document or document)["_id"]
+            if former is None:
+                return id
+            yield from bring_forward(queue, ordered_groups(kind, [former]), session)
+            yield from go_on(queue, [former.get("slot")], session)
+            replaced: Id = former["_id"]
             return replaced
     raise AssertionError("unreachable")

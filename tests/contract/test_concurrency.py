@@ -85,6 +85,18 @@ def test_lapsed_lease_gives_up_its_slot(client: AnyClient, queue: AnyQueue) -> N
         queue.commit(former)
 
 
+@pytest.mark.needs("per")
+def test_replaced_message_gives_up_its_slot(client: AnyClient, queue: AnyQueue) -> None:
+    queue = limited(client, queue, PER)
+    queue.push("first", key="k", headers={"customer": "seven"})
+    assert queue.reserve(0).payload == "first"
+    queue.push("second", headers={"customer": "seven"})
+    assert queue.reserve(0) is None
+    queue.push("other", key="k", headers={"customer": "eight"}, on_duplicate="replace")
+    found = {each.payload for each in queue.reserve_many(10, timeout=0)}
+    assert found == {"other", "second"}
+
+
 @pytest.mark.needs("pop", "claim")
 def test_pops_and_claims_are_refused(client: AnyClient, queue: AnyQueue) -> None:
     queue = limited(client, queue, Limit(concurrency=1))

@@ -299,12 +299,14 @@ class Store:
             if fresh["_id"] in self.documents:
                 raise DuplicateKey("the id is taken")
             self._put(fresh)
-            return dict(fresh)
+            return None if request.before else dict(fresh)
         (document,) = found
         if request.update is None:
             self._drop(document)
             return document
-        return dict(self._put(updated(document, request.update)))
+        before = dict(document)
+        after = dict(self._put(updated(document, request.update)))
+        return before if request.before else after
 
     def _insert(self, documents: Iterable[Any]) -> list[WriteFailure]:
         failures = []
