@@ -57,6 +57,8 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     at = _monotonic(event["wallTime"])
     if kind == "insert":
         document = event["fullDocument"]
+        if "processed" in document:
+            return None  # no message: it keeps a pack out whose insert may still arrive
         pushed = round(document["pushed"].timestamp() * 1000)
         content = (document.get("payload") or {}).get("n")
         times = [pushed, at, _monotonic(document["when"])]

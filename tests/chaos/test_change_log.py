@@ -10,6 +10,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from bson import ObjectId
 from pymongo.change_stream import ChangeStream
 
 from pyqueue import Client, Queue, Reservation
@@ -164,6 +165,10 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
         assert decided == ["set", pack, put]
         assert shown == ["set", place, {"q": target}]
     assert [line[:2] for line in log.lines(parcels.commit, more[2])] == [["out", pack]]
+    # A push that is repeated keeps its first pack out, and enters one by one.
+    again = [f"{ObjectId()}:0"]
+    (line,) = log.lines(parcels.push_many, [{"n": "e", "trail": []}], ids=again)
+    assert line[:4] == ["in", again[0], "parcels", "e"]
 
 
 def test_change_log_continues_after_a_failed_stream(

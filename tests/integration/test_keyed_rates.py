@@ -101,7 +101,9 @@ def test_key_with_many_messages_holds_up_no_other(url: str) -> None:
         for _ in range(5):
             queue.push_many([0] * 1000, headers={"customer": "large"})
         queue.push(1, headers={"customer": "small"})
-        found = [*queue.reserve_many(2, timeout=60), *queue.reserve_many(2, timeout=60)]
+        found = queue.reserve_many(2, timeout=60)
+        if len(found) == 1:
+            found += queue.reserve_many(2, timeout=60)
         assert {each.headers["customer"] for each in found} == {"large", "small"}
         for number in range(3):
             queue.push(number, headers={"customer": number})
