@@ -21,6 +21,11 @@ LIMITS = {
     "a limit": (Limit(concurrency=200), 0.4, 0.4),
     "a limit per customer": (Limit(concurrency=200, per="headers.customer"), 0.4, 0.4),
     "a rate": (Limit(rate=1_000_000, burst=100_000), 0.4, 0.2),
+    "a rate per customer": (
+        Limit(rate=1_000_000, burst=100_000, per="headers.customer"),
+        0.4,
+        0.2,
+    ),
 }
 KEYS = 1000
 #: How many looks the messages of a large key may hold up the rest.
