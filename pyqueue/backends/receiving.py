@@ -56,6 +56,9 @@ __all__ = [
 
 #: How long a pause may go unnoticed without a bus.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
+#: How long a receive looks on at most after it has claimed something, if the queue has a limit.
+#: Permits and slots come meanwhile, and the leases of its first messages would end.
+LOOK_ON: Final = timedelta(seconds=0.5)
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
 
@@ -333,12 +336,15 @@ def _claim_messages(
     """
     terms = how.terms
     claimed: list[Claimed] = []
+    began = yield from ServerTime()
     while len(claimed) < (limit := _wanted(limits)) and not (claimed and room.full):
         if how.misfits.verdict is not None:
             if claimed:
                 break
             raise ConfigurationError(how.misfits.verdict)
         now = yield from ServerTime()
+        if claimed and scan.limit.limit is not None and now - began > LOOK_ON:
+            break
         bare = (
             how.bare and limit == 1 and scan.limit.limit is None and not scan.locked.pops_claim(now)
         )

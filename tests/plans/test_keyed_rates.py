@@ -303,6 +303,15 @@ def test_several_permits_are_used_by_one_look() -> None:
     assert len(granting) == 1
 
 
+def test_receive_returns_what_it_has_while_permits_come() -> None:
+    """Otherwise the first leases end before it has so many."""
+    scene = Scene("x" * 90, Limit(rate=20, per="headers.t"))
+    for _ in scene.steps.steps(scene.consumer.receive(90)):
+        scene.steps.seconds += 0.05  # each command takes so long, as many permits come
+    assert scene.steps.seconds < 3
+    assert 0 < len(scene.consumer.started) < 40
+
+
 def test_permits_given_back_by_others_are_noticed() -> None:
     """A consumer that knew of none does not defer the message again and again."""
     scene, other = Scene("xxx"), Consumer()
