@@ -29,11 +29,12 @@ from pyqueue.documents import group_of, stored_group
 from pyqueue.messages import Backoff
 from pyqueue.requests import Delete, Insert, Plan, UpdateEach
 from pyqueue.waiters import Waiters
+from tests.plans.competing import compete
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Cut, Steps
 from tests.plans.steps import cut as dying
-from tests.plans.store import Process, Store, Task, World, instant
+from tests.plans.store import Store, World, instant
 
 LEASE = 60.0
 #: The shapes of a queue: each has another order after failures, or a limit as well.
@@ -558,45 +559,10 @@ class Ledger:
             done.append((before["seq"], before["_id"]))
 
 
-def consume(process: Process, seed: int, mortal: bool) -> Task:
-    """Receive for ever; commit most messages and give the rest back. Die now and then."""
-    choose = random.Random(seed)
-    queue = plans()
-    while True:
-        limit = choose.choice((1, 1, 4, 10))
-        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
-        if mortal and choose.random() < 0.05:
-            steps = choose.randrange(40)
-            for _ in range(steps):
-                try:
-                    yield next(plan)
-                except StopIteration:
-                    break
-            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
-            yield process.world.sleep(100)
-            continue
-        held = yield from plan
-        yield process.world.sleep(choose.uniform(0, 20))
-        for each in held:
-            end = choose.choice(("commit", "commit", "commit", "release", "rollback", "later"))
-            with contextlib.suppress(LeaseLost):
-                if end == "commit":
-                    yield from process.run(queue.commit([each]))
-                elif end == "release":
-                    yield from process.run(queue.release([each]))
-                else:
-                    delay = 0 if end == "rollback" else 0.2
-                    yield from process.run(queue.rollback([each], delay=delay))
-
-
-def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
+def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
     """Push messages of a few groups. Each group has one producer."""
-    choose = random.Random(seed)
-    queue = plans()
-    for _ in range(20):
-        yield process.world.sleep(choose.uniform(0, 150))
-        names = [f"{seed}-{choose.randrange(3)}" for _ in range(choose.choice((1, 1, 5)))]
-        pushed += yield from process.run(queue.push(names, groups=names))
+    names = [f"{producer}-{choose.randrange(3)}" for _ in range(choose.choice((1, 1, 5)))]
+    return plans().push(names, groups=names)
 
 
 @pytest.mark.parametrize("limit", [None, 2])
@@ -610,11 +576,7 @@ def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int 
     ledger = Ledger(world, limit)
     shape: dict[str, Any] = {} if limit is None else {"limit": {"concurrency": limit}}
     pushed = Meddler(world.store).run(plans(**shape).push([0], groups=["g"]))
-    processes = [Process(world, "a") for _ in range(5)]
-    for number, process in enumerate(processes[:3]):
-        world.spawn(consume(process, seed * 10 + number, mortal), 5)
-    for number, process in enumerate(processes[3:]):
-        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
+    compete(world, seed, plans(), push, pushed, mortal=mortal)
     world.run(15_000)
     if mortal:
         world.run(15_000 + (6 if limit is None else 20) * LEASE * 1000)

@@ -26,11 +26,12 @@ from pyqueue.limits import FollowedLimit, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
 from pyqueue.waiters import Waiters
+from tests.plans.competing import compete
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
 from tests.plans.runner import after
 from tests.plans.steps import Steps, lost_reply, lost_request
-from tests.plans.store import Process, Task, World
+from tests.plans.store import World
 
 LEASE = 60.0
 BURST = 2
@@ -597,43 +598,13 @@ def test_reading_a_bucket_counts_as_taking_does() -> None:
 # ---- competing processes, in virtual time
 
 
-def consume(process: Process, seed: int, mortal: bool) -> Task:
-    """Receive for ever, and end messages in several ways. Die now and then."""
-    choose = random.Random(seed)
-    queue = plans()
-    while True:
-        limit = choose.choice((1, 1, 4, 10))
-        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
-        if mortal and choose.random() < 0.05:
-            for _ in range(choose.randrange(40)):
-                try:
-                    yield next(plan)
-                except StopIteration:
-                    break
-            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
-            yield process.world.sleep(100)
-            continue
-        held = yield from plan
-        yield process.world.sleep(choose.uniform(0, 20))
-        for each in held:
-            if choose.random() < 0.7:
-                yield from process.run(queue.commit([each]))
-            else:
-                yield from process.run(queue.rollback([each], delay=0))
+def push(choose: random.Random, _: int) -> Plan[list[Any]]:
+    """Push messages of one of a few keys."""
+    several = [1] * choose.choice((1, 1, 5))
+    return plans().push(several, headers={"t": choose.choice("xxyz")})
 
 
-def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
-    """Push messages of a few keys."""
-    choose = random.Random(seed)
-    queue = plans()
-    for _ in range(20):
-        yield process.world.sleep(choose.uniform(0, 150))
-        several = [1] * choose.choice((1, 1, 5))
-        key = {"t": choose.choice("xxyz")}
-        pushed += yield from process.run(queue.push(several, headers=key))
-
-
-@pytest.mark.parametrize("mortal", [False, True])
+@pytest.mark.parametrize("mortal", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("concurrency", [None, 2])
 @pytest.mark.parametrize(
     "seed", [*range(1), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 40))]
@@ -654,11 +625,7 @@ def test_competing_processes_start_no_more_of_a_key(
 
     store.on_change = changed
     pushed: list[Any] = [*Meddler(store).run(plans(limit).push([1]))]
-    processes = [Process(world, "a") for _ in range(5)]
-    for number, process in enumerate(processes[3:]):
-        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
-    for number, process in enumerate(processes[:3]):
-        world.spawn(consume(process, seed * 10 + number, mortal), 300)
+    compete(world, seed, plans(), push, pushed, mortal=mortal)
     world.run(30_000 + mortal * 6 * LEASE * 1000)
     assert sorted(map(str, done)) == sorted(map(str, pushed))
     check_windows(starts)

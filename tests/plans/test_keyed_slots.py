@@ -6,11 +6,9 @@ tests run real plans in virtual time, with processes that die.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -25,11 +23,12 @@ from pyqueue.limits import FollowedLimit, Limit, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Find, Plan, UpdateEach
 from pyqueue.waiters import Waiters
+from tests.plans.competing import compete
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Steps, lost_reply, lost_request
-from tests.plans.store import Process, Task, World, instant
+from tests.plans.store import World, instant
 
 LEASE = 60.0
 LIMIT = 2
@@ -359,41 +358,10 @@ def test_crowded_look_reads_a_large_page(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- competing processes, in virtual time
 
 
-def consume(process: Process, seed: int, mortal: bool) -> Task:
-    """Receive for ever, and end messages in several ways. Die now and then."""
-    choose = random.Random(seed)
-    queue = plans(None)
-    while True:
-        limit = choose.choice((1, 1, 4, 10))
-        plan = process.run(queue.receive(process.waiters, limit, timeout=timedelta(seconds=5)))
-        if mortal and choose.random() < 0.05:
-            for _ in range(choose.randrange(40)):
-                try:
-                    yield next(plan)
-                except StopIteration:
-                    break
-            process.waiters = Waiters("a")  # a new process; the old one holds what it claimed
-            yield process.world.sleep(100)
-            continue
-        held = yield from plan
-        yield process.world.sleep(choose.uniform(0, 20))
-        for each in held:
-            with contextlib.suppress(LeaseLost):
-                if choose.random() < 0.7:
-                    yield from process.run(queue.commit([each]))
-                else:
-                    yield from process.run(queue.rollback([each], delay=0))
-
-
-def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
-    """Push messages of a few keys."""
-    choose = random.Random(seed)
-    queue = plans()
-    for _ in range(20):
-        yield process.world.sleep(choose.uniform(0, 150))
-        several = [1] * choose.choice((1, 1, 5))
-        key = {"t": choose.choice("xxyz")}
-        pushed += yield from process.run(queue.push(several, headers=key))
+def push(choose: random.Random, _: int) -> Plan[list[Any]]:
+    """Push messages of one of a few keys."""
+    several = [1] * choose.choice((1, 1, 5))
+    return plans().push(several, headers={"t": choose.choice("xxyz")})
 
 
 @pytest.mark.parametrize("mortal", [False, True])
@@ -414,11 +382,7 @@ def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> N
 
     store.on_change = changed
     pushed: list[Any] = [*Meddler(store).run(plans().push([1]))]
-    processes = [Process(world, "a") for _ in range(5)]
-    for number, process in enumerate(processes[3:]):
-        world.spawn(produce(process, seed * 10 + 5 + number, pushed))
-    for number, process in enumerate(processes[:3]):
-        world.spawn(consume(process, seed * 10 + number, mortal), 300)
+    compete(world, seed, plans(None), push, pushed, mortal=mortal)
     world.run(20_000)
     if mortal:
         world.run(20_000 + 6 * LEASE * 1000)
