@@ -19,7 +19,7 @@ MESSAGES = 1500
 
 
 @few_or_many_kills
-@pytest.mark.parametrize("per", [None, "headers.customer"])
+@pytest.mark.parametrize("per", [pytest.param(None, marks=pytest.mark.slow), "headers.customer"])
 def test_killed_processes_start_no_more(
     per: str | None, kills: int, url: str, tmp_path: Path
 ) -> None:
