@@ -85,7 +85,7 @@ __all__ = [
     "Worker",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if not TYPE_CHECKING:
     # These need pydantic and anyio, which the executors of a Spark cluster need not have.

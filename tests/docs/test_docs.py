@@ -18,8 +18,9 @@ import pytest
 import typer.main
 
 import pyqueue
-from pyqueue import AsyncClient, Client, Queue
+from pyqueue import AsyncClient, Client, Limit, Queue
 from pyqueue.backends import transitions
+from pyqueue.backends.kind import known
 from pyqueue.cli import app
 from pyqueue.embedded import EmbeddedServer
 from tests.docs.pages import ROOT, Block, anchors, blocks, commands, links, pages, prose
@@ -176,6 +177,24 @@ def test_commands_exist(page: str) -> None:
 
 def test_commands_are_found() -> None:
     assert ["make", "demo"] in list(commands("README.md"))
+
+
+def test_readme_tables_name_all_there_is() -> None:
+    text = (ROOT / "README.md").read_text()
+    kinds, after = text.split("| Kind |")[1].split("| Argument |")
+    limits, after = after.split("The command `pyqueue` has ")
+    commands = after.split(": see")[0]
+
+    def firsts(table: str) -> list[str]:
+        return [name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in names(row)]
+
+    def names(text: str) -> list[str]:
+        return re.findall(r"`([^`]+)`", text)
+
+    ours = {name for name, kind in known().items() if type(kind).__module__.startswith("pyqueue.")}
+    assert {*firsts(kinds)} == {*ours, "client.stream()"}
+    assert {*firsts(limits)} == {each.name for each in fields(Limit)}
+    assert {*names(commands)} == {*program().commands}
 
 
 def test_bench_sections_exist() -> None:
