@@ -28,7 +28,7 @@ pack says which size is next: 0 is the whole pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -57,6 +57,7 @@ __all__ = [
     "new_pack",
     "next_level",
     "packs_of",
+    "part_id",
     "parts",
     "place_of",
     "places",
@@ -76,6 +77,17 @@ _SIZES: Final = (100, 10, 1)
 def message_id(pack: Id, place: int, at: Sequence[int] | None = None) -> str:
     """Return the id of a message. ``at``: where the messages of a part were."""
     return f"{_first_pack(pack)}:{place if at is None else at[place]}"
+
+
+def part_id(pack: Id, token: str, place: int) -> str:
+    """Return the _id of a part. A claim makes the same one if it tries again.
+
+    Args:
+        pack: the pack that it leaves.
+        token: the token of the claim.
+        place: the place of its first message in its first pack.
+    """
+    return f"{_first_pack(pack)}/{token}.{place}"
 
 
 def _first_pack(pack: Id) -> str:
@@ -117,13 +129,18 @@ def _filled(entries: Sequence[RawBSONDocument]) -> Document:
     }
 
 
-def parts(pack: Id, token: str, documents: Sequence[Document]) -> list[Document]:
-    """Return messages that leave a pack as the documents of parts; one alone stays a message.
+def parts(
+    pack: Id, token: str, documents: Sequence[Document], taken: Collection[Id] = ()
+) -> list[Document]:
+    """Return messages that leave a pack as the documents of parts.
+
+    One alone stays a message, unless its id is taken: then a part keeps the id for it.
 
     Args:
         pack: the pack.
         token: that of the claim. A claim makes the same ids if it tries again.
         documents: the messages. Only their ids, headers and payloads differ.
+        taken: the ids that other documents have.
     """
     found: list[Document] = []
     entries: list[RawBSONDocument] = []
@@ -132,12 +149,12 @@ def parts(pack: Id, token: str, documents: Sequence[Document]) -> list[Document]
         entries.append(encode({"p": each["payload"], **more}))
     for some in chunks(range(len(documents)), [len(each.raw) for each in entries], MAX_PACK):
         first = documents[some[0]]
-        if len(some) == 1:
+        if len(some) == 1 and first["_id"] not in taken:
             found.append(first)
             continue
         common = {name: first[name] for name in first if name not in ("headers", "payload")}
         at = [int(documents[index]["_id"].partition(":")[2]) for index in some]
-        common |= {"_id": f"{_first_pack(pack)}/{token}.{at[0]}", "at": at}
+        common |= {"_id": part_id(pack, token, at[0]), "at": at}
         found.append(common | _filled([entries[index] for index in some]))
     return found
 

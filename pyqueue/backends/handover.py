@@ -13,19 +13,23 @@ source does it first, and ``recovering`` does it after a crash. A copy carries t
 claim that made it, and is shown only under the token that the source lists. So a process that is a
 day late shows nothing twice. A copy that is not listed is deleted when it is a day old and its
 source has another token by then, because nothing can list it any more.
+
+Copies may have ids that are made from the source, and any document may have taken such an id.
+``overwrite`` alone judges what that means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from pyqueue.backends.applying import MAX_BATCH, SettlementUpdate, update_with_key
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
-from pyqueue.backends.transitions import hidden_queue, unset
-from pyqueue.errors import QueueError, Unavailable
+from pyqueue.backends.transitions import HIDDEN, hidden_queue, unset
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -45,11 +49,13 @@ from pyqueue.requests import (
 
 __all__ = [
     "ENDED",
+    "GRACE",
     "HANDED",
     "MARK",
     "NOTHING",
     "Handover",
     "Result",
+    "copy_filter",
     "discard",
     "finish",
     "finish_decided",
@@ -58,7 +64,12 @@ __all__ = [
     "is_copy",
     "is_source",
     "lists",
+    "overwrite",
 ]
+
+log = logging.getLogger("pyqueue")
+
+Name = TypeVar("Name", bound=Hashable)
 
 #: The field of a source that lists what it has handed over and may not be shown yet:
 #: ``{h: token, ids: [...]}`` for each handover.
@@ -68,6 +79,8 @@ MARK: Final = "handover"
 _TOKEN: Final = f"{MARK}.token"
 #: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to the history.
 ENDED: Final = "ended"
+#: What was decided or copied less than this ago is left to its process.
+GRACE: Final = timedelta(seconds=5)
 #: How large a copy is taken to be when calls share commands.
 _TYPICAL_BYTES: Final = 1024
 #: How often copies are written against concurrent changes of copies with the same ids.
@@ -119,6 +132,9 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
 
     Returns:
         How it went. If it is unavailable, call it again with the same token and ids.
+
+    Raises:
+        DuplicateKey: other documents have some of the ids, and nothing was decided.
     """
     pushed = {**update.get("$push", {}), HANDED: handover.entry}
     decision = {**update, "$push": pushed}
@@ -205,9 +221,22 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
             results += [(yield from _resolve(call.handover))]
         return results
     queue = calls[0].handover.queue
-    yield from _show(queue, [copy for copies in hidden for copy in copies])
-    yield from _end(queue, [call.decided for call in calls])
+    copies = [copy for copies in hidden for copy in copies]
+    shown = yield from _show(copies)
+    ended = [call.decided[ENDED]["at"] for call in calls if ENDED in call.decided]
+    if shown < len(copies) and (yield from ServerTime()) - min([now, *ended]) < GRACE:
+        yield from _report_missing(queue, [copy["_id"] for copy in copies])
+    yield from _end([call.decided for call in calls])
     return ["done"] * len(calls)
+
+
+def _report_missing(queue: str, ids: Sequence[Any]) -> Plan[None]:
+    """Log which copies cannot be shown. It is too early for others to have shown them."""
+    found = yield from Find({"_id": {"$in": ids}, MARK: {"$exists": False}}, {"_id": 1})
+    there = [each["_id"] for each in found]
+    missing = [id for id in ids if id not in there]
+    text = "queue %r: %d of %d messages that left their documents cannot be shown: %s"
+    log.error(text, queue, len(missing), len(ids), missing)
 
 
 def _resolve(handover: Handover) -> Plan[Result]:
@@ -217,7 +246,7 @@ def _resolve(handover: Handover) -> Plan[Result]:
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
     if decided is not None:
-        yield from finish_decided(handover.queue, decided)
+        yield from finish_decided(decided)
         return "done"
     still = {"_id": {"$in": ids}, "q": handover.hidden}
     stored = yield from Find(still, {MARK: 1})
@@ -250,81 +279,107 @@ def _copy(calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]) -> Plan[
         taken.setdefault(place, []).append(copy)
     held = [True] * len(calls)
     for place, copies in taken.items():
-        held[place] = yield from _overwrite(calls[place], copies)
+        held[place] = yield from overwrite(copies, calls[place].match)
     return held
 
 
-def _insert(copies: Sequence[Document]) -> Plan[list[int]]:
-    """Insert copies. Return the places of those whose ids are taken."""
-    failures = yield from Insert([encode(each) for each in copies], majority=True)
+def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
+    """Insert documents. Return the places of those whose ids are taken."""
+    failures = yield from Insert([encode(each) for each in documents], majority=True)
     for failure in failures:
         if failure.field != "_id":
             raise failure.error
     return [failure.place for failure in failures]
 
 
-def _overwrite(call: _Call, copies: Sequence[Document]) -> Plan[bool]:
-    """Overwrite hidden copies that have the same ids. A copy that is shown was handed over before.
+def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]:
+    """Store documents whose ids are taken, in place of hidden copies that have these ids.
+
+    A taken id does not say that this was done before; the fence says so. If the fence matches after
+    the stored documents were read, what the new ones have to say is not decided, and no former
+    holder can decide it any more, whatever a fail-over undoes. So hidden copies may go, in whatever
+    queue their holder died. Any other document is of another message, and stays.
+
+    Args:
+        documents: what to store.
+        fence: the filter of the source while the holder holds it; None: only this process has what
+            it stores.
 
     Returns:
-        Whether the source may still be held.
+        Whether the fence matched.
+
+    Raises:
+        DuplicateKey: other documents have some of the ids. Nothing has changed.
     """
-    handover = call.handover
     for _ in range(_TRIES):
-        by_id = {each["_id"]: each for each in copies}
-        stored = yield from Find({"_id": {"$in": list(by_id)}, "q": handover.hidden})
-        # A holder whose claim a fail-over may still undo must not touch the copies of another one.
-        # If the source is still held after these were read, they are not decided and never will be.
-        if any(each[MARK]["token"] != handover.token for each in stored) and not (
-            (yield from Update(call.match, NOTHING, majority=True)).matched
-        ):
+        found = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}})
+        stored = {each["_id"]: each for each in found}
+        if fence is not None and not (yield from Update(fence, NOTHING, majority=True)).matched:
             return False
+        if others := [id for id, each in stored.items() if not is_copy(each)]:
+            raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
         pairs: list[tuple[Filter, UpdateDocument]] = []
-        for old in stored:
-            new = by_id[old["_id"]]
-            same = {"_id": old["_id"], "q": handover.hidden, _TOKEN: old[MARK]["token"]}
+        missing: list[Document] = []
+        rest: list[Document] = []
+        for new in documents:
+            old = stored.get(new["_id"])
+            if old is None:
+                missing.append(new)
+                continue
+            rest.append(new)
             put = {name: value for name, value in new.items() if name != "_id"}
             gone = unset(*(name for name in old if name not in new))
-            pairs.append((same, {"$set": put, "$unset": gone} if gone else {"$set": put}))
-        if not pairs:
+            update = {"$set": put, "$unset": gone} if gone else {"$set": put}
+            pairs.append((copy_filter(old), update))
+        if pairs:
+            matched, failures = yield from UpdateEach(pairs, majority=True)
+            for failure in failures:
+                raise failure.error
+            if matched == len(pairs):
+                rest = []
+        if missing:  # they were deleted
+            rest += [missing[at] for at in (yield from _insert(missing))]
+        if not rest:
             return True
-        matched, failures = yield from UpdateEach(pairs, majority=True)
-        for failure in failures:
-            raise failure.error
-        if matched == len(pairs):
-            return True
-        copies = [copies[at] for at in (yield from _insert(copies))]  # some were deleted meanwhile
-        if not copies:
-            return True
+        documents = rest
     raise Unavailable("other processes change what is handed over: try it again")
 
 
-def _show(queue: str, copies: Sequence[Document]) -> Plan[None]:
-    """Show hidden copies that were decided on. It may run any number of times."""
+def copy_filter(copy: Document) -> Filter:
+    """Return the filter of a hidden copy as it was read."""
+    return {"_id": copy["_id"], "q": copy["q"], _TOKEN: _token(copy)}
+
+
+def _show(copies: Sequence[Document]) -> Plan[int]:
+    """Show hidden copies that were decided on. Return how many were hidden.
+
+    It may run any number of times.
+    """
     now = yield from ServerTime()
     # What is scheduled for later keeps its instant.
     raised = {"$max": {"when": now, "due": now}, "$unset": unset(MARK)}
-    hidden = {"q": hidden_queue(queue)}
     pairs: list[tuple[Filter, UpdateDocument]] = []
     for to, members in _by(_target, (each for each in copies if "key" not in each[MARK])):
         for start in range(0, len(members), MAX_BATCH):
-            of_token = _by(_token, members[start : start + MAX_BATCH])
+            claims = _by(lambda each: (each["q"], _token(each)), members[start : start + MAX_BATCH])
             some = [
-                {_TOKEN: token, "_id": {"$in": [each["_id"] for each in same]}}
-                for token, same in of_token
+                {"q": hidden, _TOKEN: token, "_id": {"$in": [each["_id"] for each in same]}}
+                for (hidden, token), same in claims
             ]
-            pairs.append(({"$or": some, **hidden}, {"$set": {"q": to}, **raised}))
+            pairs.append(({"$or": some}, {"$set": {"q": to}, **raised}))
+    shown = 0
     if pairs:
-        _, failures = yield from UpdateEach(pairs, many=True, majority=True)
+        shown, failures = yield from UpdateEach(pairs, many=True, majority=True)
         for failure in failures:
             raise failure.error
     for each in copies:
         if "key" in each[MARK]:
-            one = {"_id": each["_id"], _TOKEN: _token(each), **hidden}
             update = {"$set": {"q": _target(each)}, **raised}
-            yield from update_with_key(one, update, each[MARK]["key"], majority=True)
+            key = each[MARK]["key"]
+            shown += yield from update_with_key(copy_filter(each), update, key, majority=True)
     for to, members in _by(_target, copies):
         yield from Signal(to, max(now, min(each["when"] for each in members)))
+    return shown
 
 
 def _target(copy: Document) -> str:
@@ -336,10 +391,10 @@ def _token(copy: Document) -> str:
 
 
 def _by(
-    name: Callable[[Document], str], copies: Iterable[Document]
-) -> Iterable[tuple[str, list[Document]]]:
+    name: Callable[[Document], Name], copies: Iterable[Document]
+) -> Iterable[tuple[Name, list[Document]]]:
     """Return the copies grouped by a name."""
-    groups: dict[str, list[Document]] = {}
+    groups: dict[Name, list[Document]] = {}
     for each in copies:
         groups.setdefault(name(each), []).append(each)
     return groups.items()
@@ -354,30 +409,29 @@ def discard(handover: Handover) -> Plan[None]:
 # ---- sources
 
 
-def finish(queue: str, document: Document) -> Plan[None]:
-    """Finish what a former holder of a source has decided. A claim of a source does this first.
-
-    Args:
-        queue: the queue of the source.
-        document: the source.
-    """
+def finish(document: Document) -> Plan[None]:
+    """Finish what a former holder of a source has decided. A claim of a source does this first."""
     if not document.get(HANDED):
         return
     # A fail-over may undo what this document shows, unless a majority has it.
     stored = yield from FindAndModify({"_id": document["_id"]}, NOTHING, majority=True)
     if stored is not None:
-        yield from finish_decided(queue, stored)
+        yield from finish_decided(stored)
 
 
-def finish_decided(queue: str, source: Document) -> Plan[None]:
-    """Show what a source lists. ``source`` is as a majority stored it."""
+def finish_decided(source: Document) -> Plan[None]:
+    """Show what a source lists. ``source`` is as a majority stored it.
+
+    The copies are found by id and token: a copy of another holder may have led here from the hidden
+    documents of another queue.
+    """
     if not is_source(source):
         return
     ids = [id for entry in source[HANDED] for id in entry["ids"]]
-    hidden = {"_id": {"$in": ids}, "q": hidden_queue(queue)}
-    stored = yield from Find(hidden, {MARK: 1, "when": 1})
-    yield from _show(queue, [each for each in stored if is_copy(each) and lists(source, each)])
-    yield from _end(queue, [source])
+    match = {"_id": {"$in": ids}, MARK: {"$exists": True}}
+    stored = yield from Find(match, {MARK: 1, "q": 1, "when": 1})
+    yield from _show([each for each in stored if is_copy(each) and lists(source, each)])
+    yield from _end([source])
 
 
 def lists(source: Mapping[str, Any], copy: Document) -> bool:
@@ -387,11 +441,15 @@ def lists(source: Mapping[str, Any], copy: Document) -> bool:
 
 
 def is_copy(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document is a copy as this module writes it."""
-    mark, when = document.get(MARK), document.get("when")
-    names = ("to", "token")
-    texts = isinstance(mark, dict) and all(isinstance(mark.get(name), str) for name in names)
-    return texts and isinstance(when, datetime)
+    """Return whether a stored document is a hidden copy as this module writes it.
+
+    A source that has ended is hidden, too, and is no copy.
+    """
+    mark, q = document.get(MARK), document.get("q")
+    if not isinstance(mark, dict) or not isinstance(q, str) or ENDED in document:
+        return False
+    texts = isinstance(mark.get("to"), str) and isinstance(mark.get("token"), str)
+    return texts and q.startswith(HIDDEN) and isinstance(document.get("when"), datetime)
 
 
 def is_source(document: Mapping[str, Any]) -> bool:
@@ -405,12 +463,12 @@ def is_source(document: Mapping[str, Any]) -> bool:
             return False
     if ended is None:
         return bool(entries)
-    if not isinstance(ended, dict) or "token" not in ended:
+    if not isinstance(ended, dict) or "token" not in ended or not isinstance(document["q"], str):
         return False
     return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)
 
 
-def _end(queue: str, sources: Sequence[Document]) -> Plan[None]:
+def _end(sources: Sequence[Document]) -> Plan[None]:
     """Take what is shown off the lists of sources, or end them.
 
     If a fail-over undoes this, it is done again.
@@ -425,10 +483,10 @@ def _end(queue: str, sources: Sequence[Document]) -> Plan[None]:
                 listed = {"h": entry["h"], "ids": entry["ids"][0]}
                 pairs.append((match, {"$pull": {HANDED: listed}}))
             continue
-        match |= {"q": hidden_queue(queue), f"{ENDED}.token": ended["token"]}
+        match |= {"q": source["q"], f"{ENDED}.token": ended["token"]}
         if "put" in ended:
-            put = {"$set": {"q": queue, **ended["put"]}, "$unset": unset(HANDED, ENDED)}
-            pairs.append((match, put))
+            put = {"q": source["q"].removeprefix(HIDDEN), **ended["put"]}
+            pairs.append((match, {"$set": put, "$unset": unset(HANDED, ENDED)}))
         else:
             deleted.append(match)
     if pairs:

@@ -7,7 +7,7 @@ of ``handover`` do this without a transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pyqueue import packs
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import check_time_left
-from pyqueue.backends.handover import Handover, Result, hand_over
+from pyqueue.backends.handover import Handover, Result, copy_filter, hand_over, is_copy
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import (
@@ -29,9 +29,8 @@ from pyqueue.backends.pack_settling import (
     roll_back_whole,
     still_held,
 )
-from pyqueue.backends.transitions import hidden_queue
-from pyqueue.errors import QueueError, Unavailable
-from pyqueue.messages import PackedReservation
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.messages import Id, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -90,20 +89,26 @@ def leave(
     copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
     for _, copy in copies:
         encode(copy)  # nothing is written if one of them is too large
+    taken: set[Id] = set()
     while bits:
         still = yield from still_held(group._replace(bits=bits, hold=hold), session)
         lost |= bits & ~still
         bits = still
         if not bits:
             break
-        some = [copy for place, copy in copies if bits >> place & 1]
-        if together:
-            some = packs.parts(group.pack, group.token, some)
-        if session is not None:
-            yield from _leave_in_transaction(group._replace(bits=bits), some, session)
-            return lost, 0
-        handover = Handover(group.queue, group.pack, group.token, some)
-        result = yield from _hand_over_bits(group._replace(bits=bits), handover)
+        messages = [copy for place, copy in copies if bits >> place & 1]
+        some = _with_free_ids(group, messages, taken, together=together)
+        try:
+            if session is not None:
+                yield from _leave_in_transaction(group._replace(bits=bits), some, session)
+                return lost, 0
+            handover = Handover(group.queue, group.pack, group.token, some)
+            result = yield from _hand_over_bits(group._replace(bits=bits), handover)
+        except DuplicateKey as clash:
+            if not clash.ids or not taken.isdisjoint(clash.ids):
+                raise
+            taken.update(clash.ids)
+            continue
         if result == "done":
             return lost, 0
         if result == "unknown":
@@ -115,15 +120,46 @@ def leave(
     return lost, 0
 
 
+def _with_free_ids(
+    group: Group, messages: Sequence[Document], taken: Collection[Id], *, together: bool
+) -> list[Document]:
+    """Return messages that leave a pack as the documents to store.
+
+    Other documents may have ``taken`` the ids of some. A message that stays in a bucket becomes a
+    part of one message, and so keeps its id: a consumer that sees it again can tell. In a queue of
+    another kind it gets a new id, and its trail has the old one.
+    """
+    if together:
+        return packs.parts(group.pack, group.token, messages, taken)
+    found: list[Document] = []
+    for each in messages:
+        if each["_id"] not in taken:
+            found.append(each)
+        elif each["q"] == group.queue and "key" not in each:
+            found += packs.parts(group.pack, group.token, [each], taken)
+        else:
+            *passed_before, last = each["trail"]
+            place = int(each["_id"].partition(":")[2])
+            id = packs.part_id(group.pack, group.token, place)
+            found.append(each | {"_id": id, "trail": [*passed_before, last | {"id": each["_id"]}]})
+    return found
+
+
 def _leave_in_transaction(
     group: Group, documents: Sequence[Document], session: object
 ) -> Plan[None]:
-    """Let documents begin in a transaction. The pack stays held until its lease ends."""
+    """Let documents begin in a transaction. The pack stays held until its lease ends.
+
+    Raises:
+        DuplicateKey: other documents have some of the ids, and nothing was written.
+    """
+    # An insert that fails would abort the transaction.
+    stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
+    if others := [each["_id"] for each in stored if not is_copy(each)]:
+        raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
     yield from Update(group.fence, packs.setting(group.bits), session=session)
-    # A former holder, who died, may have left hidden copies with these ids.
-    ids = [each["_id"] for each in documents]
-    hidden = {"_id": {"$in": ids}, "q": hidden_queue(group.queue)}
-    yield from Delete(hidden, many=True, session=session)
+    for each in stored:  # a former holder died, and cannot decide any more
+        yield from Delete(copy_filter(each), session=session)
     for failure in (yield from Insert([encode(each) for each in documents], session=session)):
         raise failure.error
     for queue, when in {(each["q"], each["when"]) for each in documents}:
@@ -137,6 +173,10 @@ def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
         hold.begin(None)
     try:
         result = yield from hand_over(handover, group.fence, packs.setting(group.bits))
+    except DuplicateKey:
+        if hold:
+            hold.settled(0, None, matched=False)
+        raise
     except BaseException:
         if hold:
             hold.lose()

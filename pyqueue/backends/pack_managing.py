@@ -211,4 +211,4 @@ def finish_all(queue: str) -> Plan[None]:
     """Show what packs have handed over and may not be shown yet, before they are deleted."""
     match = {"q": queue, "n": {"$exists": True}, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(match, {HANDED: 1}, hint=PACKS)):
-        yield from finish(queue, document)
+        yield from finish(document)

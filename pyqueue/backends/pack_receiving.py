@@ -306,11 +306,21 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     """Take a pack that was claimed into the stock."""
     terms = how.terms
     if document.get(HANDED):
-        yield from finish(terms.queue, document)
+        yield from finish(document)
     hold = HeldPack(document, terms.counts_try)
     alive = hold.alive
     if not alive:
         yield from Delete(emptied(hold.id, hold.token))
+        return
+    # A part of one message is like an ordinary message: a claim finds that its tries are used up.
+    exhausted = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
+    if hold.size == 1 and exhausted:
+        error = document.get("error")
+        target = yield from namespace.dead_letter_target(
+            terms.queue, terms.kind, terms.dead_letter, [None]
+        )
+        make = burial(terms.queue, target, "tries", hold.before, error)
+        yield from leave(_group(terms, hold, alive), [(0, make)])
         return
     if packs.window(hold.size, alive, hold.level) is None:
         # Its holder died while it held nothing else of this pack.

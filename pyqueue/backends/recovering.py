@@ -15,6 +15,7 @@ from typing import Final
 from pyqueue.backends import transitions
 from pyqueue.backends.handover import (
     ENDED,
+    GRACE,
     HANDED,
     MARK,
     finish_decided,
@@ -33,8 +34,6 @@ __all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
 
 log = logging.getLogger("pyqueue")
 
-#: What was decided or copied less than this ago is left to its process.
-GRACE: Final = timedelta(seconds=5)
 #: The time between two passes of a process over one queue.
 INTERVAL: Final = timedelta(seconds=10)
 #: Copies that no source lists, and none can list any more, are deleted at this age.
@@ -86,7 +85,7 @@ def recover(
 
 def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Document]]:
     match = transitions.scan_range(hidden_queue(queue), {"$lt": before}, start)
-    fields = dict.fromkeys(("when", HANDED, ENDED, MARK), 1)
+    fields = dict.fromkeys(("q", "when", HANDED, ENDED, MARK), 1)
     return (
         yield from Find(match, fields, sort=SCAN_ORDER, limit=PAGE_SIZE, hint=HOT, majority=True)
     )
@@ -97,16 +96,16 @@ def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int
         each for each in page if ENDED in each and is_source(each) and each[ENDED]["at"] < before
     ]
     for each in sources:
-        yield from finish_decided(queue, each)
+        yield from finish_decided(each)
     copies = [each for each in page if is_copy(each)]
     if not copies:
         return len(sources)
     owners = [each[MARK].get("source") for each in copies]
-    fields = dict.fromkeys(("token", HANDED, ENDED), 1)
+    fields = dict.fromkeys(("q", "token", HANDED, ENDED), 1)
     found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
     listing = [each for each in found if is_source(each)]
     for source in listing:
-        yield from finish_decided(queue, source)
+        yield from finish_decided(source)
     # While a source has the token of a copy, its holder may still decide, however late.
     tokens = [each.get("token") for each in found]
     old = before - ABANDONED

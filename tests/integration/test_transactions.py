@@ -112,6 +112,28 @@ def test_taken_id_does_not_abort(client: Client, things: Any) -> None:
     assert totals(other) == [0]
 
 
+def test_taken_ids_do_not_abort_what_leaves_a_pack(client: Client) -> None:
+    """They belong to results, or to a copy that a dead holder left hidden."""
+    queue, results, done = client.queue("jobs", kind="bucket"), *map(client.queue, ("r", "done"))
+    queue.push_many(range(5))
+    held = queue.reserve_many(5, timeout=0)
+    results.push("result", id=held[0].id)
+    done.paused()
+    mark = {"to": "jobs", "source": held[1].pack, "token": "dead"}  # type: ignore[attr-defined]
+    zombie = {"_id": held[1].id, "q": "~handover:former", "when": held[1].when, "handover": mark}
+    client.database["pyqueue"].insert_one(zombie)
+    with client.transaction() as session:
+        results.push_many(["result"] * 2, ids=[held[2].id, held[3].id], session=session)
+        queue.rollback(*held[:3], delay=0, session=session)
+        queue.move(held[3], to=done, session=session)
+    queue.commit(held[4])
+    back = queue.reserve_many(5, timeout=0)
+    assert {each.id: each.payload for each in back} == {each.id: each.payload for each in held[:3]}
+    [moved] = done.peek()
+    assert (moved.payload, moved.trail[-1]["id"]) == (3, held[3].id)
+    assert results.counts().total == 3
+
+
 def test_replace_with_and_without_keys_does_not_abort(client: Client, things: Any) -> None:
     queue = client.queue("jobs")
     old, known = queue.push_many(["old", "known"], keys=["k", None], ids=[None, "a"])

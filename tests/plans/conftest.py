@@ -1,8 +1,22 @@
-"""Property tests have no deadline: a slow machine must not fail them."""
+"""What all tests of plans share.
+
+Property tests have no deadline: a slow machine must not fail them. And in no test does a handover
+find less to show than it decided on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pyqueue", deadline=None, derandomize=True, database=None)
 settings.load_profile("pyqueue")
+
+
+@pytest.fixture(autouse=True)
+def handovers_show_all(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail if the holder of a source could not show all that it decided on."""
+    yield
+    assert "cannot be shown" not in caplog.text

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 from bson import ObjectId
 
-from pyqueue import LeaseLost, Unavailable
+from pyqueue import DuplicateKey, LeaseLost, Unavailable
 from pyqueue.backends import handover, listing, recovering, transitions
 from pyqueue.backends.handover import HANDED, Handover
 from pyqueue.backends.options import Options
@@ -128,7 +128,7 @@ class Pack:
         pack = yield from FindAndModify(match, claim, w1=True)
         if pack is None:
             return
-        yield from handover.finish("in", pack)
+        yield from handover.finish(pack)
         for part in PARTS:
             places = [each for each in part if each in pack["alive"]]
             if places:
@@ -543,6 +543,33 @@ def test_key_is_given_to_a_copy_if_it_is_free(taken: bool) -> None:
     shown = steps.collection.find_one({"_id": "C"})
     assert shown["q"] == "a"
     assert (shown.get("key"), shown.get("last_key")) == ((None, "k") if taken else ("k", None))
+
+
+def test_output_whose_id_is_taken_is_refused() -> None:
+    """Outputs have new ids, so the taken one is of another message. Nothing is decided."""
+    steps, process = made(Message), Message()
+    held = held_message(steps, process)
+    outputs = outputs_of(held, "aa")
+    steps.collection.insert_one({"_id": outputs[1].id, "q": "results"})
+    with pytest.raises(DuplicateKey) as clash:
+        steps.run(fan_out(process.plans.target, held, outputs))
+    assert clash.value.ids == [outputs[1].id]
+    steps.run(process.plans.commit([held]))
+    assert consume(steps).total() == 0
+
+
+def test_holder_reports_copies_that_it_cannot_show(caplog: pytest.LogCaptureFixture) -> None:
+    for late, level in ((0, "ERROR"), (6, None)):
+        steps, process = made(Message), Message()
+        held = held_message(steps, process)
+        running = stalled_before(steps, process.split(held), shows)
+        gone = steps.collection.find_one_and_delete({"q": HIDDEN + "in", "handover.to": "a"})
+        steps.seconds += late  # then another process may have shown them
+        resume(running)
+        assert [each.levelname for each in caplog.records] == ([] if level is None else [level])
+        assert level is None or "1 of 3 messages that left" in caplog.text
+        assert level is None or str(gone["_id"]) in caplog.text
+        caplog.clear()
 
 
 def test_copy_that_is_scheduled_keeps_its_instant() -> None:

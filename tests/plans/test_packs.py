@@ -506,13 +506,16 @@ def test_repeated_push_of_a_pack_survives_a_fail_over() -> None:
     assert sorted(drain(steps)) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("guilty", [0, 7, 38, 39])
-def test_message_that_ends_its_consumers_is_buried_alone(guilty: int) -> None:
+def test_message_that_ends_its_consumers_is_buried_alone(guilty: int, taken: bool) -> None:
     """Each consumer that gets it dies. Every other message is finished, with few crashes."""
     steps = Steps()
     options = Options(shape={"pack": 40}, max_tries=2, dead_letter="a.dead")
     wide = QueuePlans("a", options, kind="bucket", owner="me")
-    steps.run(wide.push(list(range(40))))
+    ids = steps.run(wide.push(list(range(40))))
+    if taken:
+        steps.collection.insert_one({"_id": ids[guilty], "q": "results"})
     finished: list[int] = []
     crashes = 0
     for _ in range(60):

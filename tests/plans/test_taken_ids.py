@@ -1,0 +1,119 @@
+"""Handover where the id of each message is taken before its message leaves the pack.
+
+Another document has the id, in another queue: a program pushed the result of a message under its
+id. Or a former holder, which died, left a copy of the message hidden in another queue, from which
+the pack has moved on. Consumers and movers are disturbed at each command. Whatever happens, nothing
+is lost, nothing is there twice, and the other documents stay as they are.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pyqueue import packs
+from pyqueue.backends import recovering
+from pyqueue.backends.handover import ENDED, HANDED, MARK
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.scan import FIRST
+from pyqueue.clock import BAND
+from pyqueue.requests import Document
+from tests.plans import test_pack_moves as moves
+from tests.plans import test_packs as ends
+from tests.plans.faults import Faults
+from tests.plans.runner import NOW
+from tests.plans.steps import Steps, lost_reply
+
+#: What has the ids. A source that has ended lies in a hidden queue, too, under its own id.
+TAKERS: dict[str, Document] = {
+    "message": {"q": "results", "when": NOW, "payload": "result"},
+    "finished": {"q": "results", "when": BAND, "processed": NOW, "payload": "result"},
+    "ended": {
+        "q": "~handover:results",
+        "when": FIRST,
+        HANDED: [{"h": "t", "ids": ["x"]}],
+        ENDED: {"at": NOW, "token": "t"},
+    },
+    "zombie": {"q": "~handover:former", "when": NOW, "payload": "zombie"},
+}
+WORKS: dict[str, Faults[Any]] = {"ends": ends.FAULTS, "moves": moves.FAULTS}
+
+some_or_every = pytest.mark.parametrize(
+    "every", [pytest.param(41, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
+each_case = pytest.mark.parametrize(
+    ("work", "taker"),
+    [
+        *(("ends", "message"), ("ends", "zombie"), ("moves", "zombie")),
+        *(pytest.param("ends", each, marks=pytest.mark.slow) for each in ("finished", "ended")),
+        pytest.param("moves", "message", marks=pytest.mark.slow),
+    ],
+)
+
+
+def taken(faults: Faults[Any], taker: str) -> Faults[Any]:
+    """Return the same faults in a store where each id of a message in a pack is taken."""
+    takers = [
+        {"_id": packs.message_id(pack["_id"], place), **TAKERS[taker]}
+        | ({MARK: {"to": "a", "source": pack["_id"], "token": "t"}} if taker == "zombie" else {})
+        for pack in faults.stored()
+        if packs.is_pack(pack)
+        for place in range(len(pack["b"]))
+    ]
+
+    def audit(steps: Steps, *processes: Any) -> None:
+        steps.run(recovering.recover("former", grace=timedelta(-1)))
+        faults.audit(steps, *processes)
+        if taker != "zombie":
+            stored = {each["_id"]: each for each in steps.all()}
+            assert all(stored.get(each["_id"]) == each for each in takers)
+
+    return Faults(
+        lambda: [*faults.stored(), *takers],
+        faults.consumer,
+        audit,
+        faults.most_commands + 150,
+        faults.check,
+    )
+
+
+@each_case
+@pytest.mark.parametrize("fault", ["dies before", "dies after", "loses a reply"])
+@some_or_every
+def test_process_meets_a_taken_id_and_dies(work: str, taker: str, fault: str, every: int) -> None:
+    faults = taken(WORKS[work], taker)
+    if fault == "loses a reply":
+        faults.loses_a_message(lost_reply, every)
+    else:
+        faults.dies(fault == "dies after", every)
+
+
+@each_case
+@pytest.mark.parametrize("undone", [False, True])
+@some_or_every
+def test_process_meets_a_taken_id_and_sleeps(
+    work: str, taker: str, undone: bool, every: int
+) -> None:
+    faults = taken(WORKS[work], taker)
+    if undone:
+        faults.fails_over(every)
+    else:
+        faults.sleeps_beyond_its_lease(every)
+
+
+def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
+    """Its results were pushed under its id, so its consumer must see the same id again."""
+    steps, consumer = Steps(ends.stored()), ends.Consumer()
+    one = steps.run(consumer.receive(4))[3]
+    steps.run(QueuePlans("results", Options(dead_letter="dead")).push(["r"], ids=[one.id]))
+    steps.run(consumer.plans.rollback([one], delay=0, error="again"))
+    (again,) = [each for each in steps.run(consumer.receive(20)) if each.payload == one.payload]
+    assert (again.id, again.tries, again.error["message"]) == (one.id, 2, "again")
+    steps.run(consumer.plans.bury([again]))
+    (dead,) = steps.collection.find({"dead": {"$exists": True}})
+    assert (dead["payload"], dead["trail"][-1]["id"]) == (one.payload, one.id)
+    assert dead["_id"] != one.id
+    assert steps.collection.count_documents({"_id": one.id, "payload": "r"}) == 1
