@@ -131,7 +131,7 @@ class MemoryCollection:
     def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
         """Update a document and return it. mongomock would update the wrong element of an array."""
         if isinstance(update, list):
-            return self._update_by_pipeline(filter["_id"], update, **options)
+            return self._update_by_pipeline(filter, update, **options)
         call = self.__getattr__("find_one_and_update")
         if not any(".$" in name for fields in update.values() for name in fields):
             return call(filter, update, **options)
@@ -141,18 +141,20 @@ class MemoryCollection:
             return next(iter(self.find({"_id": filter["_id"]})))
 
     def _update_by_pipeline(
-        self, id: Any, pipeline: list[Any], *, upsert: bool = False, **options: Any
+        self, filter: Any, pipeline: list[Any], *, upsert: bool = False, **options: Any
     ) -> Any:
         """Update one document by a pipeline, which mongomock knows for aggregates only."""
+        id = filter["_id"]
         with self._lock:
-            found = self._collection.find_one({"_id": id})
+            found = self._collection.find_one(_given(filter))
             if found is None and not upsert:
                 return None
             scratch = memory_database("scratch")["one"]
             scratch.insert_one(found or {"_id": id})
             now = self._now().replace(tzinfo=None)
             (updated,) = scratch.aggregate(_replaced(pipeline, "$$NOW", now))
-            self._collection.delete_one({"_id": id})
+            if found is not None:
+                self._collection.delete_one({"_id": id})
             self._collection.insert_one(updated)
             return _plain(updated)
 

@@ -494,10 +494,12 @@ BACKENDS: dict[str, set[str]] = {
     "stream_packs": {"invalid", "namespace"},
     "stream_retention": {"namespace", "stream_packs"},
     "stream_appending": {"namespace", "stream_packs", "stream_retention", "transitions"},
-    "stream_ranges": {"transitions"},
+    "stream_entries": {"transitions"},
+    "stream_ranges": {"stream_entries", "transitions"},
     "stream_settling": {"invalid", "namespace", "stream_packs", "stream_ranges", "transitions"},
     "stream_groups": {
-        *("invalid", "options", "rates", "stream_packs", "stream_ranges", "stream_settling"),
+        *("invalid", "options", "rates", "stream_entries", "stream_packs", "stream_ranges"),
+        "stream_settling",
     },
     "stream_consumers": {
         *("invalid", "options", "stream_groups", "stream_packs", "stream_ranges"),

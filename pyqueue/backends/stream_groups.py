@@ -21,12 +21,12 @@ from pyqueue import arguments
 from pyqueue.backends import rates, stream_packs
 from pyqueue.backends.invalid import Misfits, error_record
 from pyqueue.backends.options import QueueShape
+from pyqueue.backends.stream_entries import Range
 from pyqueue.backends.stream_packs import Pack
 from pyqueue.backends.stream_ranges import (
     Back,
     Ending,
     Group,
-    Range,
     Step,
     Taken,
     claim_step,

@@ -28,124 +28,44 @@ and a former holder changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from pyqueue.backends.stream_entries import (
+    MAX_BACK,
+    MAX_BACK_SPAN,
+    MAX_RANGE,
+    Merged,
+    Range,
+    bits,
+    merged,
+)
 from pyqueue.backends.transitions import new_token
 from pyqueue.requests import Document
 
 __all__ = [
-    "MAX_BACK",
     "MAX_HELD",
-    "MAX_RANGE",
     "Back",
     "Ending",
     "Group",
-    "Range",
     "Settled",
     "Step",
     "Taken",
     "claim_step",
     "group_id",
-    "settle_steps",
+    "settle_step",
     "skip_steps",
 ]
 
-#: The most messages of one range.
-MAX_RANGE: Final = 1000
-#: No further range is claimed while so many are held, or so many were given back.
+#: No further range is claimed while so many are held.
 MAX_HELD: Final = 100
-MAX_BACK: Final = 1000
 
 
 def group_id(stream: str, group: str) -> str:
     """Return the _id of a group's document."""
     return f"~group:{stream}~{group}"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A range of positions, of which some may have left it."""
-
-    token: str
-    start: int
-    end: int
-    #: Bit i is set if position ``start + i`` has left it.
-    done: int
-    until: datetime
-    tries: int
-    lapses: int = 0
-    error: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Range:
-        """Return the range of a stored entry."""
-        return cls(
-            entry["t"],
-            int(entry["s"]),
-            int(entry["e"]),
-            int.from_bytes(entry["d"], "little"),
-            entry["u"],
-            int(entry["k"]),
-            int(entry.get("x", 0)),
-            entry.get("r"),
-        )
-
-    def stored(self) -> dict[str, Any]:
-        """Return the entry that stores it."""
-        entry = {"t": self.token, "s": self.start, "e": self.end, "d": bits(self.done)}
-        entry |= {"u": self.until, "k": self.tries}
-        if self.lapses:
-            entry["x"] = self.lapses
-        if self.error is not None:
-            entry["r"] = self.error
-        return entry
-
-    @property
-    def alive(self) -> int:
-        """The bits of the positions that it still has."""
-        return ((1 << (self.end - self.start)) - 1) & ~self.done
-
-    @property
-    def size(self) -> int:
-        """How many positions it still has."""
-        return self.alive.bit_count()
-
-    def positions(self) -> Iterator[int]:
-        """Yield the positions that it still has, in order."""
-        alive = self.alive
-        return (self.start + bit for bit in range(self.end - self.start) if alive >> bit & 1)
-
-    def mask(self, positions: Iterable[int]) -> int:
-        """Return the bits of those positions that lie between its ends."""
-        found = 0
-        for each in positions:
-            if self.start <= each < self.end:
-                found |= 1 << (each - self.start)
-        return found
-
-    def part(self, mask: int, **changes: Any) -> Range:
-        """Return a range of the positions in ``mask``, with narrow ends."""
-        low = (mask & -mask).bit_length() - 1
-        width = mask.bit_length() - low
-        done = ~(mask >> low) & ((1 << width) - 1)
-        start = self.start + low
-        return replace(self, start=start, end=start + width, done=done, **changes)
-
-    def held(self) -> dict[str, Any]:
-        """Return the filter of the entry, whatever the end of its lease is."""
-        return {"t": self.token, "d": bits(self.done)}
-
-    def same(self) -> dict[str, Any]:
-        """Return the filter of the entry as it was read."""
-        return {**self.held(), "u": self.until}
-
-
-def bits(done: int) -> bytes:
-    """Return bits as they are stored, without zeros at the end."""
-    return done.to_bytes((done.bit_length() + 7) // 8, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +103,10 @@ class Group:
 
 
 class Step(NamedTuple):
-    """One update of the document of a group."""
+    """One update of the document of a group. A list is a pipeline."""
 
     match: dict[str, Any]
-    update: dict[str, dict[str, Any]]
+    update: dict[str, dict[str, Any]] | list[dict[str, Any]]
 
 
 # ---- claim
@@ -239,42 +159,51 @@ def claim_step(
         if not free:
             return None
         first = free[0]
-        step, taken = _again(found, held, until, wanted[first])
+        taken, rest = _divided(found, held, until, wanted[first])
+        more = merged(group.back, [rest], now) if held and rest else None
+        step = _again(found, taken, rest, held) if more is None else _merge([(found, taken)], more)
         return step, [Taken(first, taken, held and found.size == 1)]
     return _new(group, until, tail, wanted)
 
 
-def _again(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Step, Range]:
-    """Claim positions that were claimed before.
+def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
+    """Return what a claim takes of positions that were claimed before, and the rest.
 
     What lapsed is divided by ten each time. So a message that ends its consumers is soon alone, and
     its tries cost the other messages nothing.
     """
     lapses = found.lapses + held
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
-    mask, alive = 0, found.alive
-    for _ in range(min(wanted, most, alive.bit_count())):
-        mask |= alive & -alive
-        alive &= alive - 1
+    alive = found.alive
+    lowest = (alive & -alive).bit_length() - 1
+    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim reads what lies in between
+    mask = 0
+    for _ in range(min(wanted, most, near.bit_count())):
+        mask |= near & -near
+        near &= near - 1
     new = {"token": new_token(), "until": until, "tries": found.tries + 1, "lapses": lapses}
-    taken = found.part(mask, **new)
-    place = "out" if held else "back"
-    # $set comes first: mongomock knows the matched entry only until another operator ran.
-    match = {place: {"$elemMatch": found.same()}}
-    update: dict[str, dict[str, Any]] = {}
+    alive &= ~mask
     # With a new token, so that it does not match what another process read before.
-    rest = found.part(alive, token=new_token(), lapses=lapses).stored() if alive else None
+    rest = found.part(alive, token=new_token(), lapses=lapses) if alive else None
+    return found.part(mask, **new), rest
+
+
+def _again(found: Range, taken: Range, rest: Range | None, held: bool) -> Step:
+    """Claim positions that were claimed before."""
+    # $set comes first: mongomock knows the matched entry only until another operator ran.
+    match = {"out" if held else "back": {"$elemMatch": found.same()}}
+    update: dict[str, dict[str, Any]] = {}
     if held:
         update["$set"] = {"out.$": taken.stored()}
         if rest:
-            update["$push"] = {"back": {"$each": [rest]}}
+            update["$push"] = {"back": {"$each": [rest.stored()]}}
     else:
         if rest:
-            update["$set"] = {"back.$": rest}
+            update["$set"] = {"back.$": rest.stored()}
         else:
             update["$pull"] = {"back": {"t": found.token}}
         update["$push"] = {"out": {"$each": [taken.stored()]}}
-    return Step(match, update), taken
+    return Step(match, update)
 
 
 def _new(
@@ -284,7 +213,9 @@ def _new(
     taken: list[Taken] = []
     position = group.next
     if len(group.back) >= MAX_BACK:
-        return None
+        lowest = min(each.start for each in group.back)
+        if position - lowest >= MAX_BACK_SPAN:
+            return None  # the document could grow beyond what a server stores
     for place, number in enumerate(wanted):
         left = number
         while left > 0 and position < tail and len(group.out) + len(taken) < MAX_HELD:
@@ -349,17 +280,18 @@ class Settled(NamedTuple):
     endings: list[tuple[int, frozenset[int]]]
 
 
-def settle_steps(
-    group: Group, endings: Mapping[int, Ending]
-) -> tuple[list[Settled], dict[int, frozenset[int]]]:
-    """Return the updates that end claims.
+def settle_step(
+    group: Group, endings: Mapping[int, Ending], now: datetime
+) -> tuple[Settled | None, dict[int, frozenset[int]]]:
+    """Return the next update that ends claims.
 
     Args:
         group: the group as it was read.
         endings: the endings by number.
+        now: the instant.
 
     Returns:
-        The updates, and the endings of which nothing is held any more.
+        The update, and the endings of which nothing is held any more.
     """
     held = {each.token: each for each in group.out}
     of_token: dict[str, list[int]] = {}
@@ -377,25 +309,21 @@ def settle_steps(
         masks[number] = mask
         of_token.setdefault(ending.token, []).append(number)
     whole = [token for token in of_token if not alive[token]]
-    portions = [whole[at : at + 50] for at in range(0, len(whole), 50)]
-    portions += [[token] for token in of_token if alive[token]]
-    steps = []
-    for tokens in portions:
-        ranges = [held[token] for token in tokens]
-        numbers = [number for token in tokens for number in of_token[token]]
-        update: dict[str, dict[str, Any]]
-        if alive[tokens[0]]:
-            (one,) = ranges
-            done = one.done | sum(masks[number] for number in numbers)
-            update = {"$set": {"out.$.d": bits(done)}}
-            match: dict[str, Any] = {"out": {"$elemMatch": one.held()}}
-        else:
-            update = {"$pull": {"out": {"t": {"$in": tokens}}}}
-            match = {"$and": [{"out": {"$elemMatch": each.held()}} for each in ranges]}
-        update |= _ending(held, endings, masks, numbers)
-        done_of = [(number, _missing(held, endings[number], masks[number])) for number in numbers]
-        steps.append(Settled(Step(match, update), done_of))
-    return steps, lost
+    tokens = whole[:50] or list(of_token)[:1]
+    if not tokens:
+        return None, lost
+    numbers = [number for token in tokens for number in of_token[token]]
+    given = _given_back(held, endings, masks, numbers)
+    left: dict[str, Range | None] = dict.fromkeys(tokens)
+    if not whole:
+        one = held[tokens[0]]
+        done = one.done | sum(masks[number] for number in numbers)
+        left[one.token] = replace(one, done=done)
+    ranges = [(held[token], rest) for token, rest in left.items()]
+    more = merged(group.back, given.back, now)
+    step = _end(ranges, given) if more is None else _merge(ranges, more, given)
+    done_of = [(number, _missing(held, endings[number], masks[number])) for number in numbers]
+    return Settled(step, done_of), lost
 
 
 def _missing(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
@@ -405,14 +333,21 @@ def _missing(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[
     )
 
 
-def _ending(
+class _Given(NamedTuple):
+    """Where the positions go whose claims end."""
+
+    back: list[Range]
+    copies: list[Any]
+    skipped: int
+
+
+def _given_back(
     held: Mapping[str, Range],
     endings: Mapping[int, Ending],
     masks: Mapping[int, int],
     numbers: Iterable[int],
-) -> dict[str, dict[str, Any]]:
-    """Return the part of an update that says where the positions go."""
-    back: list[dict[str, Any]] = []
+) -> _Given:
+    back: list[Range] = []
     copies: list[Any] = []
     skipped = 0
     for number in numbers:
@@ -422,15 +357,64 @@ def _ending(
             tries = one.tries if ending.back.counted else one.tries - 1
             error = ending.back.error if ending.back.error is not None else one.error
             new = {"token": new_token(), "until": ending.back.when, "tries": tries}
-            back.append(one.part(mask, **new, error=error).stored())
+            back.append(one.part(mask, **new, error=error))
         if ending.copy is not None:
             copies.append(ending.copy)
         if ending.skipped:
             skipped += mask.bit_count()
-    update: dict[str, dict[str, Any]] = {}
-    pushed = {"back": back, "left": copies}
-    if back or copies:
+    return _Given(back, copies, skipped)
+
+
+_NOTHING: Final = _Given([], [], 0)
+#: Entries of ``out``, each with what is left of it.
+_Outs = Sequence[tuple[Range, Range | None]]
+
+
+def _end(ranges: _Outs, given: _Given) -> Step:
+    """End claims, and append what is given back."""
+    update: dict[str, dict[str, Any]]
+    ((before, rest), *_) = ranges
+    if rest is not None:
+        update = {"$set": {"out.$.d": bits(rest.done)}}
+        match: dict[str, Any] = {"out": {"$elemMatch": before.held()}}
+    else:
+        tokens = [each.token for each, _ in ranges]
+        update = {"$pull": {"out": {"t": {"$in": tokens}}}}
+        match = {"$and": [{"out": {"$elemMatch": each.held()}} for each, _ in ranges]}
+    pushed = {"back": [each.stored() for each in given.back], "left": given.copies}
+    if given.back or given.copies:
         update["$push"] = {name: {"$each": new} for name, new in pushed.items() if new}
-    if skipped:
-        update["$inc"] = {"skipped": skipped}
-    return update
+    if given.skipped:
+        update["$inc"] = {"skipped": given.skipped}
+    return Step(match, update)
+
+
+def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
+    """Change entries of ``out``, and merge what was given back.
+
+    Only a pipeline can remove entries of an array and add some. It matches every entry that it
+    removes: an entry of ``back`` never changes while it keeps its token. Entries that another
+    process added since the group was read stay.
+    """
+    match: dict[str, Any] = {
+        "$and": [{"out": {"$elemMatch": before.same()}} for before, _ in ranges]
+    }
+    if more.removed:
+        match["back.t"] = {"$all": [each.token for each in more.removed]}
+    outs = [before for before, _ in ranges]
+    put = {
+        "out": _exchanged("out", outs, [rest for _, rest in ranges if rest is not None]),
+        "back": _exchanged("back", more.removed, more.added),
+    }
+    if given.copies:
+        put["left"] = {"$concatArrays": ["$left", {"$literal": given.copies}]}
+    if given.skipped:
+        put["skipped"] = {"$add": ["$skipped", given.skipped]}
+    return Step(match, [{"$set": put}])
+
+
+def _exchanged(name: str, removed: Sequence[Range], added: Sequence[Range]) -> dict[str, Any]:
+    """Return the expression of an array without some entries, and with new ones."""
+    gone = {"$in": ["$$one.t", [each.token for each in removed]]}
+    kept = {"$filter": {"input": f"${name}", "as": "one", "cond": {"$not": gone}}}
+    return {"$concatArrays": [kept, {"$literal": [each.stored() for each in added]}]}

@@ -27,7 +27,7 @@ from pyqueue.backends.stream_ranges import (
     Group,
     Step,
     group_id,
-    settle_steps,
+    settle_step,
 )
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Backoff, StreamReservation
@@ -111,7 +111,12 @@ def reload(state: GroupState) -> Plan[Group | None]:
 
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
     """Update the group if it matches. Return its new state; None if it did not match."""
-    counted = {**step.update, "$inc": {**step.update.get("$inc", {}), "changes": 1}}
+    update = step.update
+    counted: Any
+    if isinstance(update, list):
+        counted = [*update, {"$set": {"changes": {"$add": [{"$ifNull": ["$changes", 0]}, 1]}}}]
+    else:
+        counted = {**update, "$inc": {**update.get("$inc", {}), "changes": 1}}
     found = yield from FindAndModify({"_id": state.id, **step.match}, counted, w1=w1)
     group = Group.of(found) if found is not None else None
     _learn(state, group)
@@ -160,17 +165,16 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             group, fresh = (yield from reload(state)), True
             if group is None:
                 break  # the group was deleted
-        steps, lost = settle_steps(group, pending)
+        # One at a time: the next is computed from what this one left.
+        one, lost = settle_step(group, pending, (yield from ServerTime()))
         if lost and not fresh:
             group = None  # what was seen may be too old: read the group before giving up
             continue
         for number, positions in lost.items():
             results[number] = positions
             del pending[number]
-        if not steps:
+        if one is None:
             continue
-        # One at a time: the next is computed from what this one left.
-        one = steps[0]
         full = len(group.out) >= MAX_HELD
         group = yield from change(state, one.step)
         fresh = group is not None

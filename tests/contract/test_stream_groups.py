@@ -17,10 +17,13 @@ from pyqueue import (
     QueueClosed,
     StreamReservation,
 )
+from pyqueue.backends import stream_entries
 from tests.contract.world import AnyClient, World, near
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("fifo")
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -98,6 +101,29 @@ def test_part_of_a_batch_can_be_settled(log: Any) -> None:
     assert (again.position, again.tries) == (2, 1)
     group.seek(0)
     assert group.counts() == ConsumerCounts(ready=3)
+
+
+def test_single_rollbacks_are_stored_together(
+    world: World, client: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", 4)
+    log = client.stream(name)
+    log.append_many(range(20))
+    group = log.consumer("g")
+    held = group.reserve_many(10, timeout=0)
+    group.extend(*held)
+    for each in held[1:]:
+        group.rollback(each, delay=60, error=f"$no {each.position}")
+    document = world.raw().find_one({"_id": f"~group:{name}~g"})
+    assert len(document["back"]) <= 4
+    assert [each["t"] for each in document["out"]] == [held[0].token]
+    assert group.counts() == ConsumerCounts(ready=10, scheduled=9, reserved=1)
+    group.commit(held[0])
+    past = {"$set": {f"back.{place}.u": PAST for place in range(len(document["back"]))}}
+    world.raw().update_one({"_id": document["_id"]}, past)
+    again = log.consumer("g").reserve_many(9, timeout=0)
+    assert [each.position for each in again[:1]] == [1]
+    assert {each.error["message"][:4] for each in again} == {"$no "}
 
 
 def test_rollback_keeps_the_error(log: Any) -> None:

@@ -183,3 +183,14 @@ def test_client_keeps_queues_with_waiting_consumers(monkeypatch: pytest.MonkeyPa
         message = future.result(LONG)
         assert message is not None
         assert message.payload == "heard"
+
+
+@pytest.mark.parametrize(("filter", "matches"), [({"n": 1}, True), ({"n": 2}, False)])
+def test_pipeline_update_respects_the_whole_filter(filter: dict[str, int], matches: bool) -> None:
+    collection = MemoryCollection(memory_database("one"), "things")
+    collection.insert_one({"_id": "a", "n": 1})
+    found = collection.find_one_and_update(
+        {"_id": "a", **filter}, [{"$set": {"n": {"$add": [1, 1]}}}]
+    )
+    assert (found is not None) == matches
+    assert collection.find_one({})["n"] == (2 if matches else 1)

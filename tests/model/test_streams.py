@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from pyqueue import LeaseLost
-from pyqueue.backends import stream_groups, stream_settling
+from pyqueue.backends import stream_entries, stream_groups, stream_settling
 from pyqueue.backends.options import Options
 from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_plans import StreamPlans
@@ -186,7 +186,11 @@ def test_streams_follow_the_model() -> None:
 
 
 @pytest.mark.slow
-def test_streams_follow_the_model_in_the_long_run() -> None:
+@pytest.mark.parametrize("merges_above", [stream_entries.MERGE_ABOVE, 2])
+def test_streams_follow_the_model_in_the_long_run(
+    monkeypatch: pytest.MonkeyPatch, merges_above: int
+) -> None:
+    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", merges_above)
     run_state_machine_as_test(Streams, settings=LONG(max_examples=100, stateful_step_count=50))
 
 

@@ -255,6 +255,17 @@ def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
     assert received == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("ends", ["commit", "rollback", "release", "bury"])
+def test_old_view_settles_what_another_process_received(ends: str) -> None:
+    """A pickled reservation, for example: what is missing in the old view is held."""
+    steps, holder, settler = made(), Consumer(), Consumer()
+    assert steps.run(settler.receive(1))
+    held = steps.run(holder.receive(2))
+    steps.run(getattr(settler.plans, ends)(held))
+    with pytest.raises(LeaseLost):
+        steps.run(holder.plans.commit(held))
+
+
 @pytest.mark.parametrize("late", ["read", "change"])
 def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
     """A consumer that waits would not know when the next try is due."""
