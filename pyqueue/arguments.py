@@ -35,6 +35,7 @@ __all__ = [
     "namespace_name",
     "one_of",
     "ordered_group",
+    "owner",
     "pack",
     "priority",
     "queue_name",
@@ -409,6 +410,15 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
             )
         unique[hashable_id(each.id), each.token] = each
     return list(unique.values())
+
+
+def owner(label: Any) -> str | None:
+    """Return a label for claims and records, or None for the default."""
+    if label is not None and (
+        not isinstance(label, str) or len(label) > 256 or not is_unicode(label)
+    ):
+        raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
+    return label
 
 
 def redacted(url: str) -> str:

@@ -153,7 +153,8 @@ class AsyncClient(Connected[AsyncConnection]):
         shape = shape_of(
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
-        await self._connection.run(managing.reshape(name, shape, self.namespace))
+        by = self._connection.owner()
+        await self._connection.run(managing.reshape(name, shape, self.namespace, by))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

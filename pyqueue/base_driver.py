@@ -137,6 +137,7 @@ class BaseDriver(Generic[L]):
         durability: "majority" or "acknowledged".
         timeout: seconds that a command may take, its retries included.
         topic: the prefix of the topics on the bus.
+        owner: returns the label of this process, which records show.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class BaseDriver(Generic[L]):
         durability: str,
         timeout: float,
         topic: str,
+        owner: Callable[[], str] = str,
     ) -> None:
         self.clock = Clock()
         self.stats: Counter[str] = Counter()
@@ -171,7 +173,7 @@ class BaseDriver(Generic[L]):
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
         #: What it knows of the records of queues, and of the indexes.
-        self.known = KnownQueues(name)
+        self.known = KnownQueues(name, owner)
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
             self._plain = self._durable = MemoryCollection(database, name, lambda: self.clock.now())

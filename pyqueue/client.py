@@ -353,7 +353,8 @@ class Client(Connected[Connection]):
         shape = shape_of(
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
-        self._connection.run(managing.reshape(name, shape, self.namespace))
+        by = self._connection.owner()
+        self._connection.run(managing.reshape(name, shape, self.namespace, by))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.

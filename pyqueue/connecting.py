@@ -115,14 +115,12 @@ class BaseConnection(Generic[D]):
         self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
         #: Seconds that a command may take.
         self.command_timeout = arguments.duration("command_timeout", command_timeout, positive=True)
-        if owner is not None and (
-            not isinstance(owner, str) or len(owner) > 256 or not arguments.is_unicode(owner)
-        ):
-            raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
             raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
-        #: Returns the label written into claims.
-        self.owner: Callable[[], str] = process_label if owner is None else partial(str, owner)
+        #: Returns the label written into claims and records.
+        self.owner: Callable[[], str] = process_label
+        if arguments.owner(owner) is not None:
+            self.owner = partial(str, owner)
         self._signals = signals
         self._driver: D | None = None
         self._database: Any = None
@@ -178,14 +176,12 @@ class BaseConnection(Generic[D]):
                 durability=self._durability,
                 timeout=self.command_timeout,
                 topic=f"{self._database.name}/{self.namespace}",
+                owner=self.owner,
             )
             resources = self._opened()
             if resources.leaks:
-                target = self.target
-                shown = (
-                    arguments.redacted(target) if isinstance(target, str) else type(target).__name__
-                )
-                self._finalizer = self.finalizer(self, f"a client of {shown!r}", resources)
+                label = f"a client of {_shown(self.target)!r}"
+                self._finalizer = self.finalizer(self, label, resources)
             return self._driver
 
     def _opened(self) -> Opened:
@@ -490,9 +486,12 @@ class Connected(Generic[C_co]):
         return self._connection.stats
 
     def __repr__(self) -> str:
-        target = self._connection.target
-        shown = arguments.redacted(target) if isinstance(target, str) else type(target).__name__
+        shown = _shown(self._connection.target)
         return f"{type(self).__name__}({shown!r}, namespace={self._connection.namespace!r})"
+
+
+def _shown(target: object) -> str:
+    return arguments.redacted(target) if isinstance(target, str) else type(target).__name__
 
 
 def runner_of(client: Connected[C_co]) -> C_co:

@@ -7,7 +7,7 @@ because the queue may have been deleted. This module does no I/O: its plans do.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pyqueue.backends import indexes, namespace
@@ -27,10 +27,12 @@ class KnownQueues:
 
     Args:
         collection: the name of the collection.
+        owner: returns the label of this process, which records show.
     """
 
-    def __init__(self, collection: str) -> None:
+    def __init__(self, collection: str, owner: Callable[[], str] = str) -> None:
         self._collection = collection
+        self._owner = owner
         #: What the records say, and when they were read, by the monotonic clock.
         self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
         #: The options that this client stored in a record, for each of its Queue objects. A record
@@ -79,25 +81,28 @@ class KnownQueues:
         queue, shown = request.queue, request.options and request.options()
         stored = self._options.setdefault(queue, [])
         agreed = self._agreed.setdefault(queue, [])
-        shape = {} if request.shape in agreed else request.shape
+        # Before a limit is there: a consumer that follows it relies on the unique index.
+        yield from self._make_missing(indexes.indexes_of(request.kind, request.shape))
         record = yield from namespace.read_or_create_record(
-            queue,
-            request.kind,
+            request,
             shown,
-            shape,
             compare=shown not in stored,
-            levels=request.levels,
+            agreed=request.shape in agreed,
+            by=self._owner(),
         )
-        needed = indexes.indexes_of(record.kind, record.shape)
+        yield from self._make_missing(indexes.indexes_of(record.kind, record.shape))
+        if shown and shown not in stored:
+            stored.append(shown)
+        if request.shape and request.shape not in agreed and record.kind == request.kind:
+            agreed.append(request.shape)
+        self._records[queue] = record, time.monotonic()
+        return record.kind
+
+    def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
+        """Make the indexes of a queue that this client does not know to be there."""
         if not needed.keys() <= self._indexes.keys():
             yield from indexes.make_indexes(self._collection, needed)
             self._indexes |= needed
-        if shown and shown not in stored:
-            stored.append(shown)
-        if shape:
-            agreed.append(shape)
-        self._records[queue] = record, time.monotonic()
-        return record.kind
 
     def make_indexes(self, hint: str | None = None) -> Plan[None]:
         """Make the indexes that this client needs, and the one that a command named in vain."""

@@ -430,7 +430,8 @@ BACKENDS: dict[str, set[str]] = {
     "scan": {"kind", "levels", "locked"},
     "groups": {"kind", "locked", "scan"},
     "options": {"kind"},
-    "namespace": {"kind", "levels", "options", "transitions"},
+    "shared_options": set(),
+    "namespace": {"kind", "levels", "options", "shared_options", "transitions"},
     "indexes": {"groups", "kind", "namespace"},
     "standard": {"kind", "namespace", "transitions"},
     "priority": {"kind", "levels", "standard", "transitions"},
@@ -509,8 +510,8 @@ BACKENDS: dict[str, set[str]] = {
         *("options", "stream_appending", "stream_consumers", "stream_packs", "stream_retention"),
     },
     "managing": {
-        *("applying", "deferring", "groups", "indexes", "kind", "namespace", "scan"),
-        *("stream_packs", "transitions"),
+        *("applying", "deferring", "groups", "indexes", "kind", "namespace", "options", "scan"),
+        *("shared_options", "stream_packs", "transitions"),
     },
     "pack_managing": {
         *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),

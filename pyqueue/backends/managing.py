@@ -16,7 +16,9 @@ from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.indexes import indexes_of, make_indexes
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
 from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
+from pyqueue.backends.shared_options import SharedOptions
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, InvalidName, Unavailable
@@ -268,10 +270,10 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     return done
 
 
-def pause(queue: str, kind: Kind, shape: Mapping[str, object], value: bool) -> Plan[None]:
+def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
     """Pause the consumers of every process, or resume them."""
-    yield from namespace.check_kind(queue, kind)
-    yield from namespace.set_paused(queue, kind.name, shape, value)
+    yield from namespace.ensure(queue, kind, options)
+    yield from namespace.set_paused(queue, kind.name, value)
     yield from Signal(queue, None)
 
 
@@ -280,25 +282,55 @@ def notify(queue: str) -> Plan[None]:
     yield from Signal(queue, None)
 
 
-def reshape(queue: str, shape: Mapping[str, object], collection: str = "pyqueue") -> Plan[None]:
+def reshape(
+    queue: str, shape: Mapping[str, object], collection: str = "pyqueue", by: str = ""
+) -> Plan[None]:
     """Change options on which all users of a queue agree. They follow within 5 s.
 
     Args:
         queue: the name of the queue.
         shape: the options to change. A limit that is False is removed.
         collection: the name of the collection.
+        by: the label of this process, which the record shows.
 
     Raises:
         ConfigurationError: the queue has no record, or its kind has no such option.
+        Unavailable: other programs change the record all the time.
     """
     match = {"_id": namespace.record_id(queue)}
-    found = yield from Find({**match, "deleted": {"$exists": False}}, limit=1)
-    if not found:
-        raise ConfigurationError(
-            f"name: queue {queue!r} does not exist: make it with client.queue() or "
-            "client.stream(), which take these options, too"
-        )
-    kind = namespace.readable_kind(queue, found[0])
+    deferred = False  # a try whose reply was lost may have removed the limit
+    for _ in range(namespace.MAX_RACES):
+        found = yield from Find({**match, "deleted": {"$exists": False}}, limit=1)
+        if not found:
+            raise ConfigurationError(
+                f"name: queue {queue!r} does not exist: make it with client.queue() or "
+                "client.stream(), which take these options, too"
+            )
+        kind = namespace.readable_kind(queue, found[0])
+        _require_options(queue, kind, shape)
+        # Before the limit is there: a consumer that follows it relies on the unique index.
+        yield from make_indexes(collection, indexes_of(None, shape))
+        now = yield from ServerTime()
+        shared = SharedOptions(queue, found[0], namespace.default_shape(kind))
+        # A release that does not know of a shape refuses the record from now on.
+        put = {**shared.reshaping(shape, by, now), "v": namespace.SHAPED_VERSION}
+        update: UpdateDocument = {"$set": put}
+        if shape.get("limit") is False:
+            update = {"$set": put, "$unset": {"shape.limit": ""}}
+        before = shared.shape.get("limit")
+        deferred |= "limit" in shape and isinstance(before, Mapping) and "per" in before
+        unchanged = {**match, "kind": kind, **shared.as_read(shape)}
+        if (yield from Update(unchanged, update)).matched:
+            break
+    else:
+        raise Unavailable(f"queue {queue!r}: other programs change its options all the time")
+    if deferred:
+        yield from lift(queue)
+    yield from Signal(queue, None)
+
+
+def _require_options(queue: str, kind: str, shape: Mapping[str, object]) -> None:
+    """Refuse options that a kind does not have."""
     known = _options_of(kind)
     if not shape:
         options = ", ".join(known) or "none"
@@ -315,20 +347,6 @@ def reshape(queue: str, shape: Mapping[str, object], collection: str = "pyqueue"
             stream_packs.require_limit(queue, stored_limit(limit))
         else:
             require_limit(lookup(kind), queue, stored_limit(limit))
-    put: dict[str, object] = {f"shape.{name}": value for name, value in shape.items()}
-    # A release that does not know of a shape refuses the record from now on.
-    update: UpdateDocument = {"$set": {**put, "v": namespace.SHAPED_VERSION}}
-    if shape.get("limit") is False:
-        del put["shape.limit"]
-        update = {"$set": {**put, "v": namespace.SHAPED_VERSION}, "$unset": {"shape.limit": ""}}
-    # Before the limit is there: a consumer that follows it relies on the unique index.
-    yield from make_indexes(collection, indexes_of(None, shape))
-    yield from Update(match, update)
-    stored = found[0].get("shape")
-    before = stored.get("limit") if isinstance(stored, Mapping) else None
-    if "limit" in shape and isinstance(before, Mapping) and "per" in before:
-        yield from lift(queue)
-    yield from Signal(queue, None)
 
 
 def _options_of(kind: str) -> list[str]:

@@ -17,9 +17,9 @@ from pyqueue.backends import kind as kinds
 from pyqueue.backends.kind import IndexTerms, Kind
 from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.options import Options, Target
+from pyqueue.backends.shared_options import SharedOptions, named_options
 from pyqueue.backends.transitions import level_record_id, record_id
-from pyqueue.errors import ConfigurationError
-from pyqueue.limits import limit_or_none, stored_limit
+from pyqueue.errors import ConfigurationError, Unavailable
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
@@ -39,6 +39,7 @@ __all__ = [
     "HOT",
     "INDEXES",
     "LATEST_VERSION",
+    "MAX_RACES",
     "RECORD_IDS",
     "SHAPED_VERSION",
     "STREAM",
@@ -47,6 +48,7 @@ __all__ = [
     "bury_record",
     "check_kind",
     "dead_letter_target",
+    "default_shape",
     "ensure",
     "find_anywhere",
     "flags",
@@ -91,6 +93,8 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
 VERSION: Final = 1
 SHAPED_VERSION: Final = 2
 LATEST_VERSION: Final = 2
+#: How often a plan reads a record again because another program changed it at the same time.
+MAX_RACES: Final = 20
 _MISSING: Final = object()
 
 #: The kind in the record of a stream, and the options that are the same for all its users.
@@ -123,54 +127,77 @@ class QueueRecord(NamedTuple):
 
 
 def read_or_create_record(
-    queue: str,
-    kind: str,
-    options: Mapping[str, Any] | None,
-    shape: Mapping[str, object],
+    request: EnsureQueue,
+    shown: Mapping[str, Any] | None = None,
     *,
     compare: bool = True,
-    levels: Sequence[int] = (),
+    agreed: bool = False,
+    by: str = "",
 ) -> Plan[QueueRecord]:
     """Return what the record of a queue says; create the record if it is missing.
 
+    An option of the request's shape that no program has named is named now.
+
     Args:
-        queue: the name of the queue.
-        kind: its kind, if the record is missing.
-        options: the options that the record shows to people; None: leave them alone.
-        shape: the options that the caller gave, on which all users must agree.
+        request: the request. The record lists its levels before any message has them.
+        shown: the options that the record shows to people; None: leave them alone.
         compare: whether to warn of other options in the record, and to store these.
-        levels: the levels of a queue with priorities that the caller uses. The record lists them
-            before any message has them.
+        agreed: whether the record agreed with the shape before. Then the caller follows it.
+        by: the label of this process.
 
     Raises:
-        ConfigurationError: this release does not know the kind, or the shape differs.
+        ConfigurationError: this release does not know the kind, or another value was named.
+        Unavailable: other programs change the record all the time.
     """
-    match = {"_id": record_id(queue)}
+    queue, match = request.queue, {"_id": record_id(request.queue)}
+    for _ in range(MAX_RACES):
+        record = yield from _find_or_create(request, shown, compare, by)
+        kind = readable_kind(queue, record)
+        shared = SharedOptions(queue, record, default_shape(kind))
+        if kind != request.kind:
+            return QueueRecord(kind, shared.shape)
+        named = {} if agreed else shared.unnamed(request.shape)
+        if not named:
+            break
+        # All of them or none, and only while the options that were compared stay as they are.
+        unchanged = {**match, "kind": kind, **shared.as_read(request.shape)}
+        now = yield from ServerTime()
+        put = {"v": SHAPED_VERSION, **shared.naming(named, by, now)}
+        if (yield from Update(unchanged, {"$set": put})).matched:
+            yield from Signal(queue, None)  # consumers read the record again
+            break
+    else:
+        raise Unavailable(f"queue {queue!r}: other programs change its options all the time")
+    known = listed_levels(record.get("levels"))
+    if new := [each for each in request.levels if each not in known]:
+        yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
+        yield from _put_level_records(queue, new)
+        yield from Signal(queue, None)
+    return QueueRecord(kind, {**shared.shape, **named}, frozenset((*known, *new)))
+
+
+def _find_or_create(
+    request: EnsureQueue, shown: Mapping[str, Any] | None, compare: bool, by: str
+) -> Plan[Mapping[str, Any]]:
+    """Return the record of a queue; create it if it is missing."""
+    queue, kind, match = request.queue, request.kind, {"_id": record_id(request.queue)}
     found = yield from Find(match, limit=1)
     if found:
         record = found[0]
         stored_kind = readable_kind(queue, record)
         if "deleted" in record:
             yield from revive_record(queue, record)
-        if options and compare and stored_kind == kind:
-            yield from _show_options(queue, record.get("options"), options)
-    else:
-        if kind in kinds.known() and kinds.known()[kind].lock_fields:
-            yield from _put_lock_bounds()
-        now = yield from ServerTime()
-        record = _new_record(queue, now, kind, shape)
-        if options is not None:
-            record["options"] = options
-        stored = yield from FindAndModify(match, {"$setOnInsert": record}, upsert=True)
-        record = stored or record
-        stored_kind = readable_kind(queue, record)
-    agreed = _agreed_shape(queue, record, shape)
-    known = listed_levels(record.get("levels"))
-    if new := [each for each in levels if each not in known]:
-        yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
-        yield from _put_level_records(queue, new)
-        yield from Signal(queue, None)  # consumers read the record again
-    return QueueRecord(stored_kind, agreed, frozenset((*known, *new)))
+        if shown and compare and stored_kind == kind:
+            yield from _show_options(queue, record.get("options"), shown)
+        return record
+    if kind in kinds.known() and kinds.known()[kind].lock_fields:
+        yield from _put_lock_bounds()
+    now = yield from ServerTime()
+    new = _new_record(queue, now, kind, request.shape, by)
+    if shown is not None:
+        new["options"] = shown
+    stored = yield from FindAndModify(match, {"$setOnInsert": new}, upsert=True)
+    return stored or new
 
 
 def _put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
@@ -205,40 +232,23 @@ def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[
         yield from Update({"_id": record_id(queue)}, {"$set": put})
 
 
+def default_shape(kind: str) -> Mapping[str, object]:
+    """Return the options on which all users of a queue of this kind agree, with their defaults."""
+    if kind == STREAM:
+        return STREAM_SHAPE
+    return kinds.known()[kind].shape if kind in kinds.known() else {}
+
+
 def _new_record(
-    queue: str, now: datetime, kind: str, shape: Mapping[str, object]
+    queue: str, now: datetime, kind: str, shape: Mapping[str, object], by: str = ""
 ) -> dict[str, Any]:
     record = {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
-    default = kinds.known()[kind].shape if kind in kinds.known() else {}
-    if kind == STREAM:
-        default = STREAM_SHAPE
-    merged = {**default, **shape}
-    return record | ({"v": SHAPED_VERSION, "shape": merged} if merged else {})
-
-
-def _agreed_shape(
-    queue: str, record: Mapping[str, Any], given: Mapping[str, object]
-) -> Mapping[str, object]:
-    """Return the shape in a record.
-
-    Raises:
-        ConfigurationError: it differs from what the caller gave.
-    """
-    shape = record.get("shape")
-    stored: Mapping[str, object] = shape if isinstance(shape, Mapping) else {}
-    for name, value in given.items():
-        found: object = stored.get(name, _MISSING)
-        shown: object = stored.get(name)
-        if name == "limit" and value is not None:
-            found = shown = limit_or_none(queue, stored)
-            value = stored_limit(value)
-        if found != value:
-            raise ConfigurationError(
-                f"{name}: queue {queue!r} has {name}={shown!r}, and {name}={value!r} was given: "
-                "all users of a queue must agree; leave it out to use what is stored, or change "
-                "that with client.reshape()"
-            )
-    return stored
+    merged = {**default_shape(kind), **shape}
+    if merged:
+        record |= {"v": SHAPED_VERSION, "shape": merged}
+    if shape:
+        record["named"] = named_options(shape, by, now)
+    return record
 
 
 def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
@@ -383,10 +393,10 @@ def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
     return found[0] if found else {}
 
 
-def set_paused(queue: str, kind: str, shape: Mapping[str, object], value: bool) -> Plan[None]:
-    """Pause or resume a queue. ``shape`` is that of a new record."""
+def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
+    """Pause or resume a queue. A record that was just deleted is made again."""
     now = yield from ServerTime()
-    record = _new_record(queue, now, kind, shape)
+    record = _new_record(queue, now, kind, {})
     put = {"paused": value, "q": record.pop("q")}
     update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)

@@ -220,7 +220,7 @@ class QueuePlans:
 
     def pause(self, value: bool) -> Plan[None]:
         """Pause the consumers of every process, or resume them."""
-        return managing.pause(self.queue, self.kind, self.options.shape, value)
+        return managing.pause(self.queue, self.kind, self.options, value)
 
     def paused(self) -> Plan[bool]:
         """Return whether the queue is paused."""

@@ -131,8 +131,8 @@ def test_reshape_changes_the_retention(
     client.reshape(name, retention=timedelta(hours=1))
     log.append(4)  # it agreed before, and follows
     assert [each.payload for each in log.read()] == [3, 4]
-    with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=86400.0"):
-        world.connect().stream(name, retention=86400).append(5)
+    with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=7200.0"):
+        world.connect().stream(name, retention=7200).append(5)
     with pytest.raises(ConfigurationError, match=r"retention: .* at least 600"):
         client.reshape(name, retention=599)
     with pytest.raises(ConfigurationError, match=r"strict: .*of kind 'stream'"):

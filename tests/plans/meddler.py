@@ -53,8 +53,5 @@ class Meddler(Runner):
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, EnsureQueue):
-            read = namespace.read_or_create_record(
-                request.queue, request.kind, None, request.shape, levels=request.levels
-            )
-            return self._drive(read).kind
+            return self._drive(namespace.read_or_create_record(request)).kind
         return super()._answer(request)

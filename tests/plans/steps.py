@@ -215,10 +215,8 @@ class Steps:
             case MonotonicTime():
                 return self.seconds
             case EnsureQueue():
-                record = namespace.read_or_create_record(
-                    request.queue, request.kind, None, request.shape
-                )
-                return (yield from self._drive(record, fault, commands))[0]
+                record = namespace.read_or_create_record(request)
+                return (yield from self._drive(record, fault, commands)).kind
             case QueueShape():
                 found = self.collection.find_one({"_id": namespace.record_id(request.queue)})
                 return {} if found is None else found.get("shape", {})

@@ -540,10 +540,7 @@ class Process:
                 return world.time / 1000
             case EnsureQueue():
                 if request.levels:
-                    read = namespace.read_or_create_record
-                    yield from self.run(
-                        read(request.queue, request.kind, None, {}, levels=request.levels)
-                    )
+                    yield from self.run(namespace.read_or_create_record(request))
                 record = namespace.record_id(request.queue)
                 fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
                 world.store.documents.setdefault(

@@ -173,13 +173,6 @@ def test_limit_is_stored_in_the_record(client: Client) -> None:
         client.queue("a", limit=Limit(rate=11, period=60)).push(4)
 
 
-def test_limit_for_a_queue_without_one_is_refused(client: Client) -> None:
-    client.queue("a").push(1)
-    assert record(client)["v"] == 1
-    with pytest.raises(ConfigurationError, match=r"limit=None.*limit=Limit\(.*reshape"):
-        client.queue("a", limit=Limit(concurrency=2)).push(1)
-
-
 def test_reshape_sets_and_removes_a_limit(client: Client) -> None:
     client.queue("a").push(1)
     client.reshape("a", limit=Limit(concurrency=2))

@@ -10,7 +10,7 @@ import pytest
 from pyqueue import ConfigurationError, Unavailable
 from pyqueue.backends import listing, namespace
 from pyqueue.clock import BAND
-from pyqueue.requests import Command, Delete
+from pyqueue.requests import Command, Delete, EnsureQueue
 from tests.plans.runner import NOW, Runner
 from tests.plans.store import Store, World
 
@@ -69,7 +69,7 @@ def test_delete_never_loses_a_message_that_comes_meanwhile() -> None:
         assert store.documents["late"]["q"] == "a"
         # The next user of the queue makes its record live again.
         runner = Meddler(store)
-        record = runner.run(namespace.read_or_create_record("a", "standard", None, {}))
+        record = runner.run(namespace.read_or_create_record(EnsureQueue("a", "standard")))
         assert record.kind == "standard"
         assert store.documents[RECORD]["q"] == "a"
         assert not {"deleted", "expires", "processed"} & set(store.documents[RECORD])

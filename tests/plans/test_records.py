@@ -60,7 +60,6 @@ def test_shape_that_is_not_given_comes_from_the_record(client: Client) -> None:
     before = record(client)
     push(client)
     push(client, on_failure="skip")
-    push(client, limit=None)
     assert record(client) == before
 
 
