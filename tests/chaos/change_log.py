@@ -9,9 +9,11 @@ client believes. Each change that the checker needs is a line of JSON:
     milliseconds. If it has a group, that and its ``seq`` follow.
 ``["pack", id, queue, [n], pushed, at, when]``
     A pack was stored. The places of its messages are those in the list.
-``["copy", id, queue, n, pushed, at, when, target, token, dead]``
-    A message that leaves its pack was stored, still hidden. ``target`` is the queue that it enters,
-    ``token`` that of the claim which hands it over.
+``["copy", id, queue, {name: n}, pushed, at, when, target, token, dead]``
+    Messages that leave their pack were stored, still hidden. ``target`` is the queue that they
+    enter, ``token`` that of the claim which hands them over.
+``["limit", id, queue, concurrency, at]``
+    The record of a queue has a new limit.
 ``["set", id, {field: value}, at]``
     It was updated: ``q``, ``token`` (None: removed), ``owner``, ``when``, ``processed``, ``dead``,
     ``n``, and ``by``, the token that the settling client wrote into the message with the same
@@ -39,6 +41,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from pyqueue.packs import is_pack
+from tests.chaos.names import document_of, name_of
 
 __all__ = ["END", "line_of", "watch"]
 
@@ -52,9 +55,12 @@ _COPIED = ("q", "token", "owner")
 def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     """Return the line of an event of the change stream, or None if the checker does not need it."""
     kind, id = event["operationType"], str(event["documentKey"]["_id"])
-    if id.startswith("~"):
-        return None  # the record of a queue
     at = _monotonic(event["wallTime"])
+    if id.startswith("~"):  # the record of a queue
+        put = event.get("updateDescription", {}).get("updatedFields", {})
+        limit = put.get("shape.limit") or put.get("shape", {}).get("limit") or {}
+        most = put.get("shape.limit.concurrency", limit.get("concurrency"))
+        return ["limit", id, id.partition(":")[2], most, at] if most else None
     if kind == "insert":
         document = event["fullDocument"]
         if "processed" in document:
@@ -62,12 +68,11 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         pushed = round(document["pushed"].timestamp() * 1000)
         content = (document.get("payload") or {}).get("n")
         times = [pushed, at, _monotonic(document["when"])]
+        if "handover" in document:
+            return ["copy", id, document["q"], _contents(document), *times, *_mark(document)]
         if is_pack(document):
             return ["pack", id, document["q"], [each["p"]["n"] for each in document["b"]], *times]
         line = ["in", id, document["q"], content, *times]
-        if "handover" in document:
-            mark = document["handover"]
-            return ["copy", *line[1:], mark["to"], mark["token"], "dead" in document]
         return [*line, document["group"], document["seq"]] if "group" in document else line
     if kind == "delete":
         return ["out", id, at]
@@ -87,6 +92,22 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         for name, value in put.items():
             logged |= _evidence(name, value)
     return ["set", id, logged, at] if logged else None
+
+
+def _contents(copy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of each message of a copy, by its name."""
+    if not is_pack(copy):
+        return {name_of(copy["_id"]): copy["payload"].get("n")}
+    first = document_of(copy["_id"])
+    return {
+        f"{first}:{place}": each["p"]["n"]
+        for place, each in zip(copy["at"], copy["b"], strict=True)
+    }
+
+
+def _mark(copy: Mapping[str, Any]) -> list[Any]:
+    mark = copy["handover"]
+    return [mark["to"], mark["token"], "dead" in copy]
 
 
 def _of_packs(put: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,15 +17,19 @@ from typing import Any, NamedTuple
 
 from tests.chaos.group_checker import Groups
 from tests.chaos.limit_checker import Limits
+from tests.chaos.names import BUCKETS, DELETED_QUEUE, RESULTS, SHIFTS
 from tests.chaos.pack_log import PackLog
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
 
-__all__ = ["MUST_BE_ZERO", "PACKED_QUEUE", "ChangeLog", "Ledgers", "Times", "check"]
+__all__ = ["MUST_BE_ZERO", "ChangeLog", "Ledgers", "Times", "check"]
 
 #: What must not happen. "undone" counts acknowledged settles that the database does not have.
-MUST_BE_ZERO = ("lost", "settled_twice", "fenced_effects", "undone", "out_of_order", "over_limit")
+MUST_BE_ZERO = (
+    *("lost", "settled_twice", "fenced_effects", "undone", "out_of_order", "over_limit"),
+    "errors",
+)
 
 #: How a claim ends when an operation has its effect.
 _ENDS = {
@@ -36,13 +40,15 @@ _ENDS = {
     "bury": ("buried",),
 }
 _POPPED_QUEUE, _KEYED_QUEUE = "events", "states"
-#: The bucket.
-PACKED_QUEUE = "parcels"
 _SHOWN = 10  # lines of each kind in the result
 #: A receive that takes longer counts as a wait, even if it returns messages.
 _LONG_RECEIVE_S = 2.0
 #: A bucket is received document by document where packs and single messages take turns.
 _EACH_PACKED_S = 0.05
+#: How long the commands of a deletion with an unknown outcome may still arrive.
+_LATE_DELETE_S = 60.0
+#: The precision of the times in the change log.
+_CLOCK_ERROR_S = 0.1
 
 Line = list[Any]
 #: When a call began, when it returned, and its number of messages.
@@ -83,6 +89,8 @@ class ChangeLog:
         self._pushed: dict[str, int] = {}
         #: The messages that were deleted while they had no claim.
         self.deleted_unclaimed: set[str] = set()
+        #: When the messages of the queue that is deleted now and then were deleted.
+        self.deleted_at: dict[str, float] = {}
         #: Messages and tokens, (id, token), that were settled by a claim that did not hold them.
         self.fenced: set[tuple[str, str]] = set()
         #: The ids under which each content of a bucket was stored.
@@ -96,6 +104,8 @@ class ChangeLog:
             self.groups.add(line)
             self.limits.add(line)
             kind, id, *rest = line
+            if kind == "limit":
+                continue
             if kind == "in":
                 self._inserted(id, *rest)
             elif kind == "out":
@@ -115,11 +125,13 @@ class ChangeLog:
             self._pushed[id] = pushed
         if content not in (None, id):
             self.contents[id].add(content)
-        if queue == PACKED_QUEUE and content is not None:
+        if queue in BUCKETS and content is not None:
             self.packed[content].add(id)
 
     def _deleted(self, id: str, at: float) -> None:
         message = self.stored.pop(id)
+        if message.queue == DELETED_QUEUE:
+            self.deleted_at[id] = at
         if message.queue == _POPPED_QUEUE:
             self.popped[id].append(Popped(at, message.token, message.owner))
         elif message.token is None:
@@ -244,9 +256,16 @@ class UnavailableCall(NamedTuple):
     text: str
 
 
+def _is_expected(call: RecordedCall) -> bool:
+    """Return whether a call may have this outcome, besides success and what a fault excuses."""
+    if call.outcome == "taken":  # by an earlier push, or by the message that has the id
+        return call.queue in (_KEYED_QUEUE, RESULTS) or call.queue in BUCKETS
+    return call.outcome in ("cancelled", "late")
+
+
 def _longest_receive(call: RecordedCall) -> float:
     """Return the seconds that a call to receive its messages may take without waiting."""
-    many = len(_ids_of(call.result)) if call.queue == PACKED_QUEUE else 0
+    many = len(_ids_of(call.result)) if call.queue in BUCKETS else 0
     return _LONG_RECEIVE_S + many * _EACH_PACKED_S
 
 
@@ -267,8 +286,13 @@ class Ledgers:
     def __init__(self, ledgers: Mapping[str, Iterable[Line]]) -> None:
         self.times = Times()
         self.figures: Counter[str] = Counter()
-        #: Errors that no fault explains, with their counts.
+        #: Errors that nothing explains, with their counts, and the first traceback of each.
         self.errors: Counter[str] = Counter()
+        self.traces: dict[str, str] = {}
+        #: When calls deleted a queue: from when to when each may have done it.
+        self.deletions: list[tuple[float, float]] = []
+        #: The messages of ``shifts`` by the outcomes of their pushes.
+        self.pushed: dict[str, list[str]] = defaultdict(list)
         #: The acknowledged pushes: (id, content).
         self.acknowledged: list[tuple[str, str]] = []
         #: The pops that returned each message.
@@ -301,6 +325,9 @@ class Ledgers:
             if kind == "call":
                 calls[number] = RecordedCall(at, *rest)
                 continue
+            if kind == "error":
+                self._add_error(*rest)
+                continue
             call = calls.pop(number)
             call.ended, (call.outcome, call.result) = at, rest
             if call.outcome in ("ok", "refused") or (
@@ -311,8 +338,8 @@ class Ledgers:
                 ids = frozenset(_ids_of(call.items))
                 about = (name, call.op, call.queue, ids, str(call.result))
                 self.unavailable.append(UnavailableCall(call.began, at, *about))
-            elif call.outcome != "cancelled":
-                self.errors[f"{call.op}: {call.outcome}"] += 1
+            elif not _is_expected(call):
+                self._add_error(f"{call.op} in {call.queue}: {call.outcome}", str(call.result))
             self._add(name, call)
             if call.op in ("reserve", "pop") and (
                 at - call.began > _longest_receive(call)
@@ -322,6 +349,10 @@ class Ledgers:
                 self.asked[call.queue].append(Asked(call.began, at, name))
         for call in calls.values():
             self._add(name, call)
+
+    def _add_error(self, text: str, trace: str) -> None:
+        self.errors[text] += 1
+        self.traces.setdefault(text, trace)
 
     def _add(self, name: str, call: RecordedCall) -> None:
         if is_of_streams(call.queue):
@@ -335,11 +366,17 @@ class Ledgers:
                 self.received[token].update(ids)
                 self.figures["received"] += len(ids)
                 self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
-        elif call.op != "counts":
+        elif call.op == "delete":
+            until = call.ended if call.outcome == "ok" else call.began + _LATE_DELETE_S
+            self.deletions.append((call.began, until))
+        elif call.op not in ("counts", "reshape"):
             self._add_settle(call)
 
     def _add_push(self, call: RecordedCall) -> None:
         self.figures["pushed"] += len(call.items)
+        if call.queue == SHIFTS:
+            for content in call.items:
+                self.pushed[content].append(call.outcome)
         if call.outcome == "ok":
             pairs = zip(call.result, call.items, strict=True)
             self.acknowledged += [(id, content) for id, content in pairs if id is not None]
@@ -414,14 +451,24 @@ class _Check:
             if id not in remaining
         ]
         self.wrong["lost"] += [
-            f"{id}: deleted while it had no claim" for id in sorted(self._log.deleted_unclaimed)
+            f"{id}: deleted while it had no claim"
+            for id in sorted(self._log.deleted_unclaimed)
+            if not self._went_with_its_queue(id)
         ]
         for token, ends in self._log.claims.items():
             for id, end in ends.items():
-                if end == "out" and id not in self._ledgers.committing.get(token, ()):
+                asked = id in self._ledgers.committing.get(token, ())
+                if end == "out" and not asked and not self._went_with_its_queue(id):
                     self.wrong["lost"].append(
                         f"{id}: finished, although its holder ({token}) had not asked for that"
                     )
+
+    def _went_with_its_queue(self, id: str) -> bool:
+        at = self._log.deleted_at.get(id)
+        return at is not None and any(
+            begin <= at + _CLOCK_ERROR_S and at <= end + _CLOCK_ERROR_S
+            for begin, end in self._ledgers.deletions
+        )
 
     def pops(self) -> None:
         """Every popped message must have reached one caller, as far as this can be known."""
@@ -472,8 +519,10 @@ class _Check:
     def kinds(self) -> None:
         """Groups must keep their order, limits must hold, and packs must be what they count."""
         groups, log = self._log.groups, self._log
+        once = {id for id, outcomes in self._ledgers.pushed.items() if outcomes == ["ok"]}
+        received = self._ledgers.received
         self.wrong["out_of_order"] += groups.together
-        self.wrong["out_of_order"] += groups.out_of_order(self._ledgers.received, log.ended)
+        self.wrong["out_of_order"] += groups.out_of_order(received, log.ended, once)
         self.wrong["over_limit"] += log.limits.exceeded
         for name, lines in log.wrong_packs.items():
             self.wrong[name] += lines
@@ -481,6 +530,13 @@ class _Check:
             f"{content}: stored as {' and as '.join(sorted(ids))}"
             for content, ids in log.packed.items()
             if len(ids) > 1
+        ]
+
+    def errors(self) -> None:
+        """Nothing but lost leases, and what faults explain, may be raised or logged."""
+        self.wrong["errors"] += [
+            f"{times} times: {text}\n{self._ledgers.traces[text]}".strip()
+            for text, times in self._ledgers.errors.most_common()
         ]
 
     def refusals(self) -> None:
@@ -518,6 +574,7 @@ def check(
     found.pops()
     found.settles()
     found.kinds()
+    found.errors()
     found.refusals()
     streams = ledgers.streams
     if contents is not None:
@@ -539,6 +596,6 @@ def check(
         "dead": sum(message.queue.endswith(".dead") for message in log.stored.values()),
         **{name: len(found.wrong[name]) for name in (*MUST_BE_ZERO, "refused_though_done")},
         "excuses": found.excuses,
-        "errors": dict(ledgers.errors.most_common()),
+        "errors": ledgers.errors.total(),
         "wrong": {name: lines[:_SHOWN] for name, lines in found.wrong.items() if lines},
     }

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import UTC, datetime
 
-__all__ = ["install", "set_offset", "sleep_as_the_machine", "true_monotonic"]
+__all__ = ["install", "set_offset", "sleep_as_the_machine", "true_monotonic", "true_now"]
 
 _true_time, _true_time_ns = time.time, time.time_ns
 true_monotonic = time.monotonic
@@ -27,6 +28,11 @@ def install() -> None:
     time.time = lambda: _true_time() + _offset_s
     time.time_ns = lambda: _true_time_ns() + round(_offset_s * 1e9)
     time.monotonic = lambda: true_monotonic() - _slept_s
+
+
+def true_now() -> datetime:
+    """Return the machine's time, whatever the clock of this process shows."""
+    return datetime.fromtimestamp(_true_time(), UTC)
 
 
 def set_offset(seconds: float) -> None:

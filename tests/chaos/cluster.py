@@ -18,12 +18,14 @@ from pyqueue import packs
 from pyqueue.errors import Unavailable
 from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
+from tests.chaos.names import name_in
 from tests.chaos.processes import Process
 from tests.chaos.proxies import Proxies
+from tests.chaos.queues import QUEUES
 from tests.chaos.redis_server import Redis
 from tests.chaos.stream_load import behind, contents_of
 from tests.chaos.windows import Lock
-from tests.chaos.workload import QUEUES, ROLES
+from tests.chaos.workload import ROLES
 
 __all__ = ["Cluster", "WorkloadProcesses", "ids_of"]
 
@@ -223,7 +225,8 @@ class Cluster:
         self._logger.wait()
         self.contents, self.behind = contents_of(self.messages), behind(self.messages)
         messages = {"record": {"$exists": False}, "_id": {"$not": {"$regex": "^~"}}}
-        return list(self.messages.find(messages, {"q": 1, "processed": 1, "done": 1, "b.h": 1}))
+        fields = dict.fromkeys(("q", "processed", "done", "b.h", "at"), 1)
+        return list(self.messages.find(messages, fields))
 
     def unfinished(self, stored: list[dict[str, Any]]) -> int:
         """Return how many of the stored messages the workload should have finished.
@@ -241,11 +244,13 @@ class Cluster:
 
 
 def ids_of(document: dict[str, Any]) -> list[str]:
-    """Return the ids of what a stored document has: one message, or those of a pack."""
+    """Return the names of what a stored document has: one message, or those of a pack."""
     id = document["_id"]
     if "b" not in document:
-        return [str(id)]
-    return [packs.message_id(id, place) for place in packs.places(packs.alive_of(document))]
+        return [name_in(document["q"], id)]
+    at = document.get("at", range(len(document["b"])))
+    first = str(id).partition("/")[0]
+    return [f"{first}:{at[place]}" for place in packs.places(packs.alive_of(document))]
 
 
 def is_any_left(messages: Collection[dict[str, Any]], live: dict[str, Any]) -> bool:

@@ -8,7 +8,10 @@ A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result"
 outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
 and those of a reserve ``{token: {id: tries}}``. An append has contents, and its result positions.
 If a settle was refused, the result has the two lists ``lost`` and ``unknown`` of LeaseLost, each in
-the form of a settle. The result of a call that raised Unavailable is the text of the error.
+the form of a settle. The result of a call that raised Unavailable is the text of the error, and
+that of a call with an unexpected error its traceback. ``["error", number, at, text, traceback]`` is
+an error that pyqueue has logged, or of a thread that has ended by it. Messages have names in place
+of ids; see ``names``.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import os
+import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyqueue import DuplicateKey, LeaseLost, QueueError, Reservation, Unavailable
+from pyqueue import DuplicateKey, LeaseLost, Reservation, Unavailable
 from tests.chaos.clock_skew import true_monotonic
+from tests.chaos.names import name_in
 
 __all__ = ["Call", "Ledger", "ids_by_token", "read"]
 
@@ -34,7 +41,7 @@ def ids_by_token(held: Iterable[Reservation[Any]]) -> dict[str, list[str]]:
     """Return the ids of reservations, grouped by the token of their claim."""
     found: dict[str, list[str]] = {}
     for each in held:
-        found.setdefault(each.token, []).append(str(each.id))
+        found.setdefault(each.token, []).append(name_in(each.queue, each.id))
     return found
 
 
@@ -44,12 +51,13 @@ class Call:
     def __init__(self) -> None:
         #: The value that it returned.
         self.result: Any = None
-        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "taken" (DuplicateKey),
-        #: "cancelled", or the type and text of another error.
+        #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "late" (the same, but the caller
+        #: had a deadline), "taken" (DuplicateKey), "cancelled", or the type and text of another
+        #: error.
         self.outcome = "ok"
         #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []
-        #: The text of Unavailable, and the ids whose outcome is unknown.
+        #: The text of Unavailable, or the traceback, and the ids whose outcome is unknown.
         self.error = ""
         self.ids: list[Any] = []
 
@@ -72,8 +80,17 @@ class Ledger:
         return number
 
     @contextmanager
-    def recorded(self, op: str, queue: str, items: object) -> Iterator[Call]:
-        """Record a call and its outcome. Errors of pyqueue end here and become the ``outcome``."""
+    def recorded(
+        self, op: str, queue: str, items: object, *, hurried: bool = False
+    ) -> Iterator[Call]:
+        """Record a call and its outcome. Errors end here and become the ``outcome``.
+
+        Args:
+            op: What is called.
+            queue: What it is about.
+            items: See above.
+            hurried: Whether the caller has a deadline.
+        """
         number, call = self.about_to(op, queue, items), Call()
         try:
             yield call
@@ -83,17 +100,40 @@ class Ledger:
                 [ids_by_token(error.lost), ids_by_token(error.unknown)],
             )
         except Unavailable as error:
-            call.outcome, call.error, call.ids = "unknown", str(error)[:200], list(error.ids)
+            call.error, call.ids = str(error)[:200], list(error.ids)
+            call.outcome = "late" if hurried else "unknown"
+            if isinstance(items, list) and len(error.ids) not in (0, len(items)):
+                call.outcome = f"Unavailable names {len(error.ids)} ids of {len(items)}: {error}"
         except DuplicateKey:
             call.outcome = "taken"
-        except QueueError as error:
+        except Exception as error:
             call.outcome = f"{type(error).__name__}: {str(error)[:200]}"
+            call.error = traceback.format_exc()
         except asyncio.CancelledError:
             self._record_result(number, "cancelled", None)
             raise
-        shown = {"refused": call.refused, "unknown": call.error}
-        items = shown[call.outcome] if call.outcome in shown else _items_of(op, call.result)
-        self._record_result(number, call.outcome, items)
+        if call.outcome == "refused":
+            shown: object = call.refused
+        else:
+            shown = call.error or _items_of(op, queue, call.result)
+        self._record_result(number, call.outcome, shown)
+
+    def record_logged_errors(self) -> None:
+        """Record what this process logs as an error, and what ends a thread, from now on."""
+        logging.getLogger().addHandler(_ErrorLog(self))
+        hook = threading.excepthook
+
+        def ended(args: threading.ExceptHookArgs) -> None:
+            text = "".join(traceback.format_exception(args.exc_value)) if args.exc_value else ""
+            self.record_error(f"a thread ended: {args.exc_value!r}", text)
+            hook(args)
+
+        threading.excepthook = ended
+
+    def record_error(self, text: str, trace: str) -> None:
+        """Record an error that no call has raised."""
+        at = round(true_monotonic(), 3)
+        self._write(["error", next(self._numbers), at, text[:500], trace])
 
     def _record_result(self, number: int, outcome: str, items: object) -> None:
         self._write(["result", number, round(true_monotonic(), 3), outcome, items])
@@ -102,19 +142,32 @@ class Ledger:
         os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
-def _items_of(op: str, result: Any) -> object:
+class _ErrorLog(logging.Handler):
+    """Records what is logged as an error."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(logging.ERROR)
+        self._ledger = ledger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record an error, with its traceback if it has one."""
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+        self._ledger.record_error(f"{record.name}: {record.getMessage()}", trace)
+
+
+def _items_of(op: str, queue: str, result: Any) -> object:
     """Return the items of a result in the form of the ledger."""
     if op == "reserve":
         found: dict[str, dict[str, int]] = {}
         for each in result or ():
-            found.setdefault(each.token, {})[str(each.id)] = each.tries
+            found.setdefault(each.token, {})[name_in(each.queue, each.id)] = each.tries
         return found
     if op == "pop":
-        return [str(each.id) for each in result or ()]
+        return [name_in(queue, each.id) for each in result or ()]
     if op == "append":
         return list(result or ())
     if op == "push":
-        return [None if id is None else str(id) for id in result or ()]
+        return [None if id is None else name_in(queue, id) for id in result or ()]
     return None
 
 

@@ -6,6 +6,7 @@ end that claim before it uses the slot. A message has started if a caller receiv
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,17 +18,31 @@ from pyqueue import Limit
 from tests.chaos.group_checker import Turn
 from tests.chaos.windows import Spans
 
-__all__ = ["KEYED_QUEUE", "LIMITS", "PACED_QUEUE", "Limits", "tenant_of"]
+__all__ = [
+    "KEYED_QUEUE",
+    "LIMITS",
+    "METERED_QUEUE",
+    "NARROW_QUEUE",
+    "PACED_QUEUE",
+    "Limits",
+    "tenant_of",
+]
 
 Line = list[Any]
 #: The queue whose tenants have a limit each, and the one with a rate.
 KEYED_QUEUE, PACED_QUEUE = "calls", "paced"
+#: The queue whose tenants have a rate each, and the one whose limit changes.
+METERED_QUEUE, NARROW_QUEUE = "metered", "narrow"
 LIMITS: Final = {
     KEYED_QUEUE: Limit(concurrency=2, per="headers.tenant"),
     PACED_QUEUE: Limit(rate=20, burst=10, concurrency=30),
+    METERED_QUEUE: Limit(rate=2, burst=2, per="headers.tenant"),
+    NARROW_QUEUE: Limit(concurrency=10),
 }
 #: How long a look may use its permits, in seconds; see docs/how-to/rates.md.
 _PERMITS_VALID_S = 1.0
+#: How long after a limit was lowered a claim may not know it: 5 s, and the time of a command.
+_FOLLOWED_S = 13.0
 #: The precision of the times in the change log.
 _CLOCK_ERROR_S = 0.01
 #: How many starts one window has at most. Longer ones would take too long to look at.
@@ -50,7 +65,10 @@ class Start(NamedTuple):
 @dataclass(slots=True)
 class _Key:
     queue: str
-    most: int
+    #: The limit on messages held at once.
+    most: float
+    #: The former limit, and until when it may still be used.
+    former: tuple[float, float] = (0.0, -math.inf)
     #: Since when each message that waits is eligible.
     waiting: dict[str, float] = field(default_factory=dict)
     #: The held messages: since when each is eligible, and the end of its lease.
@@ -61,7 +79,7 @@ class _Key:
     def turn(self, at: float) -> Turn | None:
         """Return what could start, and since when, if anything can."""
         ends = sorted(until for _, until in self.held.values())
-        free = self.since if len(ends) < self.most else ends[len(ends) - self.most]
+        free = self.since if len(ends) < self.most else ends[len(ends) - int(self.most)]
         could = self.waiting | {id: until for id, (_, until) in self.held.items()}
         if not could:
             return None
@@ -82,6 +100,8 @@ class Limits:
         self.starts: dict[tuple[str, str], list[Start]] = defaultdict(list)
         self._keys: dict[tuple[str, str], _Key] = {}
         self._key_of: dict[str, _Key] = {}
+        #: The limits that change, by queue.
+        self._changed: dict[str, float] = {NARROW_QUEUE: math.inf}
 
     def add(self, line: Line) -> bool:
         """Learn from a line. Return whether it is about a message of a queue with a limit."""
@@ -91,9 +111,12 @@ class Limits:
             if queue not in LIMITS:
                 return False
             key = (queue, tenant_of(id))
-            most = LIMITS[queue].concurrency or 1
+            most = self._changed.get(queue, LIMITS[queue].concurrency) or math.inf
             self._key_of[id] = self._keys.setdefault(key, _Key(queue, most, since=at))
             self._key_of[id].waiting[id] = due
+            return True
+        if kind == "limit":
+            self._reshaped(*rest)
             return True
         if id not in self._key_of:
             return False
@@ -118,6 +141,14 @@ class Limits:
         if put.get("q", key.queue) != key.queue:
             self._left(key, id, at)
 
+    def _reshaped(self, queue: str, most: int, at: float) -> None:
+        self._changed[queue] = most
+        for (name, _), key in self._keys.items():
+            if name == queue:
+                if most < key.most:
+                    key.former = key.most, at + _FOLLOWED_S
+                key.most, key.since = most, at
+
     def _claimed(self, key: _Key, id: str, start: Start, until: float) -> None:
         if (turn := key.turn(start.at)) is not None:
             self.turns.append(turn)
@@ -125,7 +156,8 @@ class Limits:
         key.held[id] = due, until
         key.since = start.at
         self.starts[key.queue, tenant_of(id)].append(start)
-        if len(key.held) > key.most:
+        most = max(key.most, key.former[0] if start.at < key.former[1] else 0)
+        if len(key.held) > most:
             beside = ", ".join(sorted(key.held.keys() - {id}))
             self.exceeded.append(f"{id}: held by {start.token} beside {beside}")
 
@@ -146,7 +178,8 @@ class Limits:
 
         Args:
             received: The ids that callers received, by the token of the claim.
-            faults: When faults were in progress. The claim of a look may then arrive late.
+            faults: When faults of the servers or the network were in progress. The claim of a look
+                may then arrive late.
             command_timeout_s: By so much at most.
         """
         found = []

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 
 from pymongo.errors import PyMongoError
 
-from tests.chaos.checker import PACKED_QUEUE
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
+from tests.chaos.names import CRATES, PACKED_QUEUE, document_of
+from tests.chaos.queues import KEYS, POLL_S, QUEUES
 from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
-from tests.chaos.workload import KEYS, POLL_S, QUEUES
 
 __all__ = [
     "CLIENT_FAULTS",
@@ -344,6 +344,7 @@ def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
 def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> Injection:
     """Hold messages and keys in a transaction, until it is aborted or its client was killed."""
     queues = ["orders", "parsed", "billed", "packed", "states", "many-00", "turns", PACKED_QUEUE]
+    queues += [CRATES]
     queue = dice.choice(queues)
     keys = [f"key-{number}" for number in dice.sample(range(KEYS), 3)]
     spec = {"queue": queue, "messages": dice.randint(1, 5), "keys": keys}
@@ -360,7 +361,7 @@ def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> In
         process.kill()
     while (member := cluster.servers.primary()) is None or _open_transactions(member):
         yield None
-    locked = [*ids, KEYS_LOCKED]
+    locked = [*map(document_of, ids), KEYS_LOCKED]
     cluster.locks.append(Lock(began, time.monotonic(), locked))
     return f"{len(ids)} messages of {queue}"
 

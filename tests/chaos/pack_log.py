@@ -2,18 +2,21 @@
 
 A claim of a pack claims each message that it still has. A message whose bit is set has left the
 pack. If the same update lists its copy, the copy goes on with it, hidden until it is shown. Else
-the message is finished.
+the message is finished. Copies that leave together may be one document, which is a pack then.
+
+The lines have names in place of ids; see ``names``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyqueue import packs
 from pyqueue.backends.transitions import hidden_queue
+from tests.chaos.names import RESULTS, name_in, name_of
 
 __all__ = ["PackLog"]
 
@@ -22,22 +25,27 @@ Line = list[Any]
 
 @dataclass(slots=True)
 class _Pack:
-    """A stored pack: its queue, its size, and the bits of the messages that left it."""
+    """A stored pack: its queue, its messages, and the bits of those that left it."""
 
     queue: str
-    size: int
+    names: Sequence[str]
     words: list[int]
 
     @property
     def alive(self) -> int:
-        return packs.alive_of({"b": range(self.size), "done": self.words})
+        return packs.alive_of({"b": self.names, "done": self.words})
+
+    @property
+    def left(self) -> list[str]:
+        """The messages that it still has."""
+        return [self.names[place] for place in packs.places(self.alive)]
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A hidden copy: the line of its message, the queue that it enters, and its claim."""
+    """A hidden copy: the lines of its messages, the queue that they enter, and their claim."""
 
-    line: Line
+    lines: dict[str, Line]
     target: str
     token: str
     dead: bool
@@ -56,6 +64,8 @@ class PackLog:
         self._lines = lines
         self._packs: dict[str, _Pack] = {}
         self._copies: dict[str, _Copy] = {}
+        #: The stored results. Each may have the id of a message.
+        self._results: set[str] = set()
         #: What no pack may do, in words, by the figure that counts it.
         self.wrong: dict[str, list[str]] = defaultdict(list)
 
@@ -67,22 +77,34 @@ class PackLog:
                 yield from self._stored(id, *rest)
             elif kind == "copy":
                 self._hidden(id, *rest)
-            elif id in self._packs:
-                yield from self._changed(id, *rest) if kind == "set" else self._deleted(id, *rest)
             elif id in self._copies:
                 yield from self._copy_changed(line)
+            elif id in self._packs:
+                yield from self._changed(id, *rest) if kind == "set" else self._deleted(id, *rest)
             else:
-                yield line
+                yield self._named(line)
         for id, copy in self._copies.items():
             if copy.decided:
                 self.wrong["lost"].append(f"{id}: it left its pack, and was never shown")
 
+    def _named(self, line: Line) -> Line:
+        """Return the line of an ordinary message with its name."""
+        kind, id, *rest = line
+        if kind == "in" and rest[0] == RESULTS:
+            self._results.add(id)
+        if id not in self._results:
+            return [kind, name_of(id), *rest]
+        if kind == "out":
+            self._results.discard(id)
+        return [kind, name_in(RESULTS, id), *rest]
+
     def _stored(
         self, id: str, queue: str, contents: list[str], pushed: int, at: float, when: float
     ) -> Iterator[Line]:
-        self._packs[id] = _Pack(queue, len(contents), [0] * len(contents))
-        for place, content in enumerate(contents):
-            yield ["in", f"{id}:{place}", queue, content, pushed, at, when]
+        names = [f"{id}:{place}" for place in range(len(contents))]
+        self._packs[id] = _Pack(queue, names, [0] * len(contents))
+        for name, content in zip(names, contents, strict=True):
+            yield ["in", name, queue, content, pushed, at, when]
 
     def _changed(self, id: str, put: Mapping[str, Any], at: float) -> Iterator[Line]:
         pack = self._packs[id]
@@ -95,41 +117,49 @@ class PackLog:
             self.wrong["settled_twice"].append(
                 f"{id}: it counts {put['left']} messages, and has {pack.alive.bit_count()}"
             )
-        gone = {f"{id}:{place}" for place in packs.places(before & ~pack.alive)}
+        gone = {pack.names[place] for place in packs.places(before & ~pack.alive)}
         for token, ids in put.get("handed", ()):
-            for each in sorted(gone.intersection(ids)):
-                gone.remove(each)
-                yield from self._handed_over(each, pack.queue, token, at)
+            for each in sorted(ids):
+                yield from self._handed_over(each, gone, pack.queue, token, at)
         for each in sorted(gone):
             yield ["out", each, at]
         rest = {name: put[name] for name in put if name not in ("left", "done", "handed")}
-        for place in packs.places(pack.alive) if rest else ():
-            yield ["set", f"{id}:{place}", rest, at]
+        pack.queue = put.get("q", pack.queue)
+        for each in pack.left if rest else ():
+            yield ["set", each, rest, at]
 
-    def _handed_over(self, id: str, queue: str, token: str, at: float) -> Iterator[Line]:
-        """Yield how the claim of a message ends whose copy goes on with it."""
+    def _handed_over(
+        self, id: str, gone: set[str], queue: str, token: str, at: float
+    ) -> Iterator[Line]:
+        """Yield how the claims of messages end whose copy goes on with them."""
         copy, hidden = self._copies.get(id), {"q": hidden_queue(queue)}
+        left = gone.intersection(copy.lines if copy else [name_of(id)])
+        gone -= left
         put: dict[str, Any] = {"token": None, "by": token}
         if copy is None or copy.token != token:
-            self.wrong["lost"].append(f"{id}: it left its pack by {token} without a copy")
-        elif copy.target == queue:
+            if left:
+                self.wrong["lost"].append(f"{id}: it left its pack by {token} without a copy")
+        elif left:
             copy.decided = True
-            yield ["set", id, put, at]  # back in its queue
-            put = {}
-        else:
-            copy.decided = True
-            put |= {"dead": True} if copy.dead else {}
-        yield ["set", id, put | hidden, at]
+            if copy.target == queue:  # back in its queue
+                for each in sorted(left):
+                    yield ["set", each, put, at]
+                put = {}
+            elif copy.dead:
+                put |= {"dead": True}
+        for each in sorted(left):
+            yield ["set", each, put | hidden, at]
 
     def _deleted(self, id: str, at: float) -> Iterator[Line]:
-        for place in packs.places(self._packs.pop(id).alive):
-            yield ["out", f"{id}:{place}", at]
+        for each in self._packs.pop(id).left:
+            yield ["out", each, at]
 
     # ---- copies
 
-    def _hidden(self, id: str, _: str, *line: Any) -> None:
-        *rest, target, token, dead = line
-        self._copies[id] = _Copy([id, target, *rest], target, token, dead)
+    def _hidden(self, id: str, _: str, contents: Mapping[str, Any], *line: Any) -> None:
+        *times, target, token, dead = line
+        lines = {name: ["in", name, target, content, *times] for name, content in contents.items()}
+        self._copies[id] = _Copy(lines, target, token, dead)
 
     def _copy_changed(self, line: Line) -> Iterator[Line]:
         kind, id, *rest = line
@@ -137,16 +167,20 @@ class PackLog:
         if kind == "out":
             del self._copies[id]
             if copy.decided:
-                yield line
+                yield from ([kind, name, *rest] for name in copy.lines)
             return
         put = rest[0]
         if "q" in put:
             del self._copies[id]
             if copy.decided:
-                yield line
-                return
-            self.wrong["settled_twice"].append(f"{id}: its copy is shown, and its pack has it, too")
-            yield ["in", *copy.line]
+                yield from ([kind, name, *rest] for name in copy.lines)
+            else:
+                self.wrong["settled_twice"].append(
+                    f"{id}: its copy is shown, and its pack has it, too"
+                )
+                yield from copy.lines.values()
+            if "/" in id:
+                self._packs[id] = _Pack(put["q"], list(copy.lines), [0] * len(copy.lines))
         elif "with" in put or "target" in put or "dead" in put:
             if copy.decided:
                 self.wrong["lost"].append(f"{id}: its copy was overwritten when it had left")

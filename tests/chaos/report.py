@@ -159,8 +159,6 @@ def show(result: Result) -> None:
         f"in {result['seconds']:.0f} s"
     )
     console.print(_figures(result, FIGURES))
-    for error, times in result["errors"].items():
-        console.print(f"error, {times} times: {error}")
     for name, lines in result["wrong"].items():
         for line in lines:
             console.print(f"WRONG: {name.replace('_', ' ')}: {line}")

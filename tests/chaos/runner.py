@@ -26,11 +26,11 @@ from tests.chaos.mutants import MUTANTS
 from tests.chaos.nemesis import CLIENT_FAULTS, SCOPES, SERVER_FAULTS
 from tests.chaos.plot import draw, per_second
 from tests.chaos.pop_checker import Disturbances
+from tests.chaos.queues import QUEUES
 from tests.chaos.report import Result, is_good, progress, timings
 from tests.chaos.schedule import PAUSE_S, POLL_S, Event, Schedule
 from tests.chaos.starvation import Availability, check_times
 from tests.chaos.windows import windows_of
-from tests.chaos.workload import QUEUES
 
 __all__ = ["ALL_FAULTS", "run", "run_mutant"]
 

@@ -53,7 +53,7 @@ class Scenario:
 
     def hidden(self, id: str, target: str, token: str) -> None:
         """A copy of a message of the bucket was stored."""
-        line = ["copy", id, "~handover:parcels", id, 1, 0.0, 0.0, target, token, False]
+        line = ["copy", id, "~handover:parcels", {id: id}, 1, 0.0, 0.0, target, token, False]
         self._changes.append(line)
 
     def updated(self, id: str, *, at: float = 0.0, **put: Any) -> None:
@@ -67,6 +67,10 @@ class Scenario:
     def moved(self, id: str, by: str, to: str = "parsed") -> None:
         """A message was moved by the holder of this token."""
         self.updated(id, token=None, q=to, by=by)
+
+    def limited(self, queue: str, most: int, *, at: float) -> None:
+        """The record of a queue got another limit."""
+        self._changes.append(["limit", f"~queue:{queue}", queue, most, at])
 
     def deleted(self, id: str, at: float | None = None) -> None:
         """A message was deleted, now or at a given time."""
@@ -98,6 +102,10 @@ class Scenario:
         ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
             ledger.append(["result", self._number, ended, outcome, result])
+
+    def logged(self, text: str, trace: str) -> None:
+        """A process logged an error."""
+        self._ledgers.setdefault("consumer-1.1", []).append(["error", 0, 1.0, text, trace])
 
     def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> None:
         """A push."""

@@ -17,16 +17,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tests.chaos.checker import PACKED_QUEUE, Asked, Ledgers, Line, UnavailableCall
+from tests.chaos.checker import Asked, Ledgers, Line, UnavailableCall
 from tests.chaos.group_checker import Groups, Turn
 from tests.chaos.limit_checker import Limits
+from tests.chaos.names import document_of
 from tests.chaos.pack_log import PackLog
-from tests.chaos.windows import KEYS_LOCKED, Spans, Windows
-from tests.chaos.workload import COMMAND_TIMEOUT_S, POLL_S
+from tests.chaos.queues import COMMAND_TIMEOUT_S, POLL_S
+from tests.chaos.stream_load import GROUPS
+from tests.chaos.windows import KEYS_LOCKED, Spans, Wait, Windows
 
 __all__ = ["TIMELY", "Availability", "check_times"]
 
@@ -48,16 +50,6 @@ _SHORT_S = 0.25
 OVERTAKEN = 500
 #: The precision of the times in the change log, and of the clock that clients estimate.
 _CLOCK_ERROR_S = 0.1
-
-
-class Wait(NamedTuple):
-    """A message that could be received from ``since`` to ``until``."""
-
-    id: str
-    queue: str
-    when: float
-    since: float
-    until: float
 
 
 @dataclass(slots=True)
@@ -222,17 +214,12 @@ class _Taken:
         return float(self._at[first + later[OVERTAKEN - 1]])
 
 
-def _document_of(id: str, queue: str) -> str:
-    """Return the id of the document that has a message: its pack, perhaps."""
-    return id.partition(":")[0] if queue == PACKED_QUEUE else id
-
-
 def _met_a_lock(call: UnavailableCall, windows: Windows) -> bool:
     """Return whether a transaction held what a call was about."""
     keys = [KEYS_LOCKED] if (call.op, call.queue) == ("push", "states") else []
     return any(
         begin <= call.ended and call.began <= end
-        for id in (*(_document_of(id, call.queue) for id in call.ids), *keys)
+        for id in (*map(document_of, call.ids), *keys)
         for begin, end in windows.locked.get(id, ())
     )
 
@@ -250,7 +237,8 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
     asked = {queue: _in_vain(calls, windows) for queue, calls in ledgers.asked.items()}
     taken = {queue: _Taken(each) for queue, each in found.taken.items()}
     no_calls, none_taken = Spans(), _Taken(())
-    for wait in found.waits:
+    every = [*found.waits, *ledgers.streams.waits(GROUPS)]
+    for wait in sorted(every, key=lambda each: each.since - each.until):
         if wait.until - wait.since <= min(calm.enough, in_faults.enough):
             break
         spans = asked.get(wait.queue, no_calls)
@@ -258,7 +246,7 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if wait.queue != URGENT_QUEUE:
             overtaken = taken.get(wait.queue, none_taken).overtaken(wait)
         calm.add(wait, spans, overtaken, windows.faults)
-        locked = windows.locked.get(_document_of(wait.id, wait.queue))
+        locked = windows.locked.get(document_of(wait.id))
         excused = windows.servers.plus(locked) if locked else windows.servers
         in_faults.add(wait, spans, overtaken, excused)
     lapsed = [
@@ -273,9 +261,9 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         if not windows.excuses(call.process, call.began, call.ended)
         and not _met_a_lock(call, windows)
     ]
-    fast = found.limits.too_fast(ledgers.received, windows.faults, COMMAND_TIMEOUT_S)
-    every = (calm.wrong, in_faults.wrong, lapsed, unavailable, fast)
-    lines = dict(zip(TIMELY, every, strict=True))
+    fast = found.limits.too_fast(ledgers.received, windows.servers, COMMAND_TIMEOUT_S)
+    figures = (calm.wrong, in_faults.wrong, lapsed, unavailable, fast)
+    lines = dict(zip(TIMELY, figures, strict=True))
     return {
         "longest_starvation": {
             "without_fault": round(calm.longest, 2),

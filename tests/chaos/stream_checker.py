@@ -6,10 +6,13 @@ message once; a commit with an unknown outcome may have finished it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.chaos.windows import Wait
 
 __all__ = ["StreamCalls"]
 
@@ -29,6 +32,10 @@ class StreamCalls:
     #: When each acknowledged commit ended, by group and position; and those that may be done.
     committed: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     unknown: set[tuple[str, int]] = field(default_factory=set)
+    #: The acknowledged appends: when, and the last position.
+    appends: list[tuple[float, int]] = field(default_factory=list)
+    #: What each group received: when, and the last position.
+    receives: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     #: When each receive that returned a message began.
     received: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -38,10 +45,13 @@ class StreamCalls:
             self.figures["pushed"] += len(call.items)
             if call.outcome == "ok":
                 self.appended += zip(call.result, call.items, strict=True)
+                self.appends.append((call.ended, max(call.result)))
         elif call.op == "reserve":
             for ids in call.result.values() if call.outcome == "ok" else ():
                 self.figures["received"] += len(ids)
                 self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
+                last = max(map(_position, ids))
+                self.receives[call.queue].append((call.ended, last))
                 for id in ids:
                     self.received[call.queue, _position(id)].append(call.began)
         elif call.op == "commit":
@@ -58,6 +68,24 @@ class StreamCalls:
                     self.figures["refused"] += 1
                 else:
                     self.committed[place].append(call.ended)
+
+    def waits(self, groups: tuple[str, ...]) -> list[Wait]:
+        """Return how long the messages of each append waited until a group received one so late.
+
+        A group claims positions in their order, so then it had claimed all before.
+        """
+        found = []
+        for group in groups:
+            reached: list[tuple[float, int]] = []
+            for at, last in sorted(self.receives[group]):
+                if not reached or last > reached[-1][1]:
+                    reached.append((at, last))
+            for at, last in self.appends:
+                place = bisect_left(reached, last, key=lambda pair: pair[1])
+                if place < len(reached) and reached[place][0] > at:
+                    until = reached[place][0]
+                    found.append(Wait(f"position {last}", group, at, at, until))
+        return found
 
     def check(self, contents: Mapping[int, str], groups: tuple[str, ...]) -> dict[str, list[str]]:
         """Return what went wrong, in words.

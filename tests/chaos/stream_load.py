@@ -1,4 +1,4 @@
-"""The part of the workload that appends to a stream and consumes it, by two groups.
+"""The part of the workload that appends to a stream and consumes it, by three groups.
 
 What a call is about has the name of the stream in the ledger, or "STREAM~GROUP".
 """
@@ -13,10 +13,20 @@ from pymongo.collection import Collection
 from pyqueue import AsyncClient, Backoff, Client
 from pyqueue.backends.stream_ranges import group_id
 
-__all__ = ["GROUPS", "STREAM", "behind", "contents_of", "endpoints", "is_of_streams"]
+__all__ = [
+    "GROUPS",
+    "ROLLED_BACK",
+    "STREAM",
+    "behind",
+    "contents_of",
+    "endpoints",
+    "is_of_streams",
+]
 
 STREAM: Final = "clicks"
-GROUPS: Final = tuple(f"{STREAM}~{group}" for group in ("audit", "billing"))
+GROUPS: Final = tuple(f"{STREAM}~{group}" for group in ("audit", "billing", "retries"))
+#: The group whose messages are rolled back one by one now and then.
+ROLLED_BACK: Final = GROUPS[-1]
 
 
 def endpoints(client: Client | AsyncClient, **options: Any) -> dict[str, Any]:

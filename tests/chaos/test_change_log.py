@@ -160,7 +160,8 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
             lines = log.lines(parcels.rollback, each, delay=0, error=f"by {token}")
         copy, decided, shown = lines
         assert copy[:2] == ["copy", place]
-        assert copy[2:4] + copy[5:] == ["~handover:parcels", each.payload["n"], target, token, dead]
+        content = {place: each.payload["n"]}
+        assert copy[2:4] + copy[5:] == ["~handover:parcels", content, target, token, dead]
         put = {"left": left, "done": {"0": bits}, "handed": [[token, [place]]]}
         assert decided == ["set", pack, put]
         assert shown == ["set", place, {"q": target}]

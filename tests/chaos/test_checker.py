@@ -41,7 +41,7 @@ def test_checker_accepts_a_good_run(scenario: Scenario) -> None:
         "settled": 3,
         "refused": 0,
         "claims_undone": 0,
-        "errors": {},
+        "errors": 0,
     }
     assert {name: found[name] for name in expected} == expected
 
@@ -403,7 +403,7 @@ def test_checker_missing_settle_is_undone(scenario: Scenario) -> None:
 # ---- unknown outcomes and refusals
 
 
-@pytest.mark.parametrize("outcome", [None, "unknown", "cancelled", "QueueError: something"])
+@pytest.mark.parametrize("outcome", [None, "unknown", "cancelled", "late"])
 @pytest.mark.parametrize("done", [True, False])
 def test_checker_unknown_outcome_may_be_done_or_not(
     scenario: Scenario, outcome: str | None, done: bool
@@ -418,7 +418,40 @@ def test_checker_unknown_outcome_may_be_done_or_not(
     found = scenario.check(*("ab" if done else "b"))
     expect_only(found)
     assert (found["messages"], found["settled"]) == (1, 0)
-    assert sum(found["errors"].values()) == (2 if outcome and ":" in outcome else 0)
+
+
+def test_checker_unexpected_errors_are_noticed(scenario: Scenario) -> None:
+    """Each with its number, and the traceback of the first one."""
+    scenario.called("push", "orders", ["a"], "QueueError: it broke", "Traceback: line 7")
+    expect_only(found := scenario.check(), "errors")
+    line = "1 times: push in orders: QueueError: it broke\nTraceback: line 7"
+    assert found["wrong"]["errors"] == [line]
+    scenario.called("push", "orders", ["b"], "QueueError: it broke", "Traceback: line 8")
+    scenario.logged("pyqueue: a copy was not shown", "")
+    found = scenario.check()
+    assert (found["errors"], len(found["wrong"]["errors"])) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("queue", "wrong"), [("states", []), ("results", []), ("orders", ["errors"])]
+)
+def test_checker_taken_ids_and_keys_are_expected_in_some_queues(
+    scenario: Scenario, queue: str, wrong: list[str]
+) -> None:
+    scenario.called("push", queue, ["a"], "taken")
+    expect_only(scenario.check(), *wrong)
+
+
+def test_checker_message_may_go_with_its_deleted_queue(scenario: Scenario) -> None:
+    """Only while a call deletes the queue, and only in this queue."""
+    scenario.stored("a", "brief")
+    scenario.deleted("a", at=50.0)
+    expect_only(scenario.check(), "lost")
+    scenario.called("delete", "brief", None, at=49.0, seconds=2.0)
+    expect_only(scenario.check())
+    scenario.stored("b", "orders")
+    scenario.deleted("b", at=50.0)
+    expect_only(scenario.check(), "lost")
 
 
 def test_checker_counts_settles_refused_though_done(scenario: Scenario) -> None:

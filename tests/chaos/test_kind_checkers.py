@@ -9,7 +9,7 @@ from bson import ObjectId
 
 from tests.chaos.cluster import ids_of
 from tests.chaos.group_checker import Groups
-from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, PACED_QUEUE
+from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, NARROW_QUEUE, PACED_QUEUE
 from tests.chaos.pack_log import PackLog
 from tests.chaos.scenario import Scenario, expect_only
 from tests.chaos.windows import Spans, Windows
@@ -37,9 +37,9 @@ def good_group(scenario: Scenario) -> None:
     scenario.stored("c", TURNS, place=["h", 1])
 
 
-def commit(scenario: Scenario, id: str, token: str) -> None:
-    scenario.held(id, token, TURNS)
-    scenario.settled("commit", id, token, TURNS)
+def commit(scenario: Scenario, id: str, token: str, queue: str = TURNS) -> None:
+    scenario.held(id, token, queue)
+    scenario.settled("commit", id, token, queue)
     scenario.deleted(id)
 
 
@@ -67,6 +67,21 @@ def test_checker_commit_before_an_earlier_message_is_noticed(scenario: Scenario)
     good_group(scenario)
     commit(scenario, "b", "1")
     expect_only(scenario.check(*"ac"), "out_of_order")
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_checker_pushes_for_one_instant_keep_their_order(
+    scenario: Scenario, repeated: bool
+) -> None:
+    """Whatever places they have in the database, unless a push was repeated."""
+    for number, seq in ((9, 3), (10, 1), (11, 2)):
+        scenario.stored(f"p.{number}@5.000", "shifts", place=["g", seq])
+    if repeated:
+        scenario.called("push", "shifts", ["p.9@5.000"], "unknown")
+    scenario.stored("p.8@6.000", "shifts", place=["g", 9])
+    commit(scenario, "p.10@5.000", "1", "shifts")
+    left = ["p.9@5.000", "p.11@5.000", "p.8@6.000"]
+    expect_only(scenario.check(*left), *([] if repeated else ["out_of_order"]))
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -160,12 +175,24 @@ def starts(number: int, seconds: float, *, faults: Windows | None = None) -> dic
     return scenario.check_times(faults)
 
 
+@pytest.mark.parametrize(("at", "wrong"), [(5.0, []), (60.0, ["over_limit"])])
+def test_checker_follows_a_lowered_limit(scenario: Scenario, at: float, wrong: list[str]) -> None:
+    """The messages that are held stay held, and some seconds later no other one may start."""
+    for number in range(4):
+        scenario.stored(f"m{number}", NARROW_QUEUE)
+    for number in range(3):
+        scenario.claimed(f"m{number}", f"t{number}", at=1.0, when=90.0)
+    scenario.limited(NARROW_QUEUE, 2, at=2.0)
+    scenario.claimed("m3", "t3", at=at, when=90.0)
+    expect_only(scenario.check(*(f"m{number}" for number in range(4))), *wrong)
+
+
 def test_checker_starts_above_a_rate_are_noticed() -> None:
     """A look may use permits for a second; after a fault, its claim may arrive later still."""
     limit = LIMITS[PACED_QUEUE]
     assert limit.rate is not None
     in_ten = limit.capacity + round(11 * limit.rate) - 2
-    faults = Windows(Spans([(15.0, 16.0)]))
+    faults = Windows(servers=Spans([(15.0, 16.0)]))
     for number, seconds, given, wrong in (
         *((in_ten, 10, None, 0), (in_ten + 4, 10, None, 1)),
         *((in_ten, 5, None, 1), (in_ten, 5, faults, 0), (9 * in_ten, 5, faults, 1)),
@@ -289,21 +316,32 @@ def test_checker_large_receive_of_a_bucket_may_take_long(number: int, starved: i
     assert (found["starved"], found["starved_in_faults"]) == (starved, starved)
 
 
-def copies(*steps: str) -> PackLog:
-    """Return what the log makes of a pack of two, one of which leaves it in these steps."""
+def copies(copy: str, *steps: str) -> PackLog:
+    """Return what the log makes of a pack of three, two of which leave it in these steps.
+
+    Args:
+        copy: The id of their copy. The second one ends without a copy if it is that of a message.
+        steps: The names of the steps.
+    """
+    contents = (
+        {message("0"): "a"} if copy == message("0") else {message("0"): "a", message("1"): "b"}
+    )
     lines: dict[str, list[Any]] = {
-        "copy": ["copy", message("0"), "~handover:parcels", "a", 1, 1.0, 2.0, PARCELS, "1", False],
+        "copy": ["copy", copy, "~handover:parcels", contents, 1, 1.0, 2.0, PARCELS, "1", False],
         "decide": [
             "set",
             PACK,
-            {"done": {"0": 1}, "left": 1, "handed": [["1", [message("0")]]]},
+            {"done": {"0": 3}, "left": 1, "handed": [["1", [copy]]]},
             3.0,
         ],
-        "overwrite": ["set", message("0"), {"with": "2"}, 4.0],
-        "show": ["set", message("0"), {"q": PARCELS, "when": 5.0}, 5.0],
-        "discard": ["out", message("0"), 6.0],
+        "overwrite": ["set", copy, {"with": "2"}, 4.0],
+        "show": ["set", copy, {"q": PARCELS, "when": 5.0}, 5.0],
+        "discard": ["out", copy, 6.0],
     }
-    before = [["pack", PACK, PARCELS, ["a", "b"], 1, 0.0, 0.0], ["set", PACK, {"token": "1"}, 0.5]]
+    before = [
+        ["pack", PACK, PARCELS, ["a", "b", "c"], 1, 0.0, 0.0],
+        ["set", PACK, {"token": "1"}, 0.5],
+    ]
     log = PackLog([*before, *(lines[step] for step in steps)])
     list(log)
     return log
@@ -322,9 +360,12 @@ def copies(*steps: str) -> PackLog:
         (("copy", "decide", "overwrite", "show"), "lost"),
     ],
 )
-def test_checker_follows_what_leaves_a_pack(steps: tuple[str, ...], wrong: str | None) -> None:
+@pytest.mark.parametrize("copy", [message("0"), f"{PACK}/1.0"], ids=["message", "part"])
+def test_checker_follows_what_leaves_a_pack(
+    copy: str, steps: tuple[str, ...], wrong: str | None
+) -> None:
     """A copy may be shown once its pack lists it, under its token, and then it must be."""
-    assert list(copies(*steps).wrong) == ([wrong] if wrong else [])
+    assert list(copies(copy, *steps).wrong) == ([wrong] if wrong else [])
 
 
 def test_checker_messages_that_come_back_to_a_pack_are_undone() -> None:
@@ -341,4 +382,20 @@ def test_checker_messages_that_come_back_to_a_pack_are_undone() -> None:
 def test_stored_pack_stands_for_what_it_still_has() -> None:
     pack = {"_id": ObjectId(PACK), "q": PARCELS, "done": [2], "b": [{}, {}, {}]}
     assert ids_of(pack) == [message("0"), message("2")]
+    part = {"_id": f"{PACK}/t.3", "q": PARCELS, "done": [2], "b": [{}, {}], "at": [3, 9]}
+    assert ids_of(part) == [message("3")]
     assert ids_of({"_id": "a", "q": "orders"}) == ["a"]
+
+
+def test_result_under_the_id_of_a_message_is_another_message(scenario: Scenario) -> None:
+    """Both may be stored, claimed and settled at once."""
+    result = f"results/{message('0')}"
+    scenario.packed(PACK, ["a", "b"])
+    scenario.called("push", "results", [result], "ok", [result])
+    scenario.inserted(message("0"), "results")
+    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.received(result, "2", "results")
+    scenario.claimed(message("0"), "2")
+    scenario.settled("commit", result, "2", "results")
+    scenario.deleted(message("0"))
+    expect_only(scenario.check(message("0"), message("1")))

@@ -228,11 +228,6 @@ def test_command_exit_status_is_1_after_a_loss(
     assert "primary killed" in shown.stdout
 
 
-def test_report_shows_unexpected_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(result_with(errors={"TypeError: [no]": 3}))
-    assert "error, 3 times: TypeError: [no]\n" in capsys.readouterr().out
-
-
 def test_report_fault_without_later_calls_has_no_recovery() -> None:
     events = [{"kind": "clients cut off", "at": 11.0, "seconds": 1.0, "what": ""}]
     found = report.timings(Times(pushes=[(1.0, 2.0, 1)]), events, 10.0)

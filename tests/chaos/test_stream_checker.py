@@ -34,7 +34,7 @@ def test_checker_accepts_a_good_stream() -> None:
     found = good().check(contents=CONTENTS)
     expect_only(found)
     names = ("messages", "pushed", "acknowledged", "received", "redelivered", "settled")
-    assert [found[name] for name in names] == [2, 2, 2, 6, 2, 4]
+    assert [found[name] for name in names] == [2, 2, 2, 9, 3, 6]
 
 
 def test_checker_accepts_unknown_outcomes_of_a_stream() -> None:
@@ -61,8 +61,9 @@ def test_checker_message_missing_in_the_stream_is_lost(contents: dict[int, str])
 def test_checker_message_that_a_group_missed_is_lost() -> None:
     scenario = good()
     scenario.called("append", STREAM, ["c"], "ok", [2])
-    receive(scenario, GROUPS[0], "t3", {"s~2": 1})
-    scenario.called("commit", GROUPS[0], {"t3": ["s~2"]}, "ok", None)
+    for group in GROUPS[1:]:
+        receive(scenario, group, "t3", {"s~2": 1})
+        scenario.called("commit", group, {"t3": ["s~2"]}, "ok", None)
     expect_only(scenario.check(contents=CONTENTS | {2: "c"}), "lost")
 
 
@@ -84,3 +85,17 @@ def test_checker_delivery_after_a_commit_is_noticed() -> None:
     scenario = good()
     receive(scenario, GROUPS[1], "t3", {"s~1": 2}, at=100)
     expect_only(scenario.check(contents=CONTENTS), "undone")
+
+
+@pytest.mark.parametrize(("last", "starved"), [(7.0, 1), (3.0, 0)])
+def test_checker_group_that_receives_nothing_new_starves(last: float, starved: int) -> None:
+    """What it receives again says nothing of the messages behind."""
+    scenario = Scenario()
+    scenario.called("append", STREAM, ["a"], "ok", [0], at=0.0)
+    scenario.called("append", STREAM, ["b"], "ok", [1], at=0.0)
+    receive(scenario, GROUPS[0], "t1", {"s~0": 1}, at=0.5)
+    for at in range(1, int(last)):
+        scenario.called("reserve", GROUPS[0], None, "ok", {}, at=float(at), seconds=1.0)
+    receive(scenario, GROUPS[0], "t2", {"s~0": 2}, at=last - 0.5)
+    receive(scenario, GROUPS[0], "t3", {"s~1": 1}, at=last)
+    assert scenario.check_times()["starved"] == starved

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import logging
 import os
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,12 +32,15 @@ from pyqueue import (
 )
 from tests.chaos import ledger, nemesis
 from tests.chaos.cluster import Cluster, WorkloadProcesses, is_any_left
+from tests.chaos.drivers import AsyncRunner, run_blocking
 from tests.chaos.ledger import Call, Ledger
 from tests.chaos.members import Member, ReplicaSet
 from tests.chaos.nemesis import Fault, Injection
 from tests.chaos.processes import Process
+from tests.chaos.producers import BACKLOG
 from tests.chaos.schedule import Schedule
-from tests.chaos.workload import BACKLOG, AsyncRunner, Role, Step, Workload, run_blocking
+from tests.chaos.steps import Step
+from tests.chaos.workload import Role, Workload
 from tests.support.eventually import async_eventually, eventually
 from tests.support.servers import require_mongod
 
@@ -405,25 +410,53 @@ def test_cancellation_storm_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "items"),
+    ("error", "hurried", "outcome", "items"),
     [
-        (ConfigurationError("bad option"), "ConfigurationError: bad option", []),
-        (DuplicateKey("key is taken"), "taken", []),
-        (Unavailable("no answer"), "unknown", "no answer"),
+        (ConfigurationError("bad"), False, "ConfigurationError: bad", "Traceback "),
+        (ZeroDivisionError("bad"), False, "ZeroDivisionError: bad", "Traceback "),
+        (DuplicateKey("key is taken"), False, "taken", ""),
+        (Unavailable("no answer"), False, "unknown", "no answer"),
+        (Unavailable("no answer", ids=["1"]), True, "late", "no answer"),
+        (Unavailable("no", ids=["1", "2"]), False, "Unavailable names 2 ids of 1: no", "no"),
     ],
-    ids=lambda each: type(each).__name__,
 )
 def test_ledger_records_the_outcome_of_an_error(
-    tmp_path: Path, error: QueueError, outcome: str, items: object
+    tmp_path: Path, error: Exception, hurried: bool, outcome: str, items: str
 ) -> None:
     book = Ledger(tmp_path / "ledger")
 
     def call() -> None:
-        with book.recorded("push", "states", ["a"]):
+        with book.recorded("push", "states", ["a"], hurried=hurried):
             raise error
 
     call()
-    assert list(results(tmp_path / "ledger")) == [("push", outcome, items)]
+    [found] = results(tmp_path / "ledger")
+    assert found[:2] == ("push", outcome)
+    assert "".join(found[2]).startswith(items)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ledger_records_what_is_logged_and_what_ends_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    Ledger(tmp_path / "ledger").record_logged_errors()
+    log = logging.getLogger("pyqueue.something")
+    log.warning("this happens")
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        log.exception("%d copies were not shown", 2)
+    thread = threading.Thread(target=lambda: [][0])
+    thread.start()
+    thread.join()
+    found = [line[3:] for line in ledger.read(tmp_path / "ledger")]
+    assert [text for text, _ in found] == [
+        "pyqueue.something: 2 copies were not shown",
+        "a thread ended: IndexError('list index out of range')",
+    ]
+    assert all(trace.startswith("Traceback ") for _, trace in found)
 
 
 def test_ledger_without_its_incomplete_last_line(tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["KEYS_LOCKED", "RECOVERY_S", "Lock", "Scope", "Span", "Spans", "Windows", "windows_of"]
+__all__ = [
+    "KEYS_LOCKED",
+    "RECOVERY_S",
+    "Lock",
+    "Scope",
+    "Span",
+    "Spans",
+    "Wait",
+    "Windows",
+    "windows_of",
+]
 
 #: Stands for all keys among the ids that a transaction holds.
 KEYS_LOCKED = "~keys"
@@ -30,6 +40,16 @@ class Lock(NamedTuple):
     began: float
     ended: float
     ids: Sequence[str]
+
+
+class Wait(NamedTuple):
+    """A message that could be received from ``since`` to ``until``."""
+
+    id: str
+    queue: str
+    when: float
+    since: float
+    until: float
 
 
 class Scope(NamedTuple):

@@ -1,0 +1,213 @@
+"""What movers and consumers do: receive, and settle in every way."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.chaos.limit_checker import METERED_QUEUE
+from tests.chaos.names import BUCKETS, CRATES, RESULTS, name_in
+from tests.chaos.queues import BATCH, LONG_WAIT_S, NEXT, PACKED_NEXT, QUEUES
+from tests.chaos.steps import Held, Plan, Step, WorkloadState, by_claim, new_payload, settle_step
+
+__all__ = ["Consumers"]
+
+#: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
+HELD_TOO_LONG = 20
+#: How many messages of a stream are rolled back one by one, how often, and their delay.
+SINGLY, SINGLY_EVERY_S, SINGLY_DELAY_S = 1200, 60.0, 30.0
+
+
+class Consumers(WorkloadState):
+    """The generators of movers and consumers."""
+
+    def consume(self, group: str) -> Plan:
+        """Reserve for a group, and commit. Give some back, and never settle some."""
+        while not self.stopping.is_set():
+            limit = self.dice.choice([1, BATCH // 2, 2 * BATCH])
+            call = yield Step("reserve", group, "reserve_many", (limit,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            if call.outcome != "ok":
+                yield 0.1
+            if held and not self.draining and self.dice.random() < 0.05:
+                continue  # as if the consumer had died
+            part = 0 if self.draining else len(held) // 20
+            self.dice.shuffle(held)
+            if part:
+                yield settle_step("rollback", group, held[:part], delay=0)
+                yield settle_step("release", group, held[part : 2 * part])
+            if held[2 * part :]:
+                yield settle_step("commit", group, held[2 * part :])
+
+    def wait_and_commit(self, queue: str) -> Plan:
+        """Wait for each message and commit it."""
+        while not self.stopping.is_set():
+            timeout = 0.5 if self.draining else LONG_WAIT_S
+            call = yield Step("reserve", queue, "reserve", (), {"timeout": timeout})
+            yield from self.complete(queue, call.result or [])
+            if call.outcome != "ok":
+                yield 0.1
+
+    def clean(self, queue: str) -> Plan:
+        """Commit at the end of the run what was left in a queue."""
+        yield Step("counts", queue, "counts")
+        while not self.stopping.is_set():
+            if self.draining:
+                call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
+                yield from self.complete(queue, call.result or [])
+            yield 0.2
+
+    def settle(self, queue: str) -> Plan:
+        """Reserve, and settle in every way. Hold some reservations too long, never settle some."""
+        late: list[tuple[float, Held]] = []
+        while not self.stopping.is_set():
+            limit = self.dice.choice([1, BATCH // 2, BATCH])
+            if queue == METERED_QUEUE:
+                limit = 4 * BATCH
+            name = "reserve" if limit == 1 else "reserve_many"
+            args = () if limit == 1 else (limit,)
+            call = yield Step("reserve", queue, name, args, {"timeout": 0.5})
+            yield from self._settle_batch(queue, call.result or [], late)
+            if call.outcome != "ok":
+                yield 0.1
+            while late and (self.draining or late[0][0] < time.monotonic()):
+                yield from self.complete(queue, late.pop(0)[1])
+
+    def _settle_batch(self, queue: str, held: Held, late: list[tuple[float, Held]]) -> Plan:
+        if self.draining:
+            yield from self.complete(queue, held)
+            return
+        if not held:
+            return
+        lease = QUEUES[queue]["lease"]
+        chance = self.dice.random()
+        if chance < 0.02:
+            return  # as if the consumer had died
+        if chance < 0.06:
+            at = time.monotonic() + lease * self.dice.uniform(1.05, 1.5)
+            late.append((at, held[:HELD_TOO_LONG]))
+            late.sort(key=lambda pair: pair[0])
+            held = held[HELD_TOO_LONG:]
+        elif chance < 0.12:
+            yield settle_step("extend", queue, held)
+        yield self.dice.uniform(0, 0.05)  # the work
+        if queue in BUCKETS and held:
+            yield from self._settle_in_parts(queue, held)
+            return
+        ends: dict[str, Held] = {"rollback": [], "release": [], "complete": []}
+        for each in held:
+            chance = self.dice.random()
+            end = "rollback" if chance < 0.02 else "release" if chance < 0.04 else "complete"
+            ends[end].append(each)
+        for token, members in by_claim(ends["rollback"]).items():
+            delay = self.dice.choice([0, 0.5])
+            yield settle_step("rollback", queue, members, delay=delay, error=f"by {token}")
+        if ends["release"]:
+            yield settle_step("release", queue, ends["release"])
+        yield from self.complete(queue, ends["complete"])
+
+    def complete(self, queue: str, held: Held) -> Plan:
+        """Move or commit reservations. Repeat some of the calls whose outcome is unknown."""
+        if queue in BUCKETS:  # each pack has a claim for itself
+            if held:
+                yield from self.perhaps_again(settle_step("commit", queue, held))
+            return
+        for token, members in by_claim(held).items():
+            mark = [queue, token]
+            if queue in NEXT:
+                target = self.dice.choice(NEXT[queue])
+                update = {"$push": {"trail": mark}}
+                step = settle_step("move", queue, members, to=target, update=update)
+            elif "history" in QUEUES[queue]:
+                # A batch gets one payload.
+                before = members[0].payload if len(members) == 1 else {"trail": []}
+                payload = {**before, "trail": [*before["trail"], mark]}
+                step = settle_step("commit", queue, members, payload=payload)
+            else:
+                step = settle_step("commit", queue, members)
+            yield from self.perhaps_again(step)
+
+    def _settle_in_parts(self, queue: str, held: Held) -> Plan:
+        """Settle a part of one claim of a bucket in some way, and commit the rest in two."""
+        token, members = self.dice.choice(list(by_claim(held).items()))
+        op = self.dice.choice(["rollback", "rollback", "release", "move", "bury", "commit"])
+        few = 1 + len(members) // 10
+        some = members if self.dice.random() < 0.2 else members[:few]
+        yield from self._push_results(some[:few])
+        if queue == CRATES:  # these fail alone
+            some = some[:1]
+        options: dict[str, dict[str, Any]] = {
+            "rollback": {"delay": self.dice.choice([0, 0.5]), "error": f"by {token}"},
+            "move": {"to": self.dice.choice(PACKED_NEXT[queue])},
+        }
+        yield from self.perhaps_again(settle_step(op, queue, some, **options.get(op, {})))
+        rest = [each for each in held if each not in some]
+        self.dice.shuffle(rest)
+        middle = self.dice.randint(0, len(rest))
+        for part in filter(None, (rest[:middle], rest[middle:])):
+            yield from self.complete(queue, part)
+
+    def _push_results(self, held: Held) -> Plan:
+        """Push results under the ids of messages, and under ids that are derived from them."""
+        ids: list[Any] = [each.id for each in held]
+        contents, queue = [name_in(RESULTS, id) for id in ids], RESULTS
+        if self.dice.random() < 0.5:
+            queue, place = CRATES, self.dice.randrange(3)
+            contents = ids = [f"{id}:{place}" for id in ids]
+        payloads = [new_payload(each) for each in contents]
+        yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, contents)
+
+    def carry(self, queue: str) -> Plan:
+        """Move what a bucket has to the next queue, as it was received."""
+        while not self.stopping.is_set():
+            call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            if held:
+                yield self.dice.uniform(0, 0.05)  # the work
+                yield from self.perhaps_again(
+                    settle_step("move", queue, held, to=PACKED_NEXT[queue][0])
+                )
+            if call.outcome != "ok":
+                yield 0.1
+            yield self.dice.uniform(0, 0.2)
+
+    def keep(self, queue: str) -> Plan:
+        """Hold what a limit allows for long, and commit one after the other."""
+        while not self.stopping.is_set():
+            call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            while held and not self.draining and not self.stopping.is_set():
+                yield from self.complete(queue, [held.pop(self.dice.randrange(len(held)))])
+                yield 1.5
+                if held:
+                    yield settle_step("extend", queue, held)
+                    yield 1.0
+            if held:
+                yield from self.complete(queue, held)
+            if call.outcome != "ok":
+                yield 0.1
+
+    def roll_back_singly(self, group: str) -> Plan:
+        """Commit, and now and then roll back many messages one by one, each with a delay."""
+        left, since = SINGLY, time.monotonic()
+        while not self.stopping.is_set():
+            call = yield Step("reserve", group, "reserve_many", (BATCH,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            if left <= 0 and time.monotonic() - since > SINGLY_EVERY_S:
+                left, since = SINGLY, time.monotonic()
+            while held and left > 0 and not self.draining:
+                left -= 1
+                yield settle_step("rollback", group, [held.pop()], delay=SINGLY_DELAY_S)
+            if held:
+                yield settle_step("commit", group, held)
+            if call.outcome != "ok":
+                yield 0.1
+
+    def pop(self, queue: str) -> Plan:
+        """Pop one or many."""
+        while not self.stopping.is_set():
+            limit = self.dice.choice([1, 1, BATCH // 2])
+            name, args = ("pop", ()) if limit == 1 else ("pop_many", (limit,))
+            call = yield Step("pop", queue, name, args, {"timeout": 0.5}, limit)
+            if call.outcome != "ok":
+                yield 0.1

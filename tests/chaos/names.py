@@ -1,0 +1,60 @@
+"""Names that the workload and the checker share: queues with a part of their own, and ids.
+
+A message keeps its name in the records for life, whatever its id becomes. A message of a pack has
+the name "<_id of its first pack>:<place>". What leaves a pack may be stored as a part,
+"<_id of the first pack>/<token>.<place>". A result is pushed under the id of another message, so
+its name begins with that of its queue.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+__all__ = [
+    "BUCKETS",
+    "CRATES",
+    "DELETED_QUEUE",
+    "PACKED_QUEUE",
+    "RESULTS",
+    "SHIFTS",
+    "document_of",
+    "name_in",
+    "name_of",
+    "shift_of",
+]
+
+#: Two buckets in a line, and one that is deleted now and then.
+PACKED_QUEUE, CRATES, DELETED_QUEUE = "parcels", "crates", "brief"
+BUCKETS: Final = (PACKED_QUEUE, CRATES, DELETED_QUEUE)
+#: The queue of results.
+RESULTS: Final = "results"
+#: The ordered queue with common instants.
+SHIFTS: Final = "shifts"
+#: An id of a message that is or was in a pack.
+_PACKED: Final = re.compile(r"([0-9a-f]{24})(?::|/[^.]+\.)(\d{1,4})")
+
+
+def name_of(id: object) -> str:
+    """Return the name of a message in a pack or in no pack, from its id."""
+    text = str(id)
+    match = _PACKED.fullmatch(text)
+    return f"{match[1]}:{int(match[2])}" if match else text
+
+
+def name_in(queue: str, id: object) -> str:
+    """Return the name of a message of a queue."""
+    return f"{RESULTS}/{id}" if queue == RESULTS else name_of(id)
+
+
+def document_of(name: Any) -> str:
+    """Return the first pack of a message, or the id of another one."""
+    match = _PACKED.fullmatch(str(name))
+    return match[1] if match else str(name)
+
+
+def shift_of(name: str) -> tuple[str, int]:
+    """Return who pushed a message of ``shifts`` for which instant, and its number there."""
+    id, _, instant = name.partition("@")
+    process, _, number = id.rpartition(".")
+    return f"{process}@{instant}", int(number)

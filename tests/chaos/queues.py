@@ -1,0 +1,85 @@
+"""The queues of the workload: their options, and where their messages go.
+
+Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
+``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
+Each message of ``renewed`` is held for long, under a lease that is renewed. Those of ``urgent``
+have priorities, and those of ``turns`` have groups. Messages of ``shifts`` have groups too, and
+many of them are scheduled at one instant.
+
+``parcels``, ``crates`` and ``brief`` are buckets. Consumers of ``parcels`` move packs on to
+``crates``, and messages of both fail alone. They push results to ``results`` under the ids of
+messages, and to ``crates`` under ids that are derived from them. ``brief`` is deleted now and then.
+
+The tenants of ``calls`` have a limit each, those of ``metered`` a rate each, ``paced`` has a rate,
+and the limit of ``narrow`` changes; see ``limit_checker``. There are also many queues with few
+messages, and with consumers that wait for them, and a stream; see ``stream_load``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
+from tests.chaos.names import BUCKETS, CRATES, DELETED_QUEUE, PACKED_QUEUE, RESULTS, SHIFTS
+
+__all__ = [
+    "BATCH",
+    "COMMAND_TIMEOUT_S",
+    "KEYED_QUEUE",
+    "KEYS",
+    "LIMITS",
+    "LONG_WAIT_S",
+    "MANY",
+    "METERED_QUEUE",
+    "NARROW_QUEUE",
+    "NEXT",
+    "OF_GROUPS",
+    "PACED_QUEUE",
+    "PACKED_NEXT",
+    "POLL_S",
+    "QUEUES",
+    "with_next",
+]
+
+POLL_S: Final = 4.0
+COMMAND_TIMEOUT_S: Final = 8.0
+BATCH: Final = 100
+KEYS: Final = 50
+LONG_WAIT_S: Final = 5.0
+MANY: Final = [f"many-{number:02}" for number in range(100)]
+#: The options of each queue. Leases are short, so that some of them lapse.
+QUEUES: Final[dict[str, dict[str, Any]]] = {
+    "orders": {"lease": 3, "poll": POLL_S},
+    "parsed": {"lease": 4, "poll": POLL_S},
+    "billed": {"lease": 2, "poll": POLL_S},
+    "packed": {"lease": 5, "poll": POLL_S, "history": 86400},
+    "events": {"lease": 2, "poll": POLL_S},
+    "states": {"lease": 2, "poll": POLL_S},
+    "renewed": {"lease": 5, "poll": POLL_S},
+    "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
+    "turns": {"lease": 3, "poll": POLL_S, "kind": "ordered"},
+    SHIFTS: {"lease": 3, "poll": POLL_S, "kind": "ordered"},
+    RESULTS: {"lease": 3, "poll": POLL_S},
+    **{name: {"lease": 3, "poll": POLL_S, "kind": "bucket"} for name in BUCKETS},
+    **{name: {"lease": 3, "poll": POLL_S, "limit": limit} for name, limit in LIMITS.items()},
+    NARROW_QUEUE: {"lease": 5, "poll": POLL_S},  # it has a limit only by ``reshape``
+    **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
+}
+#: The options of the consumer groups.
+OF_GROUPS: Final[dict[str, Any]] = {"lease": 3, "poll": POLL_S}
+NEXT: Final = {"orders": ("parsed",), "parsed": ("billed", "packed")}
+#: Where messages of a bucket are moved to.
+PACKED_NEXT: Final = {
+    PACKED_QUEUE: (CRATES, "billed"),
+    CRATES: ("billed",),
+    DELETED_QUEUE: (CRATES,),
+}
+
+
+def with_next(queue: str) -> list[str]:
+    """Return the queue and all that its messages can be moved to."""
+    found = [queue]
+    for name in found:
+        targets = (*NEXT.get(name, ()), *PACKED_NEXT.get(name, ()))
+        found += (each for each in targets if each not in found)
+    return found

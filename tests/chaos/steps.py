@@ -1,0 +1,95 @@
+"""Steps: what the generators of the workload yield, and what those of one process share.
+
+A generator yields a ``Step`` for a call, or a number for a pause in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyqueue import Reservation
+from tests.chaos.ledger import Ledger, ids_by_token
+
+__all__ = ["Held", "Plan", "Step", "WorkloadState", "by_claim", "new_payload", "settle_step"]
+
+Plan = Generator[Any, Any, None]
+Held = list[Reservation[Any]]
+
+
+@dataclass
+class Step:
+    """A call to make and to record."""
+
+    op: str
+    #: What it is about: a queue, a stream or a group. ``on_client``: the client is called.
+    queue: str
+    method: str
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    #: The items of the call for the ledger.
+    items: object = None
+    on_client: bool = False
+    #: The deadline of this caller alone, in seconds, by ``pymongo.timeout``.
+    deadline_s: float | None = None
+
+    def as_list(self, result: Any) -> Any:
+        """Return the result in a list if the call handles one message."""
+        if self.method == "push":
+            return [result]
+        if self.method in ("pop", "reserve"):
+            return [] if result is None else [result]
+        return result
+
+
+class WorkloadState:
+    """What the generators of one process share.
+
+    Args:
+        spec: ``name``, ``rate`` (messages per second of all processes), ``seed`` and ``ledger`` (a
+            path).
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.name: str = spec["name"]
+        self.rate: float = spec["rate"]
+        self.dice = random.Random(f"{spec['seed']}/{self.name}")
+        self.ledger = Ledger(Path(spec["ledger"]))
+        self.stopping = threading.Event()
+        #: Whether to settle everything at once, without faults of consumers.
+        self.draining = False
+        self._numbers = itertools.count()
+
+    def new_ids(self, count: int) -> list[str]:
+        """Return ids that no other process uses."""
+        return [f"{self.name}.{next(self._numbers)}" for _ in range(count)]
+
+    def perhaps_again(self, step: Step) -> Plan:
+        """Make a call, and repeat it perhaps if its outcome is unknown."""
+        call = yield step
+        if call.outcome == "unknown" and self.dice.random() < 0.5:
+            step.op += " again"
+            yield step
+
+
+def new_payload(content: str) -> dict[str, Any]:
+    """Return a payload for the change log."""
+    return {"n": content, "trail": []}
+
+
+def settle_step(op: str, queue: str, held: Held, **options: Any) -> Step:
+    """Return the step that settles reservations of a queue."""
+    return Step(op, queue, op, tuple(held), options, ids_by_token(held))
+
+
+def by_claim(held: Held) -> dict[str, Held]:
+    """Return reservations by the token of their claim."""
+    found: dict[str, Held] = {}
+    for each in held:
+        found.setdefault(each.token, []).append(each)
+    return found
