@@ -165,6 +165,8 @@ class Producers(WorkloadState):
             group = f"shift-{self.dice.randrange(5)}"
             yield from self._schedule(5, at, group)
             for number in range(self.dice.choice([2, INSTANTS])):
+                if self.stopping.is_set():
+                    return
                 yield from self._schedule(1, at + timedelta(milliseconds=1 + number), "others")
             yield from self._schedule(2, at, group)
 

@@ -18,6 +18,7 @@ from pyqueue.connecting import runner_of
 from tests.chaos import ledger
 from tests.chaos.change_log import END, line_of, watch
 from tests.chaos.conftest import Server
+from tests.chaos.names import name_of
 
 
 def timeless(line: list[Any]) -> list[Any]:
@@ -160,7 +161,7 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
             lines = log.lines(parcels.rollback, each, delay=0, error=f"by {token}")
         copy, decided, shown = lines
         assert copy[:2] == ["copy", place]
-        content = {place: each.payload["n"]}
+        content = {name_of(place): each.payload["n"]}
         assert copy[2:4] + copy[5:] == ["~handover:parcels", content, target, token, dead]
         put = {"left": left, "done": {"0": bits}, "handed": [[token, [place]]]}
         assert decided == ["set", pack, put]
