@@ -92,11 +92,11 @@ class Many:
 
 
 class Reject(Exception):
-    """Raise it to send the message to the dead-letter queue, with this reason."""
+    """Raise or return it to send the message to the dead-letter queue, with this reason."""
 
 
 class RetryLater(Exception):
-    """Raise it to have the message tried again after some time. The try counts.
+    """Raise or return it to have the message tried again after some time. The try counts.
 
     Args:
         delay: seconds or a timedelta.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -26,7 +27,9 @@ from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 
 __all__ = [
+    "CHECKED_FIRST",
     "Misfits",
+    "Tally",
     "bury_claimed",
     "bury_refused",
     "bury_unclaimable",
@@ -44,11 +47,30 @@ LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
 #: A consumer that stops does so when at least MIN_MISFITS, and more than half, of its first
-#: messages are invalid. After CHECKED_FIRST messages it does not stop any more.
+#: messages are wrong. After CHECKED_FIRST messages it does not stop any more.
 MIN_MISFITS: Final = 10
 CHECKED_FIRST: Final = 100
 #: While misfits arrive, there is a warning at least this often.
 WARNING_INTERVAL: Final = timedelta(seconds=60)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many of the first messages of a consumer were right, and how many were wrong."""
+
+    first: int = CHECKED_FIRST
+    right: int = 0
+    wrong: int = 0
+
+    @property
+    def seen(self) -> int:
+        """How many messages were counted."""
+        return self.right + self.wrong
+
+    @property
+    def stops(self) -> bool:
+        """Whether so many are wrong that the consumer should stop."""
+        return self.seen <= self.first and self.wrong >= MIN_MISFITS and self.wrong > self.right
 
 
 class Misfits:
@@ -63,16 +85,15 @@ class Misfits:
 
     def __init__(self, count: Callable[[], object] | None = None, *, stop: bool = False) -> None:
         self._count = count
-        self._number = 0
+        self._tally = Tally()
         self._warned: datetime | None = None
-        self._valid = 0
         self._checks = stop
         #: Why the consumer must stop, or None.
         self.verdict: str | None = None
 
     def delivered(self) -> None:
         """Count a message that was valid."""
-        self._valid += 1
+        self._tally.right += 1
 
     def add(
         self, queue: str, model: str | None, dead_letter: str, id: object, error: str, now: datetime
@@ -80,21 +101,20 @@ class Misfits:
         """Count a message that was buried, and warn of it."""
         if self._count is not None:
             self._count()
-        self._number += 1
+        self._tally.wrong += 1
+        number = self._tally.wrong
         reason = " ".join(error.split())
         overdue = self._warned is None or now - self._warned >= WARNING_INTERVAL
-        if overdue or not self._number & (self._number - 1):
+        if overdue or not number & (number - 1):
             self._warned = now
             text = "queue %r: message %s is not valid, it goes to %r (%d so far): %s"
-            log.warning(text, queue, id, dead_letter, self._number, reason)
-        seen = self._valid + self._number
-        most = self._number >= MIN_MISFITS and self._number > self._valid
-        if self._checks and seen <= CHECKED_FIRST and most:
+            log.warning(text, queue, id, dead_letter, number, reason)
+        if self._checks and self._tally.stops:
             fitting = "a valid message" if model is None else f"a valid {model}"
             self.verdict = (
-                f"the stage of queue {queue!r} stops: {self._number} of its first {seen} messages "
-                f"are not {fitting}, and went to {dead_letter!r}; the last one, {id}: {reason}. "
-                "Correct the model or the producer, and send the messages back by "
+                f"the stage of queue {queue!r} stops: {number} of its first {self._tally.seen} "
+                f"messages are not {fitting}, and went to {dead_letter!r}; the last one, {id}: "
+                f"{reason}. Correct the model or the producer, and send the messages back by "
                 f'"pyqueue redrive {dead_letter}"; or give the stage on_invalid="bury", so that it '
                 "buries such messages and goes on"
             )

@@ -56,8 +56,8 @@ class StageOptions(BatchQueueOptions, total=False):
     concurrency: int | None
     #: The time that a handler may take.
     time_limit: Duration | None
-    #: What happens when most of the first messages do not fit the model: "stop", the default, ends
-    #: the run with an error; "bury" goes on. Each of them goes to the dead-letter queue.
+    #: What happens when most of the first messages do not fit the model, or most of the first
+    #: answers are wrong: "stop", the default, ends the run with an error; "bury" goes on.
     on_invalid: OnInvalid
     #: The most messages that the handler takes at once. It takes a list of payloads then, and a
     #: list of Deliveries if it has a second argument. A link and a choice return a list.
@@ -179,7 +179,8 @@ class Runner:
 
         Raises:
             ConfigurationError: The graph is wrong, so nothing has run. Or most of the first
-                messages of a stage do not fit its model; see ``StageOptions.on_invalid``.
+                messages of a stage do not fit its model, or most of its first answers are wrong;
+                see ``StageOptions.on_invalid``.
         """
 
         async def work() -> Report:
@@ -258,8 +259,8 @@ class Pipeline(Runner):
 
     Each stage reads a queue. The handler of a ``link`` returns the next payload. The handler of a
     ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may
-    return ``Drop()`` or ``Many([To(...), ...])``, and raise ``Reject`` or ``RetryLater``. After any
-    other exception the message is tried again later.
+    return ``Drop()`` or ``Many([To(...), ...])``, and raise or return ``Reject`` or ``RetryLater``.
+    After any other exception the message is tried again later.
 
     Without a handler each method is a decorator. With one it returns the pipeline, so that calls
     can be chained.
@@ -368,7 +369,8 @@ class Pipeline(Runner):
 
         Args:
             queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery). A value that it returns is ignored.
+            handler: takes (payload) or (payload, delivery). It may return any answer, as of
+                ``link``; any other value is ignored.
             to: queues to which the handler may send messages nevertheless, by To or Many.
             options: as of ``link``.
         """

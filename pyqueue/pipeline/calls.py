@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.delivery import BatchFailed, Delivery
+from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, To
 from pyqueue.messages import Reservation
 from pyqueue.pipeline.graph import Stage
 
@@ -109,7 +109,8 @@ def answers_of(
             f"messages: give indexes from 0 to {number - 1}"
         )
     answers = answer if failed is None else failed.results
-    if not isinstance(answers, list) and (stage.kind == "sink" or len(errors) == number):
+    ignored = stage.kind == "sink" and not isinstance(answers, (To, Many, Drop))
+    if not isinstance(answers, list) and (ignored or len(errors) == number):
         answers = [None] * number
     if not isinstance(answers, list) or len(answers) != number:
         found = f"a list of {len(answers)}" if isinstance(answers, list) else shown(answers)

@@ -124,9 +124,10 @@ class Run:
         self._fetching.cancel()
 
     def _fail(self, error: QueueError) -> None:
-        """Stop the run, which then raises ``error``."""
-        self._error = error
-        self._stop()
+        """Stop the run, which then raises ``error``, or the first one of several."""
+        self._error = self._error or error
+        if not self._stopping:  # a second stop would not wait for the handlers
+            self._stop()
 
     async def run(self) -> Report:
         """Run until the end, and return the report.
@@ -139,9 +140,7 @@ class Run:
         stages = self._graph.stages
         queues = {name: runner.adapt(stage.queue) for name, stage in stages.items()}
         for name, stage in stages.items():
-            self._stages[name] = RunningStage(
-                stage, queues[name], queues, runner, self._concurrency
-            )
+            self._stages[name] = RunningStage(stage, queues, runner, self._concurrency, self._fail)
         try:
             async with anyio.create_task_group() as watching:
                 if self._handle_signals:
@@ -369,7 +368,7 @@ class Run:
             )
 
     async def _call_handler(self, stage: Stage, call: Call) -> tuple[object, BaseException | None]:
-        """Call the handler. Return its answer, and the exception if it raised one."""
+        """Call the handler. Return its answer, and the exception if it raised or returned one."""
         answer: object = None
         failure: BaseException | None = None
         limit = (
@@ -385,6 +384,8 @@ class Run:
                     answer = await self._threads.run(stage.handler, *call.arguments)
                     if inspect.isawaitable(answer):
                         answer = await answer
+            if isinstance(answer, BaseException):
+                answer, failure = None, answer
         except asyncio.CancelledError as error:
             failure = error
             # A handler may raise CancelledError itself. Only a cancelled scope means a stop.

@@ -23,7 +23,8 @@ __all__ = ["COUNTERS", "RunningStage"]
 log = logging.getLogger("pyqueue")
 
 #: What a stage counts. A message that came in went out, or was dropped, retried, dead (buried) or
-#: lost. A released message was given back before its handler started.
+#: lost. A released message was given back before its handler started, or because the stage stops
+#: with an error.
 COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
 #: The longest time for which messages gather before a batch takes them, in seconds.
 _GATHER_S: Final = 0.05
@@ -36,23 +37,23 @@ class RunningStage:
 
     Args:
         stage: the stage.
-        queue: its queue, in the async form.
-        queues: the queues of all stages of the run, by name.
+        queues: the queues of all stages of the run, by name, in the async form.
         runner: runs the plans.
         concurrency: how many handlers the run has at once.
+        fail: stops the run with an error.
     """
 
     def __init__(
         self,
         stage: Stage,
-        queue: AsyncQueue[Any],
         queues: Mapping[str, AsyncQueue[Any]],
         runner: ClientRunner,
         concurrency: int,
+        fail: Callable[[QueueError], None],
     ) -> None:
         self.stage = stage
-        self.queue = queue
-        self.verdicts = Verdicts(stage, queue, queues, runner)
+        self.queue = queues[stage.name]
+        self.verdicts = Verdicts(stage, queues, runner, fail)
         #: One slot for each call until it is settled. By default there are as many as handlers run
         #: at once, and as many again for calls that are being settled.
         self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)

@@ -19,12 +19,19 @@ from bson import ObjectId
 from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id
-from pyqueue.errors import InvalidMessage, LeaseLost, Unavailable
+from pyqueue.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    LeaseLost,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
-from pyqueue.payloads import Codec, traceback_text
+from pyqueue.payloads import Codec, error_text, traceback_text
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
@@ -69,23 +76,28 @@ class Verdicts:
 
     Args:
         stage: the stage.
-        queue: the queue that the stage reads.
         queues: the queues that the stages read, by name. A target among them has a model and
             options. Any other target is an output.
         runner: runs the plans.
+        fail: stops the run with an error.
     """
 
     def __init__(
         self,
         stage: Stage,
-        queue: AsyncQueue[Any],
         queues: Mapping[str, AsyncQueue[Any]],
         runner: ClientRunner,
+        fail: Callable[[QueueError], None],
     ) -> None:
         self._stage = stage
-        self._queue = queue
+        self._queue = queues[stage.name]
         self._queues = queues
         self._runner = runner
+        self._fail = fail
+        #: The answers so far. The last one that is checked may be in the middle of a batch.
+        self._answers = Tally(max(CHECKED_FIRST, stage.batch or 0))
+        #: Whether the stage has stopped because most of its answers are wrong.
+        self._stopped = False
         #: How often a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
@@ -128,11 +140,37 @@ class Verdicts:
     def _of_answer(self, message: Reservation[Any], answer: object) -> Verdict:
         """Return the verdict on a message whose handler returned ``answer``."""
         try:
-            return self._settlement(message, answer)
+            verdict = self._settlement(message, answer)
         except (Reject, InvalidMessage) as error:
-            return self.bury(message, error)
+            return self._of_wrong_answer(message, error)
         except Exception as error:  # raised by the answer itself, for instance by its __repr__
             return self.retry(message, error)
+        self._answers.right += 1
+        return verdict
+
+    def _of_wrong_answer(self, message: Reservation[Any], error: Exception) -> Verdict:
+        """Return the verdict on a message whose answer nothing can be done with.
+
+        Such messages are buried. If most of the first answers are wrong, the handler is, so the
+        stage stops, and gives back the messages of all further wrong answers.
+        """
+        if self._stopped:
+            return self.release()
+        tally = self._answers
+        tally.wrong += 1
+        if tally.stops and self._stage.on_invalid == "stop":
+            self._stopped = True
+            dead_letter = backend_of(self._stage.queue).options.dead_letter
+            self._fail(
+                ConfigurationError(
+                    f"the stage of queue {self._stage.name!r} stops: {tally.wrong} of its first "
+                    f"{tally.seen} answers are wrong, and their messages went to {dead_letter!r}; "
+                    f"the last one, {message.id}: {error_text(error)}. Correct the handler, and "
+                    f'send the messages back by "pyqueue redrive {dead_letter}"; or give the stage '
+                    'on_invalid="bury", so that it buries such messages and goes on'
+                )
+            )
+        return self.bury(message, error)
 
     def _settlement(self, message: Reservation[Any], answer: object) -> Verdict:
         stage = self._stage
@@ -145,6 +183,11 @@ class Verdicts:
                 for each in answer.outputs
             ]
             return Verdict("out", partial(self._fan_out, outputs))
+        if stage.kind == "link" and answer is None:
+            raise Reject(
+                f"{stage.label} returned None; a link returns a payload: to finish the message, "
+                f"return Drop(); to send None on, return To({stage.to[0]!r}, None)"
+            )
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
         if isinstance(answer, To):
@@ -215,6 +258,10 @@ class Verdicts:
             error,
         )
         return Verdict("dead", partial(self._bury, error), ("bury", _identity(error)))
+
+    def release(self) -> Verdict:
+        """Return the verdict to give a message back to its place. The try is not counted."""
+        return Verdict("released", self._release, "release")
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
         """Return the queue that an answer names, and the payload in the form that it takes."""
@@ -334,6 +381,9 @@ class Verdicts:
         group: Sequence[Decision],
     ) -> None:
         await self._queue.rollback(*(each for each, _ in group), error=error, delay=delay)
+
+    async def _release(self, group: Sequence[Decision]) -> None:
+        await self._queue.release(*(each for each, _ in group))
 
     async def _bury(self, error: BaseException, group: Sequence[Decision]) -> None:
         await self._queue.bury(*(each for each, _ in group), error=error)

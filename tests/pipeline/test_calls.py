@@ -120,6 +120,7 @@ def test_answer_of_a_batch_is_one_for_each_message(
         ("link", None, None, "rows returned None for a batch of 3 messages: give a list with"),
         ("link", (1, 2, 3), None, "rows returned a value of type tuple for a batch of 3"),
         ("link", None, BatchFailed({0: A}), "BatchFailed with results=None for a batch of 3"),
+        ("sink", To("next"), None, "returned a value of type To for a batch of 3 messages"),
         ("sink", None, BatchFailed({0: A}, [1]), "results=a list of 1 for a batch of 3"),
         ("sink", None, BatchFailed({3: A}), "index 3 of a batch of 3 .* from 0 to 2"),
         ("sink", None, BatchFailed({-1: A}), "index -1 of a batch of 3 .* from 0 to 2"),

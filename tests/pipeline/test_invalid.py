@@ -106,6 +106,33 @@ def test_stage_that_buries_goes_on(place: Place) -> None:
     assert counted(report, "in") == {"in": 31, "out": 1, "dead": 30}
 
 
+@pytest.mark.parametrize("batch", [None, 40])
+def test_stage_stops_if_its_handler_forgets_to_return(place: Place, batch: int | None) -> None:
+    """Ten messages go to the dead-letter queue. The rest stays, and no try of it counts."""
+
+    def forget(payload: Any, delivery: Any) -> Any:
+        return None if batch is None else [None] * len(payload)
+
+    ids = place.queue("in").push_many(range(40))
+    with pytest.raises(ConfigurationError) as caught:
+        place.run_stage(place.handler(forget), kind="link", to="a", batch=batch)
+    text = str(caught.value)
+    assert "the stage of queue 'in' stops: 10 of its first 10 answers are wrong" in text
+    assert "handler returned None; a link returns a payload: " in text or "awaited returned" in text
+    assert "return Drop(); to send None on, return To('a', None)" in text
+    assert '"pyqueue redrive in.dead"; or give the stage on_invalid="bury"' in text
+    left, dead = place.queue("in").peek(40), place.queue("in.dead").peek(40)
+    assert (len(left), len(dead)) == (30, 10)
+    assert {each.tries for each in left} == {0}
+    assert {each.id for each in [*left, *dead]} == set(ids)
+
+
+def test_stage_that_buries_wrong_answers_goes_on(memory: Place) -> None:
+    memory.queue("in").push_many(range(40))
+    counters = memory.run_stage(lambda x: None, kind="link", to="a", on_invalid="bury")
+    assert counters == {"in": 40, "dead": 40}
+
+
 @pytest.mark.parametrize(
     ("fits", "stops_at"),
     [
