@@ -117,6 +117,10 @@ class NotPermitted(ConfigurationError):
     """The database user lacks a permission. Internal: the caller decides what to tell the user."""
 
 
+class TargetRefused(ConfigurationError):
+    """The target does not take a message, or an option of its move. Internal: a stage buries it."""
+
+
 class TimedOut(Unavailable):
     """A command took longer than its time limit. Internal: it may have waited for a lock."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from pyqueue.errors import ConfigurationError
+from pyqueue.errors import ConfigurationError, TargetRefused
 from pyqueue.limits import Limit
 from pyqueue.messages import Id
 from pyqueue.requests import Filter, Sort
@@ -28,6 +28,7 @@ __all__ = [
     "register",
     "require",
     "require_limit",
+    "require_target",
 ]
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
@@ -184,6 +185,21 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         raise ConfigurationError(
             f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it{remedy}"
         )
+
+
+def require_target(kind: Kind, queue: str, priority: int | None, group: str | None) -> None:
+    """Refuse a priority or a group with which a message is to enter a queue without them.
+
+    Raises:
+        TargetRefused: the kind does not offer it.
+    """
+    try:
+        if priority is not None:
+            require(kind, queue, "priority")
+        if group is not None:
+            require(kind, queue, "group")
+    except ConfigurationError as error:
+        raise TargetRefused(str(error)) from None
 
 
 def require_limit(kind: Kind, queue: str, limit: Limit) -> None:

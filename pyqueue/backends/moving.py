@@ -15,7 +15,7 @@ from pyqueue.backends.applying import (
     apply,
     settle,
 )
-from pyqueue.backends.kind import Kind, lookup, require
+from pyqueue.backends.kind import Kind, require, require_target
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pack_moving import SimpleMoveOptions
 from pyqueue.backends.pack_settling import Held, by_form
@@ -175,19 +175,15 @@ def _entered(
     group: str | None,
 ) -> Plan[Target]:
     """Return the target of a move, with its record made and the new priorities listed there."""
-    needs = []
     if priority is not None:
         arguments.priority(priority)
-        needs.append("priority")
     if group is not None:
         arguments.ordered_group(group)
-        needs.append("group")
-    if needs:
-        name = to if isinstance(to, str) else to.queue
-        kind = None if isinstance(to, str) else to.kind
-        kind = kind or lookup((yield from namespace.kind_of(name)) or "standard")
-        for each in needs:
-            require(kind, name, each)
+    if not isinstance(to, str):
+        require_target(to.kind, to.queue, priority, group)
+    elif priority is not None or group is not None:
+        name = (yield from namespace.kind_of(to)) or "standard"
+        require_target(namespace.target_kind(to, name), to, priority, group)
     levels = {each.priority if priority is None else priority for each in held}
     if isinstance(to, str):
         return (yield from namespace.target(to, levels))

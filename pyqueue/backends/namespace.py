@@ -19,7 +19,7 @@ from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.shared_options import SharedOptions, named_options
 from pyqueue.backends.transitions import level_record_id, record_id
-from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.errors import ConfigurationError, TargetRefused, Unavailable
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
@@ -62,6 +62,7 @@ __all__ = [
     "revive_record",
     "set_paused",
     "target",
+    "target_kind",
 ]
 
 log = logging.getLogger("pyqueue")
@@ -347,10 +348,23 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
 
     Raises:
         ConfigurationError: this release does not know its kind.
+        TargetRefused: it is a stream.
     """
-    name = yield from EnsureQueue(queue, "standard")
+    kind = target_kind(queue, (yield from EnsureQueue(queue, "standard")))
+    if "priority" in kind.capabilities and priorities:
+        yield from ensure(queue, kind, None, priorities)
+    return Target(queue, kind, Codec[Any](), None)
+
+
+def target_kind(queue: str, name: str) -> Kind:
+    """Return the kind of this name, of a queue that messages are to enter.
+
+    Raises:
+        ConfigurationError: this release does not know it.
+        TargetRefused: it is a stream.
+    """
     if name == STREAM:
-        raise ConfigurationError(
+        raise TargetRefused(
             f"to: {queue!r} is a stream, which messages do not move into: append the payload to "
             "it, or move the message to a queue by name"
         )
@@ -359,10 +373,7 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
             f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "
             "pyqueue-mongo here"
         )
-    kind = kinds.lookup(name)
-    if "priority" in kind.capabilities and priorities:
-        yield from ensure(queue, kind, None, priorities)
-    return Target(queue, kind, Codec[Any](), None)
+    return kinds.lookup(name)
 
 
 def dead_letter_target(

@@ -17,7 +17,7 @@ from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
 from pyqueue.backends.groups import bring_forward
 from pyqueue.backends.handover import Handover, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
-from pyqueue.backends.kind import Kind, require
+from pyqueue.backends.kind import Kind, require_target
 from pyqueue.backends.moving import dump, freed_by
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import by_form
@@ -117,14 +117,12 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
 
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
+        TargetRefused: a target has no priorities, or no groups.
     """
     queue, kind = source.queue, source.kind
     headers = arguments.headers(held.headers)
     for each in outputs:
-        if each.priority is not None:
-            require(each.target.kind, each.target.queue, "priority")
-        if each.group is not None:
-            require(each.target.kind, each.target.queue, "group")
+        require_target(each.target.kind, each.target.queue, each.priority, each.group)
     values = [dump(each.target.codec, each.payload) for each in outputs]
     targets = {each.target.queue: each.target for each in outputs}
     for target in targets.values():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends.namespace import kind_of
+from pyqueue.backends.namespace import kind_of, target_kind
 from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.drivers import AsyncDriver
@@ -74,7 +74,7 @@ class ClientRunner:
         self._connection = connection
         self._driver = driver
         self._threads = threads
-        #: The kinds of the queues that stages only write to, by name.
+        #: The kinds of the queues that stages only write to, by name, once they have records.
         self._kinds: dict[str, str] = {}
 
     @classmethod
@@ -121,11 +121,15 @@ class ClientRunner:
         return self._driver.waiters(queue)
 
     async def target(self, name: str) -> AsyncQueue[Any]:
-        """Return a queue with default options, of the kind that its record has."""
-        if name not in self._kinds:
-            kind = await self.run(kind_of(name))
-            self._kinds[name] = kind or "standard"
-        return self.adapt(self._client.queue(name, kind=self._kinds[name]))
+        """Return a queue with default options, of the kind that its record has.
+
+        Raises:
+            ConfigurationError: This release does not know the kind, or it is a stream.
+        """
+        kind = self._kinds.get(name) or await self.run(kind_of(name))
+        if kind is not None:
+            self._kinds[name] = target_kind(name, kind).name
+        return self.adapt(self._client.queue(name, kind=kind or "standard"))
 
     def adapt(self, queue: Queue[Any] | AsyncQueue[Any]) -> AsyncQueue[Any]:
         """Return the async form of a queue of the client, with the same options."""

@@ -159,23 +159,39 @@ class Run:
         """Fetch and handle messages until the run is stopped, then drain."""
         async with anyio.create_task_group() as handling:
             with self._fetching:
-                async with anyio.create_task_group() as fetchers:
-                    checked = []
-                    for running in self._stages.values():
-                        if running.stage.spark is None:
-                            fetchers.start_soon(self._fetch, running, handling)
-                        else:
-                            checked.append(anyio.Event())
-                            fetchers.start_soon(self._run_spark_stage, running, checked[-1])
-                    if self._until_empty:
-                        for each in checked:  # an empty queue must not hide a wrong option
-                            await each.wait()
-                        fetchers.start_soon(self._stop_when_empty)
+                if await self._check_outputs():
+                    await self._fetch_all(handling)
             if self._in_flight:
                 with anyio.move_on_after(self._grace):
                     await self._drained.wait()
             for call in self._in_flight:
                 call.cancel("stopped")
+
+    async def _check_outputs(self) -> bool:
+        """Return whether messages may move to every output. The run fails if one is a stream."""
+        try:
+            for name in self._graph.outputs:
+                await self._runner.target(name)
+        except (ConfigurationError, QueueClosed) as error:
+            self._fail(error)
+            return False
+        except QueueError:
+            log.info("the outputs were not checked, because the server did not answer")
+        return True
+
+    async def _fetch_all(self, handling: TaskGroup) -> None:
+        async with anyio.create_task_group() as fetchers:
+            checked = []
+            for running in self._stages.values():
+                if running.stage.spark is None:
+                    fetchers.start_soon(self._fetch, running, handling)
+                else:
+                    checked.append(anyio.Event())
+                    fetchers.start_soon(self._run_spark_stage, running, checked[-1])
+            if self._until_empty:
+                for each in checked:  # an empty queue must not hide a wrong option
+                    await each.wait()
+                fetchers.start_soon(self._stop_when_empty)
 
     async def _watch_signals(self) -> None:
         with (

@@ -2,13 +2,15 @@
 
 ``Verdicts`` does this for the messages of one stage. Messages of a batch that are settled in the
 same way share a command. The server can refuse a settlement, for instance because the payload is
-too large. Then a second verdict buries the message or has it tried again, so no answer of a handler
-stops the stage.
+too large. Then a second verdict buries the message or has it tried again. If the set-up is wrong,
+for instance because a privilege was withdrawn, no message is to blame: they are given back, and the
+run fails.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
@@ -28,6 +30,7 @@ from pyqueue.errors import (
     InvalidMessage,
     LeaseLost,
     QueueError,
+    TargetRefused,
     Unavailable,
 )
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
@@ -47,6 +50,11 @@ UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
 
 #: Dumps values of pydantic models and dataclasses by their own type.
 _ANY_TYPE: Final = Codec[Any](Any)
+
+#: The errors of settling for which the answer, or the message, is to blame.
+_OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused)
+#: An unexpected error is logged at most this often, in seconds.
+_LOG_INTERVAL_S: Final = 60.0
 
 #: An output of Many: its new id; a queue, or its name; a payload for it; and its priority and its
 #: group there.
@@ -98,6 +106,8 @@ class Verdicts:
         self._answers = Tally(max(CHECKED_FIRST, stage.batch or 0))
         #: Whether the stage has stopped because most of its answers are wrong.
         self._stopped = False
+        #: Until when errors of a class are not logged again, as the monotonic clock shows.
+        self._silent_until: dict[type[Exception], float] = {}
         #: How often a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
@@ -341,20 +351,44 @@ class Verdicts:
                     break
                 await anyio.sleep(delay)
             except Exception as error:
-                if len(group) > 1:
+                setup = _setup_error(error, group[0][1])
+                if setup is not None:
+                    self._fail(setup)
+                elif len(group) > 1:
                     return await self._settle_groups([[each] for each in group], hurried)
-                [(message, _)] = group
-                if replaced:
-                    log_failure(error, "%s to its lease", self._described([message]))
-                    lost = [message]
+                self._log_unexpected(error, group[0][0])
+                if group[0][1].counter == "released" or (replaced and setup is None):
+                    lost = [each for each, _ in group]
+                    log_failure(error, "%s to the lease", self._described(lost))
                     break
                 replaced = True
-                invalid = isinstance(error, (InvalidMessage, TypeError))
-                verdict = (self.bury if invalid else self.retry)(message, error)
-                counters[id(message)] = verdict.counter
-                group = [(message, verdict)]
+                group = [
+                    (each, self._instead(each, verdict, error) if setup is None else self.release())
+                    for each, verdict in group
+                ]
+                counters.update((id(each), verdict.counter) for each, verdict in group)
         counters.update((id(each), "lost") for each in lost)
         return [(each, counters[id(each)]) for each in messages]
+
+    def _instead(self, message: Reservation[Any], verdict: Verdict, error: Exception) -> Verdict:
+        """Return the verdict on a message for which another verdict could not be carried out."""
+        if not isinstance(error, _OF_THE_MESSAGE):
+            return self.retry(message, error)
+        if verdict.counter != "out":
+            return self.bury(message, error)
+        self._answers.right -= 1
+        # The name of an internal error would tell the reader of the message nothing.
+        reason = Reject(str(error)) if isinstance(error, TargetRefused) else error
+        return self._of_wrong_answer(message, reason)
+
+    def _log_unexpected(self, error: Exception, message: Reservation[Any]) -> None:
+        """Log that a message was not settled, once a minute for each kind of error."""
+        now, kind = time.monotonic(), type(error)
+        if isinstance(error, _OF_THE_MESSAGE) or now < self._silent_until.get(kind, now):
+            return
+        self._silent_until[kind] = now + _LOG_INTERVAL_S
+        text = "message %s of queue %r could not be settled"
+        log_failure(error, text, message.id, self._stage.name)
 
     def _described(self, left: Sequence[Reservation[Any]]) -> str:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -430,6 +464,13 @@ def _shown(answer: object) -> str:
     if isinstance(answer, To):
         return f"To({answer.queue!r})"
     return shown(answer)
+
+
+def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | None:
+    """Return the error if no message is to blame for it: the set-up of the stage is wrong."""
+    if not isinstance(error, ConfigurationError):
+        return None
+    return None if isinstance(error, TargetRefused) and verdict.counter == "out" else error
 
 
 def _identity(error: BaseException | str | None) -> Hashable:

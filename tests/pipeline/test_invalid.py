@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,24 +108,25 @@ def test_stage_that_buries_goes_on(place: Place) -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 40])
-def test_stage_stops_if_its_handler_forgets_to_return(place: Place, batch: int | None) -> None:
-    """Ten messages go to the dead-letter queue. The rest stays, and no try of it counts."""
+@pytest.mark.parametrize("answer", [None, object()], ids=["no return", "not BSON"])
+def test_stage_stops_if_most_answers_are_wrong(place: Place, answer: Any, batch: Any) -> None:
+    """Some messages go to the dead-letter queue. The rest stays, and no try of it counts."""
 
-    def forget(payload: Any, delivery: Any) -> Any:
-        return None if batch is None else [None] * len(payload)
+    def handle(payload: Any, delivery: Any) -> Any:
+        return answer if batch is None else [answer] * len(payload)
 
     ids = place.queue("in").push_many(range(40))
     with pytest.raises(ConfigurationError) as caught:
-        place.run_stage(place.handler(forget), kind="link", to="a", batch=batch)
-    text = str(caught.value)
-    assert "the stage of queue 'in' stops: 10 of its first 10 answers are wrong" in text
-    assert "handler returned None; a link returns a payload: " in text or "awaited returned" in text
-    assert "return Drop(); to send None on, return To('a', None)" in text
-    assert '"pyqueue redrive in.dead"; or give the stage on_invalid="bury"' in text
+        place.run_stage(place.handler(handle), kind="link", to="a", batch=batch)
     left, dead = place.queue("in").peek(40), place.queue("in.dead").peek(40)
-    assert (len(left), len(dead)) == (30, 10)
+    # The server's part of an answer is known only when the message moves.
+    assert len(dead) == 10 if answer is None else 10 <= len(dead) < 40 - 10
     assert {each.tries for each in left} == {0}
     assert {each.id for each in [*left, *dead]} == set(ids)
+    text = str(caught.value)
+    assert re.search(r"the stage of queue 'in' stops: \d+ of its first \d+ answers are wrong", text)
+    assert ("return Drop(); to send None on, return To('a', None)" in text) == (answer is None)
+    assert '"pyqueue redrive in.dead"; or give the stage on_invalid="bury"' in text
 
 
 def test_stage_that_buries_wrong_answers_goes_on(memory: Place) -> None:

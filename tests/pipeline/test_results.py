@@ -14,9 +14,11 @@ from pydantic import BaseModel
 from pyqueue import (
     AsyncQueue,
     Backoff,
+    ConfigurationError,
     Delivery,
     Drop,
     LeaseLost,
+    Many,
     Pipeline,
     QueueError,
     Reject,
@@ -242,14 +244,99 @@ def test_dead_message_is_retried_instead_of_buried(place: Place) -> None:
     assert tries == [1, 2, 3]
 
 
-def test_settling_that_fails_is_retried(server: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unforeseen failure to settle costs a try."""
+def test_settling_that_fails_is_retried(
+    server: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unforeseen failure to settle costs a try, and is logged once a minute."""
     failed = fail_first(
         monkeypatch, AsyncQueue, "move_many", QueueError("the disk is full"), times=2
     )
     server.queue("in").push("x")
     assert server.run_stage(lambda x: To("a"), backoff=NOW) == {"in": 3, "retried": 2, "out": 1}
     assert len(failed) == 2
+    texts = [each.getMessage() for each in caplog.records]
+    assert len([text for text in texts if text.endswith("'in' could not be settled")]) == 1
+
+
+REFUSED = {
+    "priority": (To("a", priority=9), "priority: queue 'a' is of kind 'standard'"),
+    "group": (To("a", group="g"), "group: queue 'a' is of kind 'standard'"),
+    "priority of Many": (Many([To("a", priority=9)]), "priority: queue 'a' is of kind"),
+    "group of Many": (Many([To("b"), To("a", group="g")]), "group: queue 'a' is of kind"),
+    "stream": (To("log"), "'log' is a stream, which messages do not move into"),
+    "stream of Many": (Many([To("log")]), "'log' is a stream, which messages do not move into"),
+    "option of a stream": (To("log", priority=9), "'log' is a stream"),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("case", REFUSED)
+def test_option_that_the_target_lacks_buries(memory: Place, case: str, batch: Any) -> None:
+    """Also if the target becomes a stream during the run."""
+    answer, reason = REFUSED[case]
+
+    def handle(payload: Any, delivery: Any) -> Any:
+        memory.client.stream("log").append(1)
+        return answer if batch is None else [answer] * len(payload)
+
+    memory.queue("in").push_many(["x", "y"])
+    handler, to = memory.handler(handle), ["a", "b", "log"]
+    counters = memory.run_stage(handler, to=to, backoff=NOW, max_tries=2, batch=batch)
+    assert counters == {"in": 2, "dead": 2}
+    for each in memory.queue("in.dead").peek():
+        assert each.error is not None
+        assert (reason in each.error["message"], each.error["type"]) == (True, "Reject")
+    assert memory.ids("a", "b") == []
+
+
+def test_stream_as_target_is_refused_before_the_run(place: Place) -> None:
+    place.client.stream("log").append(1)
+    place.queue("in").push("x")
+    with pytest.raises(ConfigurationError, match="to: 'log' is a stream"):
+        place.run_stage(lambda x: To("log"), to=["log"])
+    [message] = place.queue("in").peek()
+    assert message.tries == 0
+
+
+NOT_TO_BLAME: dict[str, Any] = {
+    "moves": To("late"),
+    "is replaced": Many([To("late")]),
+    "is buried": Reject("no"),
+    "is committed": Drop(),
+    "is tried again": OSError("the disk is full"),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("case", NOT_TO_BLAME)
+def test_wrong_setup_stops_the_stage_and_costs_no_try(
+    place: Place, monkeypatch: pytest.MonkeyPatch, case: str, batch: Any
+) -> None:
+    """The records of targets are of a newer release. Other commands are not permitted."""
+    for name in ("commit", "rollback"):
+        fail_first(monkeypatch, AsyncQueue, name, ConfigurationError("not permitted"), times=99)
+
+    def handle(payload: Any, delivery: Any) -> Any:
+        put = {"$set": {"kind": "newer", "v": 99, "q": "late", "record": True}}
+        for name in ("late", "in.dead"):
+            place.collection().update_one({"_id": f"~queue:{name}"}, put, upsert=True)
+        return NOT_TO_BLAME[case] if batch is None else [NOT_TO_BLAME[case]] * len(payload)
+
+    ids = place.queue("in").push_many(["x", "y"])
+    with pytest.raises(ConfigurationError, match=r"kind .newer., version 99|not permitted"):
+        place.run_stage(place.handler(handle), to=["late"], max_tries=2, batch=batch)
+    assert [(each.id, each.tries) for each in place.queue("in").peek()] == [(id, 0) for id in ids]
+
+
+def test_wrong_setup_leaves_the_message_to_its_lease(
+    server: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("commit", "release"):
+        fail_first(monkeypatch, AsyncQueue, name, ConfigurationError("not permitted"), times=99)
+    server.queue("in").push("x")
+    with pytest.raises(ConfigurationError, match="not permitted"):
+        server.run_stage(lambda x: None, kind="sink")
+    assert server.queue("in").counts().reserved == 1
 
 
 def test_message_that_cannot_be_settled_is_left_to_its_lease(
@@ -262,7 +349,7 @@ def test_message_that_cannot_be_settled_is_left_to_its_lease(
     assert server.run_stage(lambda x: To("a"), lease=1) == {"in": 2, "lost": 1, "out": 1}
     assert (len(moves), len(rollbacks)) == (1, 1)
     assert server.payloads("a") == ["x"]
-    assert "is left to its lease" in caplog.text
+    assert "is left to the lease" in caplog.text
 
 
 class Shy:
