@@ -46,6 +46,7 @@ __all__ = [
     "starting",
     "takes_second",
     "targets",
+    "transaction_body",
 ]
 
 _QUEUE = re.compile(r"[A-Za-z0-9_\-.:>]{1,110}")
@@ -108,6 +109,30 @@ def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
     if isinstance(to, str):
         return False, (queue_name(to),)
     return True, targets(queue, to)
+
+
+def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[..., Any]:
+    """Return a function that raises if its result is an awaitable, or if it is none.
+
+    Args:
+        name: the name of the argument.
+        function: the function. If it is seen to be wrong at once, it is not called.
+        awaited: whether the caller awaits the result, as an AsyncClient does.
+    """
+    fitting = "an async function to an AsyncClient" if awaited else "a plain function to a Client"
+    refused = ConfigurationError(f"{name}: give {fitting}")
+    if not callable(function) or (inspect.iscoroutinefunction(function) and not awaited):
+        raise refused
+
+    def call(*args: Any) -> Any:
+        result = function(*args)
+        if inspect.isawaitable(result) != awaited:
+            if inspect.iscoroutine(result):
+                result.close()
+            raise refused
+        return result
+
+    return call
 
 
 def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]) -> bool:

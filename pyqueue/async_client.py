@@ -166,9 +166,10 @@ class AsyncClient(Connected[AsyncConnection]):
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
         """Await ``fn(session)`` in a transaction, again when MongoDB asks for a retry, and commit.
 
-        See ``Client.run_transaction``.
+        See ``Client.run_transaction``. What ``fn`` returns must be awaitable.
         """
-        return await self._connection.run_transaction(fn)
+        checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
+        return await self._connection.run_transaction(checked)
 
     async def close(self) -> None:
         """Close what this client opened. See ``Client.close``."""

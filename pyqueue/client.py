@@ -379,9 +379,11 @@ class Client(Connected[Connection]):
             The result of ``fn``.
 
         Raises:
-            ConfigurationError: The server is not a replica set.
+            ConfigurationError: The server is not a replica set, or ``fn`` is async. Nothing is
+                stored.
         """
-        return self._connection.run_transaction(fn)
+        checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
+        return self._connection.run_transaction(checked)
 
     def close(self) -> None:
         """Close what this client opened. May be called again.

@@ -276,6 +276,33 @@ def test_closed_client_refuses_every_operation(connect: Connect) -> None:
     assert repr(queue)
 
 
+def test_transaction_of_the_other_colour_is_refused(url: str) -> None:
+    """Before anything runs, or else before anything is stored."""
+    ran: list[str] = []
+
+    async def awaited(session: Any) -> None:
+        ran.append("async")
+
+    def push(session: Any) -> Any:
+        queue.push(1, session=session)
+        return awaited(session)
+
+    async def main() -> None:
+        async with AsyncClient(url) as twin:
+            with pytest.raises(ConfigurationError, match="fn: give an async function"):
+                await twin.run_transaction(lambda session: ran.append("plain"))  # type: ignore[arg-type,return-value]
+            await twin.run_transaction(lambda session: awaited(session))
+
+    with Client(url) as client:
+        queue = client.queue("q")
+        for work in (awaited, push):
+            with pytest.raises(ConfigurationError, match="fn: give a plain function"):
+                client.run_transaction(work)
+        assert (ran, queue.counts().total) == ([], 0)
+    asyncio.run(main())
+    assert ran == ["plain", "async"]
+
+
 def test_client_closed_before_first_use_is_refused(url: str) -> None:
     client = Client(url)
     client.close()
