@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pyqueue import arguments
-from pyqueue.async_queues import AsyncQueue
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Duration, Reservation
-from pyqueue.queues import Queue
 
-__all__ = ["BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "To"]
+__all__ = ["BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "TakesNotes", "To"]
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=str)
@@ -139,6 +137,16 @@ class BatchFailed(Exception):
         return f"{len(self.errors)} messages of a batch failed"
 
 
+class TakesNotes(Protocol):
+    """Stores what the holder of a message notes on it: a queue, or a part of a stage."""
+
+    def progress(self, reservation: Any, fraction: float, note: str | None = None) -> Any:
+        """Store how far the work is."""
+
+    def checkpoint(self, reservation: Any, state: Any) -> Any:
+        """Store a state of the work."""
+
+
 class Delivery(Generic[T]):
     """The second argument of a handler: the message, and what can be done with it meanwhile.
 
@@ -148,12 +156,12 @@ class Delivery(Generic[T]):
     once the handler does not hold the message any more.
     """
 
-    __slots__ = ("_loop", "_queue", "lost", "message")
+    __slots__ = ("_loop", "_notes", "lost", "message")
 
     def __init__(
         self,
         message: Reservation[T],
-        queue: Queue[Any] | AsyncQueue[Any],
+        notes: TakesNotes,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
@@ -162,17 +170,20 @@ class Delivery(Generic[T]):
         #: time is up or the worker was stopped. An async handler is then cancelled. A handler in a
         #: thread should look here now and then, and return.
         self.lost = False
-        self._queue = queue
+        self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Store how far the work is. ``Message.progress`` shows it to any reader.
 
+        A message of a stream, and one that shares a document with more messages of a bucket, stores
+        no progress: the call changes nothing, and the first one of a run logs a warning.
+
         Args:
             fraction: from 0 to 1.
             note: a few words.
         """
-        return self._run(self._queue.progress, fraction, note)
+        return self._run(self._notes.progress, fraction, note)
 
     def checkpoint(self, state: Any) -> Any:
         """Store a state of the work. The next try finds it in ``message.checkpoint``.
@@ -180,7 +191,7 @@ class Delivery(Generic[T]):
         Args:
             state: any BSON value.
         """
-        return self._run(self._queue.checkpoint, state)
+        return self._run(self._notes.checkpoint, state)
 
     def _run(self, operation: Callable[..., Any], *args: Any) -> Any:
         if self.lost:

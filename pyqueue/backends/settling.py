@@ -30,7 +30,17 @@ from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Plan, ServerTime
 
-__all__ = ["Output", "bury", "checkpoint", "commit", "fan_out", "progress", "release", "rollback"]
+__all__ = [
+    "Output",
+    "bury",
+    "check_progress",
+    "checkpoint",
+    "commit",
+    "fan_out",
+    "progress",
+    "release",
+    "rollback",
+]
 
 ErrorRecord = Mapping[str, Any] | None
 
@@ -310,6 +320,16 @@ def _burial(
 
 def progress(queue: str, held: object, fraction: float, note: str | None) -> Plan[None]:
     """Store how far the work on a message is."""
+    check_progress(fraction, note)
+    yield from _write(queue, held, partial(_progress, fraction, note))
+
+
+def check_progress(fraction: float, note: str | None) -> None:
+    """Refuse what is no progress.
+
+    Raises:
+        ConfigurationError: an argument is not allowed.
+    """
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not number or not 0 <= fraction <= 1:
         text = f"fraction: {fraction!r} is not allowed: give a number from 0 to 1"
@@ -319,7 +339,6 @@ def progress(queue: str, held: object, fraction: float, note: str | None) -> Pla
         if not short or not arguments.is_unicode(note):
             text = "note: give a str of at most 2048 characters of Unicode"
             raise ConfigurationError(text)
-    yield from _write(queue, held, partial(_progress, fraction, note))
 
 
 def _progress(fraction: float, note: str | None, now: datetime) -> SettlementUpdate:

@@ -14,8 +14,7 @@ from typing import Any
 
 import anyio
 
-from pyqueue.async_queues import AsyncQueue
-from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, To
+from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, TakesNotes, To
 from pyqueue.messages import Reservation
 from pyqueue.pipeline.graph import Stage
 
@@ -28,7 +27,7 @@ class Call:
     Args:
         messages: the messages.
         stage: the stage whose handler is called.
-        queue: the queue of the stage, in the async form.
+        notes: stores what the handler notes on the messages.
         loop: the event loop, for a handler that runs in a thread.
     """
 
@@ -38,11 +37,11 @@ class Call:
         self,
         messages: Sequence[Reservation[Any]],
         stage: Stage,
-        queue: AsyncQueue[Any],
+        notes: TakesNotes,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.messages = messages
-        self.deliveries: list[Delivery[Any]] = [Delivery(each, queue, loop) for each in messages]
+        self.deliveries: list[Delivery[Any]] = [Delivery(each, notes, loop) for each in messages]
         payloads = [each.payload for each in messages]
         #: What the handler takes.
         self.arguments: tuple[Any, ...] = (payloads, list(self.deliveries))
@@ -73,7 +72,10 @@ class Call:
 def grouped(
     stage: Stage, max_tries: int | None, messages: Sequence[Reservation[Any]]
 ) -> list[Sequence[Reservation[Any]]]:
-    """Return the calls for messages, in order: the more often tried, the fewer share a call."""
+    """Return the calls for messages: the more often they were tried, the fewer share a call.
+
+    The calls are in the order of their first messages, and each has its messages in order.
+    """
     if stage.batch is None:
         return [[each] for each in messages]
     groups: dict[int, list[Reservation[Any]]] = {}
@@ -81,11 +83,13 @@ def grouped(
         last = max_tries is not None and each.tries >= max_tries
         size = 1 if last else max(1, stage.batch // 8 ** max(0, each.tries - 1))
         groups.setdefault(size, []).append(each)
-    return [
+    calls = [
         group[start : start + size]
         for size, group in groups.items()
         for start in range(0, len(group), size)
     ]
+    places = {id(each): place for place, each in enumerate(messages)}
+    return sorted(calls, key=lambda call: places[id(call[0])])
 
 
 def answers_of(

@@ -330,7 +330,7 @@ class Run:
     async def _handle(self, running: RunningStage, messages: Sequence[Reservation[Any]]) -> None:
         """Have messages handled in one call, and settle them. The caller took the slots for it."""
         stage, renewer = running.stage, self._runner.renewer
-        call = Call(messages, stage, running.queue, None if stage.awaited else self._loop)
+        call = Call(messages, stage, running.notes, None if stage.awaited else self._loop)
         self._in_flight.add(call)
         running.count("in", len(messages))
         for message, delivery in zip(messages, call.deliveries, strict=True):

@@ -11,8 +11,9 @@ import anyio
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.invalid import Misfits
+from pyqueue.backends.settling import check_progress
 from pyqueue.errors import QueueError
-from pyqueue.messages import Reservation
+from pyqueue.messages import PackedReservation, Reservation, StreamReservation
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
 from pyqueue.pipeline.verdicts import Verdicts
@@ -30,6 +31,38 @@ COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released"
 _GATHER_S: Final = 0.05
 #: The longest time for which a batch waits for a message before it sees whether any is expected.
 _LOOK_S: Final = 0.05
+
+
+class Notes:
+    """What the handlers of a stage note on their messages: progress and checkpoints.
+
+    Args:
+        queue: the queue of the stage.
+    """
+
+    def __init__(self, queue: AsyncQueue[Any]) -> None:
+        self._queue = queue
+        self._warned = False
+
+    async def progress(
+        self, message: Reservation[Any], fraction: float, note: str | None = None
+    ) -> None:
+        """Store how far the work is. Leave it out if the message is part of a larger document."""
+        if not isinstance(message, (PackedReservation, StreamReservation)):
+            await self._queue.progress(message, fraction, note)
+            return
+        check_progress(fraction, note)
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "queue %r: progress is not stored, because messages share documents there; the "
+                "handlers go on",
+                self._queue.name,
+            )
+
+    async def checkpoint(self, message: Reservation[Any], state: Any) -> None:
+        """Store a state of the work. The next try finds it in ``message.checkpoint``."""
+        await self._queue.checkpoint(message, state)
 
 
 class RunningStage:
@@ -54,6 +87,14 @@ class RunningStage:
         self.stage = stage
         self.queue = queues[stage.name]
         self.verdicts = Verdicts(stage, queues, runner, fail)
+        self.notes = Notes(self.queue)
+        if (stage.batch or 1) > 1 and self.verdicts.max_tries == 1:
+            log.warning(
+                "queue %r: with max_tries=1 each call has one message instead of up to %d, because "
+                "a failed batch would bury all of its messages: give max_tries=2 or more",
+                stage.name,
+                stage.batch,
+            )
         #: One slot for each call until it is settled. By default there are as many as handlers run
         #: at once, and as many again for calls that are being settled.
         self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)

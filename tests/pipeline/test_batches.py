@@ -105,6 +105,24 @@ def test_worker_decorates_a_handler_of_batches(memory: Place) -> None:
     assert sorted(seen) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("batch", "max_tries", "warned"), [(9, 1, True), (9, 2, False), (1, 1, False)]
+)
+def test_batch_of_a_single_try_is_warned_of(
+    memory: Place, caplog: pytest.LogCaptureFixture, batch: int, max_tries: int, warned: bool
+) -> None:
+    memory.queue("in").push_many(range(9))
+    sizes: list[int] = []
+    store = lambda rows: sizes.append(len(rows))  # noqa: E731
+    counters = memory.run_stage(store, kind="sink", to=(), batch=batch, max_tries=max_tries)
+    assert counters == {"in": 9, "out": 9}
+    assert sizes == ([9] if max_tries == 2 else [1] * 9)
+    texts = [each.getMessage() for each in caplog.records]
+    assert [text for text in texts if "give max_tries=2 or more" in text] == (
+        [texts[0]] if warned else []
+    )
+
+
 def test_one_delivery_stores_progress_of_one_message(place: Place) -> None:
     found: dict[Any, Any] = {}
 

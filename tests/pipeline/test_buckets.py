@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pyqueue import Backoff, Drop, Many, Reject, To
-from tests.pipeline.place import Place
+import pytest
+
+from pyqueue import (
+    Backoff,
+    ConfigurationError,
+    Delivery,
+    Drop,
+    Many,
+    Reject,
+    To,
+    Worker,
+)
+from tests.pipeline.place import Place, counted
 
 
 def test_stages_settle_messages_of_a_pack_alone(place: Place) -> None:
@@ -51,6 +62,40 @@ def test_batch_handlers_take_a_pack_at_once(place: Place) -> None:
     place.run(build, until_empty=True)
     assert sizes == [20]
     assert place.queue("in", kind="bucket").counts().total == 0
+
+
+def test_progress_in_a_pack_costs_no_try(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages of a pack store none. A message with a key has a document for itself."""
+    bucket = place.queue("in", kind="bucket", pack=20)
+    bucket.push_many(range(3))
+    bucket.push(3, key="k")
+    shown: list[Any] = []
+
+    def work(number: int, delivery: Delivery[int]) -> Drop:
+        delivery.progress(0.5)
+        with pytest.raises(ConfigurationError, match="fraction: 2 is not allowed"):
+            delivery.progress(2)
+        return look(number, delivery)
+
+    async def awaited(number: int, delivery: Delivery[int]) -> Drop:
+        await delivery.progress(0.5)
+        with pytest.raises(ConfigurationError, match="fraction: 2 is not allowed"):
+            await delivery.progress(2)
+        return look(number, delivery)
+
+    def look(number: int, delivery: Delivery[int]) -> Drop:
+        stored = bucket.get(delivery.message.id)
+        shown.append((number, stored and stored.progress and stored.progress["fraction"]))
+        return Drop()
+
+    handler = awaited if place.awaited else work
+    report = place.run(
+        lambda client: Worker(client).on("in", handler, kind="bucket", pack=20), until_empty=True
+    )
+    assert counted(report, "in") == {"in": 4, "dropped": 4}
+    assert sorted(shown, key=str) == [(0, None), (1, None), (2, None), (3, 0.5)]
+    texts = [each.getMessage() for each in caplog.records]
+    assert len([text for text in texts if "'in': progress is not stored" in text]) == 1
 
 
 def test_batch_of_a_pack_becomes_many(place: Place) -> None:

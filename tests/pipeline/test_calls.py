@@ -83,6 +83,13 @@ def test_messages_tried_before_do_not_split_new_ones(offline: Client) -> None:
     assert calls == [new, again[:2], again[2:]]
 
 
+def test_calls_are_in_the_order_of_their_first_messages(offline: Client) -> None:
+    tries = [1, 1, 2, 1, 2, 1]
+    messages = [message(str(place), each) for place, each in enumerate(tries)]
+    calls = grouped(stage(offline, batch=3), 20, messages)
+    assert [[each.id for each in call] for call in calls] == [["0", "1", "3"], ["2"], ["4"], ["5"]]
+
+
 def test_stage_without_batch_has_calls_of_one(offline: Client) -> None:
     messages = [message(str(number), 1) for number in range(3)]
     assert grouped(stage(offline), 20, messages) == [[each] for each in messages]

@@ -37,6 +37,7 @@ def test_worker_consumes_a_group(client: Client) -> None:
 
     @worker.on(log.consumer("audit", lease=60))
     def audit(payload: int, delivery: Delivery[int]) -> None:
+        delivery.progress(0.5)
         handle(seen, payload, delivery.message.tries)
 
     report = worker.run(until_empty=True)
@@ -55,6 +56,7 @@ def test_worker_of_an_async_client_consumes_a_group(url: str, client: Client) ->
 
             @worker.on(log.consumer("audit"))
             async def audit(payload: int, delivery: Delivery[int]) -> None:
+                await delivery.progress(0.5, "half")
                 handle(seen, payload, delivery.message.tries)
 
             await worker.run(until_empty=True)
