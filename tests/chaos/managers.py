@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pyqueue import Limit
 from tests.chaos.limit_checker import LIMITS
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
@@ -10,21 +12,33 @@ __all__ = ["Managers"]
 
 #: The limit for a short time, the one for a long time, and these times.
 NARROW, WIDE_S, NARROW_S = 2, 10.0, 25.0
+#: How many messages are pushed to this queue, and how often.
+NARROW_BATCH, NARROW_PAUSE_S = 10, 2.5
 
 
 class Managers(WorkloadState):
     """The generators that change queues beside the work."""
 
     def reshape(self, queue: str) -> Plan:
-        """Raise and lower the limit of a queue."""
-        [id] = self.new_ids(1)
-        yield Step("push", queue, "push", (new_payload(id),), {"id": id}, [id])  # makes its record
+        """Raise and lower the limit of a queue, and push to it.
+
+        Before the first limit there is one message: what is held without a limit has no slot.
+        """
+        yield from self._push(queue, 1)  # makes the record
         while not self.stopping.is_set():
             for limit, seconds in ((LIMITS[queue], WIDE_S), (Limit(concurrency=NARROW), NARROW_S)):
                 step = Step("reshape", queue, "reshape", (queue,), {"limit": limit})
                 step.on_client = True
                 yield step
-                yield seconds
+                until = time.monotonic() + seconds
+                while time.monotonic() < until and not self.stopping.is_set():
+                    yield from self._push(queue, NARROW_BATCH)
+                    yield NARROW_PAUSE_S
+
+    def _push(self, queue: str, count: int) -> Plan:
+        ids = self.new_ids(count)
+        payloads = [new_payload(id) for id in ids]
+        yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids)
 
     def delete(self, queue: str) -> Plan:
         """Delete a queue with all of its messages now and then."""

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.chaos.clock_skew import true_now
-from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
+from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, PACED_QUEUE
 from tests.chaos.names import DELETED_QUEUE, PACKED_QUEUE, SHIFTS
 from tests.chaos.queues import BATCH, KEYS, MANY, with_next
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
@@ -27,7 +27,6 @@ PRODUCED = {
     "urgent": 0.05,
     "turns": 0.05,
     PACED_QUEUE: 0.02,
-    NARROW_QUEUE: 0.01,
 }
 #: The same for the buckets.
 PACKED_SHARE = {PACKED_QUEUE: 0.1, DELETED_QUEUE: 0.05}
