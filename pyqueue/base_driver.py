@@ -21,6 +21,7 @@ from pymongo import ReadPreference, WriteConcern, errors
 from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends.options import QueueShape
+from pyqueue.backends.scan import Sweep
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.known_queues import KnownQueues
@@ -153,6 +154,7 @@ class BaseDriver(Generic[L]):
     ) -> None:
         self.clock = Clock()
         self.stats: Counter[str] = Counter()
+        self._sweep = Sweep()
         self.bus: Bus | AsyncBus = bus
         self.topic = topic
         self.closed = False
@@ -212,6 +214,7 @@ class BaseDriver(Generic[L]):
                 Waiters(
                     f"{self.topic}/{queue.partition('~')[0]}",
                     partial(self.stats.update, ["dead"]),
+                    self._sweep,
                 ),
             )
         found.used = time.monotonic()

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final
 
 from pyqueue.backends.invalid import Misfits
-from pyqueue.backends.scan import ScanState
+from pyqueue.backends.scan import Recovery, ScanState, Sweep
 from pyqueue.pack_stock import Stock
 
 __all__ = ["Waiters"]
@@ -30,14 +30,20 @@ class Waiters:
     Args:
         topic: the topic of the queue on the bus.
         count_misfit: is called for each message that was claimed and could not be delivered.
+        sweep: what all queues of the client share; None: nothing.
     """
 
-    def __init__(self, topic: str, count_misfit: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        count_misfit: Callable[[], object] | None = None,
+        sweep: Sweep | None = None,
+    ) -> None:
         self.topic = topic
         #: What consumers claimed and could not deliver.
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
-        self.scan = ScanState()
+        self.scan = ScanState(recovery=Recovery(sweep or Sweep()))
         #: The packs of the queue that this client holds.
         self.stock = Stock()
         #: When it was last asked for, by the monotonic clock.

@@ -462,8 +462,8 @@ BACKENDS: dict[str, set[str]] = {
         "transitions",
     },
     "applying": {"groups", "slots", "transitions"},
-    "giving_back": {"applying", "claiming", "kind", "scan", "transitions"},
     "handover": {"applying", "kind", "scan", "transitions"},
+    "giving_back": {"applying", "claiming", "handover", "kind", "scan", "transitions"},
     "recovering": {"handover", "kind", "namespace", "scan", "transitions"},
     "pack_settling": {"applying", "handover", "kind", "transitions"},
     "pack_leaving": {
@@ -518,8 +518,8 @@ BACKENDS: dict[str, set[str]] = {
         "transitions",
     },
     "listing": {
-        *("applying", "bucket", "namespace", "pack_managing", "reading", "recovering", "scan"),
-        "stream_consumers",
+        *("applying", "bucket", "handover", "namespace", "pack_managing", "reading", "recovering"),
+        *("scan", "stream_consumers"),
         *("stream_packs", "stream_retention", "transitions"),
     },
     "queue_plans": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final
 
 from pyqueue import arguments
@@ -18,6 +19,7 @@ from pyqueue.backends import (
 )
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.bucket import Bucket
+from pyqueue.backends.handover import HANDED, finish
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
 from pyqueue.clock import BAND
@@ -40,6 +42,10 @@ __all__ = ["delete_queue", "names", "queues"]
 
 #: How many queues one command counts.
 _QUEUES_PER_COMMAND: Final = 50
+#: How often a deletion goes through a queue whose holders keep handing messages over.
+_MAX_ROUNDS: Final = 20
+#: Matches what has handed nothing over that may not be shown yet.
+_NOT_LISTING: Final = MappingProxyType({f"{HANDED}.h": {"$exists": False}})
 
 
 def names() -> Plan[list[str]]:
@@ -99,18 +105,14 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     kind = yield from namespace.kind_of(queue)
     if kind == namespace.STREAM:
         return (yield from _delete_stream(queue, force))
-    yield from recovering.recover_queue(queue)  # no consumer does it later
+    # Consumers do it later, if at all.
+    yield from recovering.recover_queue(queue, recovering.NO_GRACE)
     packs = kind == Bucket.name
     if not force:
         yield from _refuse_live(queue, packs)
-    if packs:
-        yield from pack_managing.finish_all(queue)
     yield from namespace.bury_record(queue)
     yield from ForgetQueue(queue)
-    upto = {"$lte": NEVER} if force else {"$gte": BAND}
-    kept = {} if force else {"processed": {"$exists": True}}
     deleted = 0
-    start: ScanStart | None = None
     try:
         if not force:
             try:
@@ -118,30 +120,57 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
             except ConfigurationError:
                 yield from namespace.revive_record(queue, {})
                 raise
-        while True:
-            messages = transitions.messages_only(queue)
-            match = transitions.scan_range(queue, upto, start, messages)
-            fields = {"_id": 1, "when": 1, **({"n": 1} if packs else {})}
-            page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
-            if not page:
-                break
-            gone = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue, **kept}
-            deleted += yield from Delete(gone, many=True, hint="_id_")
-            deleted += sum(each["n"] - 1 for each in page if packs and "n" in each)
-            start = page_end(page)
-            if len(page) < MAX_BATCH or start is None:
+        start: ScanStart | None = None
+        for _ in range(_MAX_ROUNDS):
+            passed_over = 0
+            while True:
+                number, passed, start = yield from _delete_page(queue, start, force, packs)
+                deleted += number
+                passed_over += passed
+                if start is None:
+                    break
+            if not force or not passed_over:
                 break
         if force:  # foreign documents, whose ``when`` is no date
-            rest = {"q": queue, **messages}
+            rest = {"q": queue, **transitions.messages_only(queue), **_NOT_LISTING}
             deleted += yield from Delete(rest, many=True)
         levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
         yield from Delete(levels, many=True)
+        yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # what was decided since
     except Unavailable as error:
         raise Unavailable(
             f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
         ) from error
     yield from Signal(queue, None)
     return deleted
+
+
+def _delete_page(
+    queue: str, start: ScanStart | None, force: bool, packs: bool
+) -> Plan[tuple[int, int, ScanStart | None]]:
+    """Delete some messages of a queue, and show before what they have handed over.
+
+    Returns:
+        How many messages were deleted, how many documents were passed over, and where to go on.
+    """
+    upto = {"$lte": NEVER} if force else {"$gte": BAND}
+    match = transitions.scan_range(queue, upto, start, transitions.messages_only(queue))
+    fields = {"_id": 1, "when": 1, HANDED: 1, **({"n": 1} if packs else {})}
+    page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
+    if not page:
+        return 0, 0, None
+    for each in page:
+        yield from finish(each)
+    ids = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue}
+    kept = {} if force else {"processed": {"$exists": True}}
+    number = yield from Delete({**ids, **kept, **_NOT_LISTING}, many=True, hint="_id_")
+    passed_over = len(page) - number
+    there: list[object] = []
+    if passed_over:
+        there = [each["_id"] for each in (yield from Find(ids, {"_id": 1}))]
+    if packs:
+        number += sum(each["n"] - 1 for each in page if "n" in each and each["_id"] not in there)
+    return number, passed_over, page_end(page) if len(page) == MAX_BATCH else None
 
 
 def _delete_stream(stream: str, force: bool) -> Plan[int]:

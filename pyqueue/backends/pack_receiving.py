@@ -420,7 +420,13 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
             free = {name: document[name] for name in document if name not in terms.kind.held_fields}
             again.append(free | terms.kind.entering(terms.queue, pack["due"]))
             again[-1]["tries"] = drawn.hold.before
-        yield from insert_again(again)
+
+        def alone(document: Document, hold: HeldPack = drawn.hold) -> Document:
+            """Return the message as a part, which keeps its id."""
+            (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
+            return part
+
+        yield from insert_again(again, alone)
         yield from Signal(terms.queue, pack["due"])
 
 

@@ -19,7 +19,13 @@ from pyqueue.backends import deferring, invalid, namespace, reading, recovering
 from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
-from pyqueue.backends.giving_back import give_back, insert_again, undo_pop, undo_reserve
+from pyqueue.backends.giving_back import (
+    give_back,
+    insert_again,
+    renamed,
+    undo_pop,
+    undo_reserve,
+)
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
@@ -447,7 +453,7 @@ def _bury(how: Reception, document: Document, now: datetime, refusal: _Refusal) 
 def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Document]:
     """Insert a deleted document again, held by this claim: it must not be delivered as it is."""
     held = document | terms.update(now)["$set"]
-    yield from insert_again([held])
+    yield from insert_again([held], partial(renamed, now=now))
     return held
 
 

@@ -1,8 +1,9 @@
 """Recovery: finish handovers whose processes died, and delete what they left behind.
 
-Consumers of a queue do this from time to time, and ``pyqueue doctor`` does it for all queues. What
-is hidden has a range of the index by itself. Sources that have ended come first in it, so a pass
-finds them however many copies there are.
+Consumers of a queue do this from time to time. About once a minute each client that receives does
+it for all queues, some of which may have no consumer any more; so does ``pyqueue doctor``. What is
+hidden has a range of the index by itself. Sources that have ended come first in it, so a pass finds
+them however many copies there are.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ __all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
 
 log = logging.getLogger("pyqueue")
 
+#: In place of it: what was decided just now counts, too, by the clock of another process.
+NO_GRACE: Final = -GRACE
 #: The time between two passes of a process over one queue.
 INTERVAL: Final = timedelta(seconds=10)
 #: Copies that no source lists, and none can list any more, are deleted at this age.
@@ -49,7 +52,12 @@ def pending(queue: str) -> Plan[bool]:
 
 
 def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
-    """Finish handovers of a queue whose processes died, from time to time."""
+    """Finish handovers whose processes died, from time to time: of this queue, and of all."""
+    if scan.recovery.sweep.is_due(now):
+        try:
+            yield from recover_all()
+        except QueueError as error:
+            log.warning("cannot finish for processes that died: %s", error)
     if scan.recovery.at is not None and now >= scan.recovery.at:
         scan.recovery.at = now + INTERVAL
         try:
@@ -122,11 +130,11 @@ def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int
     return len(sources) + len(listing) + len(dead)
 
 
-def recover_queue(queue: str) -> Plan[int]:
+def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:
     """Finish all handovers of a queue. Return how many sources and copies it dealt with."""
-    start, done = yield from recover(queue)
+    start, done = yield from recover(queue, grace=grace)
     while start is not None:
-        start, number = yield from recover(queue, start)
+        start, number = yield from recover(queue, start, grace)
         done += number
     return done
 

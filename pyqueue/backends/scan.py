@@ -12,6 +12,7 @@ This module is pure: the instant is always an argument.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -60,6 +61,8 @@ MAX_RESCAN_REST_S: Final = 60.0
 CLOCK_STEP: Final = timedelta(seconds=1)
 #: An empty scan that takes longer is walking over deleted entries that lie ahead of now.
 SLOW_SCAN: Final = timedelta(milliseconds=2)
+#: The mean time between two passes of a client over the handovers of all queues.
+SWEEP_INTERVAL: Final = timedelta(seconds=60)
 #: How long the server keeps deleted index entries.
 TOMBSTONE_LIFETIME: Final = timedelta(seconds=300)
 
@@ -105,8 +108,24 @@ class GroupLooks:
 
 
 @dataclass(slots=True)
+class Sweep:
+    """When a client finishes the handovers of all queues next. All its queues share it."""
+
+    at: datetime | None = None
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is time, and set the next one, at random."""
+        due = self.at is not None and now >= self.at
+        if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
+            self.at = now + SWEEP_INTERVAL * random.uniform(0.5, 1.5)
+        return due
+
+
+@dataclass(slots=True)
 class Recovery:
     """What this process knows about the handovers of processes that died."""
+
+    sweep: Sweep = field(default_factory=Sweep)
 
     #: When to look for them next, and where the last such look ended.
     at: datetime | None = None

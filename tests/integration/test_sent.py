@@ -13,11 +13,16 @@ from typing import Any, Final, NamedTuple
 import pymongo
 import pytest
 from anyio.from_thread import start_blocking_portal
+from bson import ObjectId
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import monitoring
 
 from pyqueue import AsyncClient, Client, Queue
+from pyqueue.backends.settling import Output, fan_out
+from pyqueue.connecting import runner_of
+from pyqueue.queues import backend_of
 from tests.contract.portal import PortalClient
+from tests.plans.runner import NOW
 
 COMMAND_TIMEOUT_S: Final = 100.0
 WRITES: Final = {"insert", "update", "delete", "findAndModify"}
@@ -206,6 +211,46 @@ def sent(place: Place, case: Case, name: str) -> list[dict[str, Any]]:
     with place.recorder.recording():
         case.call(queue, held)
     return list(place.recorder.commands)
+
+
+@pytest.mark.parametrize("durability", ["majority", "acknowledged"])
+@pytest.mark.parametrize("taken", ["", "message", "copy"])
+def test_handover_is_at_majority_whatever_the_durability(
+    durability: str, taken: str, url: str
+) -> None:
+    """A copy that a fail-over undoes after the decision is lost. Only the last write can wait."""
+    with opened("blocking", url, durability) as place:
+        bucket, results = place.client.queue("packs", kind="bucket"), place.client.queue("results")
+        dead = place.client.queue("packs.dead")
+        dead.paused()
+        ways = [
+            lambda each: bucket.rollback(each, delay=0),
+            bucket.bury,
+            lambda each: bucket.move(each, to="results"),
+            lambda each: runner_of(place.client).run(
+                fan_out(
+                    backend_of(bucket).target,
+                    each,
+                    [Output(ObjectId(), backend_of(results).target, 1, None)],
+                )
+            ),
+        ]
+        bucket.push_many(range(5))
+        held = bucket.reserve_many(5, timeout=0)
+        takers: list[Any] = [{"_id": each.id, "q": "results", "payload": 1} for each in held]
+        if taken == "copy":
+            mark = {"to": "packs", "token": "dead"}
+            takers = [each | {"q": "~handover:x", "when": NOW, "handover": mark} for each in takers]
+        if taken:
+            place.client.database["pyqueue"].insert_many(takers)
+        for way, each in zip(ways, held, strict=False):
+            place.recorder.commands.clear()
+            with place.recorder.recording():
+                way(each)
+            # Records are made by other commands.
+            writes = [each for each in place.recorder.commands if each["name"][0] in "iu"]
+            assert [concern(each) for each in writes] == [SAFE] * (len(writes) - 1) + [FAST]
+            assert len(writes) == 4 or taken
 
 
 def concern(command: dict[str, Any]) -> str:

@@ -22,11 +22,12 @@ from pyqueue.backends import handover, listing, recovering, transitions
 from pyqueue.backends.handover import HANDED, Handover
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.scan import FIRST
+from pyqueue.backends.scan import FIRST, Sweep
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import (
     Delete,
+    Distinct,
     Document,
     FindAndModify,
     Plan,
@@ -686,6 +687,45 @@ def test_consumers_recover_from_time_to_time() -> None:
     steps.run(consumer.plans.receive(consumer.waiting, 1, timeout=0))
     asked = [each for each in steps.commands if HIDDEN in str(getattr(each, "filter", ""))]
     assert asked == [], "once in ten seconds"
+
+
+@pytest.mark.parametrize("kind", [Message, Pack])
+def test_deleted_queue_hides_nothing_that_was_decided(kind: type[Process]) -> None:
+    """A holder decides just before or while its queue is deleted, and dies."""
+    at, more = 0, True
+    while more:
+        steps = made(kind)
+        holder = stalled_before(steps, kind().work(), decides)
+        deleting = steps.steps(listing.delete_queue("in", True))
+        for _ in range(at):
+            more = next(deleting, None) is not None
+        decided = False
+        with suppress(LeaseLost):
+            decided = shows(next(holder))
+        holder.close()
+        for _ in deleting:
+            pass
+        assert consume(steps).total() == decided * (3 if kind is Message else len(PARTS[0]))
+        assert not any(each["q"] == "in" for each in steps.all())
+        at += 1
+    assert at > 8
+
+
+def test_client_recovers_all_queues_once_a_minute() -> None:
+    """Also those that have no consumer: here the queue was deleted by an older release."""
+    steps, dead = made(Message), Message()
+    stalled_before(steps, dead.split(held_message(steps, dead)), shows).close()
+    steps.collection.delete_many({"q": "in"})
+    sweep, other = Sweep(), QueuePlans("other", Options(dead_letter="dead"))
+    passes = 0
+    for _ in range(100):
+        for number in range(2):  # two queues of one client
+            waiting = Waiters(f"other {number}", sweep=sweep)
+            steps.run(other.receive(waiting, 1, timeout=0))
+            passes += any(isinstance(each, Distinct) for each in steps.commands)
+        steps.seconds += 6
+    assert 600 / 90 <= passes <= 600 / 30
+    assert consume(steps).total() == 3
 
 
 def test_ended_sources_lie_before_all_copies() -> None:

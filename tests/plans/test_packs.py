@@ -6,8 +6,9 @@ never in two of these places, and never in none.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import combinations, islice
@@ -17,15 +18,16 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable, packs
-from pyqueue.backends import namespace, pack_pushing
+from pyqueue.backends import listing, namespace, pack_pushing, recovering
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
-from pyqueue.requests import Coalesce, Insert, Plan, ServerTime
+from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, Update, UpdateEach
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
+from tests.plans.runner import NOW
 from tests.plans.steps import WRITES, Cut, Steps, cut, lost_reply, lost_request, shared
 
 MESSAGES = 19
@@ -269,6 +271,43 @@ def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
         audit(steps, consumer)
 
 
+@pytest.mark.parametrize("ends", ["one commit", "two commits", "purge"])
+def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
+    """A process got one of its messages by pickle. It decides to move it, and dies."""
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(5))
+    sent = pickle.loads(pickle.dumps(held[0]))
+    moving = steps.steps(consumer.plans.move([(sent, -1)], to="b"))
+    decided = next(each for each in moving if isinstance(each, Update) and each.majority)
+    assert "$push" in decided.update
+    if ends == "purge":
+        steps.seconds += 61
+        purging = steps.steps(consumer.plans.purge())
+        next(each for each in purging if isinstance(each, FindAndModify) and each.update is None)
+        next(moving)
+        assert sum(1 for _ in purging)
+    else:
+        next(moving)
+        for some in [held] if ends == "one commit" else [held[1:], held[:1]]:
+            with suppress(LeaseLost):
+                steps.run(consumer.plans.commit(some))
+    steps.seconds += 61
+    steps.run(recovering.recover_all())
+    assert numbers_in(steps, "b") == [-1]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_message_that_comes_back_counts_for_a_deletion(force: bool) -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(MESSAGES))
+    back = steps.steps(consumer.plans.rollback(held[:1], delay=0))
+    next(each for each in back if isinstance(each, UpdateEach) and each.many)
+    steps.run(consumer.plans.commit(held[1:]))
+    with nullcontext() if force else pytest.raises(ConfigurationError, match="1 ready"):
+        steps.run(listing.delete_queue("a", force))
+    assert numbers_in(steps, "a") == ([] if force else [held[0].payload])
+
+
 def test_same_message_is_committed_once() -> None:
     for turns in combinations(range(4), 2):
         steps, one, two = made(), Consumer(), Consumer()
@@ -279,10 +318,21 @@ def test_same_message_is_committed_once() -> None:
         audit(steps, one, two)
 
 
-@pytest.mark.parametrize("pop", [False, True])
-@pytest.mark.parametrize("number", [1, 3, 5, 7])
-def test_cancelled_receive_consumes_nothing(pop: bool, number: int) -> None:
-    """What was claimed for a caller that has gone comes back, and no try is counted."""
+@pytest.mark.parametrize(
+    ("pop", "taker"),
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"q": "results"}),
+        (True, {"q": "~handover:a", "when": NOW, "handover": {"to": "b", "token": "dead"}}),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 3, 5, 7, MESSAGES])
+def test_cancelled_receive_consumes_nothing(pop: bool, taker: dict[str, Any], number: int) -> None:
+    """What was claimed for a caller that has gone comes back, and no try is counted.
+
+    Another document, or a copy of a dead holder, may have the id of what was popped.
+    """
     steps, consumer = made(), Consumer()
     steps.listeners.append(consumer.waiting)
     running = consumer.receive(number, pop=pop)
@@ -293,10 +343,19 @@ def test_cancelled_receive_consumes_nothing(pop: bool, number: int) -> None:
     (claimed,) = steps.run(request.batch([request.item]))
     assert len(claimed) == number
     assert request.undo is not None
+    if taker:
+        steps.collection.insert_many([{"_id": message.id, **taker} for _, message in claimed])
     steps.run(request.undo(claimed))
     steps.seconds += 1.1
     found = steps.run(Consumer().receive(100))
     assert sorted(each.payload for each in found) == list(range(MESSAGES))
+    ids = {each.payload: each.id for each in found}
+    for _, message in claimed:
+        if message.key is None or taker.get("q") != "results":
+            assert ids[message.payload] == message.id
+        else:  # an ordinary message
+            (again,) = [each for each in found if each.payload == message.payload]
+            assert (again.trail[-1]["id"], again.key) == (message.id, "key")
     assert {each.tries for each in found} == {1}
     check(steps)
 

@@ -14,12 +14,13 @@ import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.stream_consumers import GroupPlans
 from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.backends.stream_settling import reload
-from pyqueue.messages import Backoff
+from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
-from pyqueue.requests import Listen, Plan, Wait
+from pyqueue.requests import Find, Listen, Plan, Update, Wait
 from pyqueue.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
@@ -87,6 +88,26 @@ def stored() -> list[Any]:
 def made() -> Steps:
     """Return a store with a stream of packs of 5 messages, and a group."""
     return Steps(stored())
+
+
+@pytest.mark.parametrize("late", [Find, Update])
+def test_late_burial_takes_nothing_back(late: type[Any]) -> None:
+    """It sleeps before it shows its copy, until another process has shown it and moved it on."""
+    steps, slow, quick = made(), Consumer(), Consumer()
+    held = steps.run(slow.receive(1))
+    burying = steps.steps(slow.plans.bury(held))
+    for command in burying:  # before it reads or updates its copy
+        to = getattr(command, "projection", None) or getattr(command, "update", {}).get("$unset")
+        if isinstance(command, late) and "to" in (to or ()):
+            break
+    steps.run(quick.receive(1))
+    dead = QueuePlans("log.g.dead", Options(dead_letter="dead"))
+    buried = steps.run(dead.receive(Waiters("log.g.dead"), 1, timeout=0))
+    steps.run(dead.move([(each, UNCHANGED) for each in buried], to="further"))
+    for _ in burying:
+        pass
+    (one,) = steps.collection.find({"dead": {"$exists": False}, "trail.q": "log.g.dead"})
+    assert (one["q"], one["payload"]) == ("further", held[0].payload)
 
 
 def answered(request: Any) -> Plan[Any]:

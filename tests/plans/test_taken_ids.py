@@ -20,7 +20,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST
 from pyqueue.clock import BAND
-from pyqueue.requests import Document
+from pyqueue.requests import Document, UpdateEach
 from tests.plans import test_pack_moves as moves
 from tests.plans import test_packs as ends
 from tests.plans.faults import Faults
@@ -110,6 +110,7 @@ def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
     one = steps.run(consumer.receive(4))[3]
     steps.run(QueuePlans("results", Options(dead_letter="dead")).push(["r"], ids=[one.id]))
     steps.run(consumer.plans.rollback([one], delay=0, error="again"))
+    assert one.hold.state == "held", "the process goes on with the rest of the pack"
     (again,) = [each for each in steps.run(consumer.receive(20)) if each.payload == one.payload]
     assert (again.id, again.tries, again.error["message"]) == (one.id, 2, "again")
     steps.run(consumer.plans.bury([again]))
@@ -117,3 +118,15 @@ def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
     assert (dead["payload"], dead["trail"][-1]["id"]) == (one.payload, one.id)
     assert dead["_id"] != one.id
     assert steps.collection.count_documents({"_id": one.id, "payload": "r"}) == 1
+
+
+def test_recovery_of_a_former_queue_shows_what_is_decided_now() -> None:
+    """A copy in the former queue leads it to the pack, which hands over from another queue."""
+    steps, consumer = taken(ends.FAULTS, "zombie").made()
+    held = steps.run(consumer.receive(4))
+    burying = steps.steps(consumer.plans.bury(held[3:]))
+    next(each for each in burying if isinstance(each, UpdateEach) and each.many)
+    burying.close()
+    steps.seconds += 10
+    steps.run(recovering.recover("former"))
+    assert ends.numbers_in(steps, "a.dead") == [held[3].payload]
