@@ -26,7 +26,8 @@ from pyqueue import (
     To,
     Worker,
 )
-from tests.pipeline.place import Build, Place, counted, fail_first
+from tests.pipeline.place import Build, Gate, Place, counted, fail_first
+from tests.support.eventually import eventually
 
 NOW = Backoff(base=0)
 
@@ -326,6 +327,31 @@ def test_wrong_setup_stops_the_stage_and_costs_no_try(
     with pytest.raises(ConfigurationError, match=r"kind .newer., version 99|not permitted"):
         place.run_stage(place.handler(handle), to=["late"], max_tries=2, batch=batch)
     assert [(each.id, each.tries) for each in place.queue("in").peek()] == [(id, 0) for id in ids]
+
+
+def test_wrong_setup_lets_other_handlers_end(
+    server: Place, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is noticed several times."""
+    failed = fail_first(
+        monkeypatch, AsyncQueue, "bury", ConfigurationError("not permitted"), times=99
+    )
+
+    def build(client: Any) -> Worker:
+        return Worker(client).on("in", lambda x: Reject("no")).on("slow", gate.handler)
+
+    server.queue("slow").push("x")
+    running = server.start(build)
+    eventually(lambda: bool(gate.begun), "a handler that waits")
+    server.queue("in").push_many([1, 2])
+    eventually(
+        lambda: bool(failed) and server.queue("in").counts().ready == 2, "messages given back"
+    )
+    gate.open.set()
+    with pytest.raises(ConfigurationError, match="not permitted"):
+        running.join()
+    assert (gate.ended, gate.cancelled) == (["x"], [])
+    assert server.queue("slow").counts().total == 0
 
 
 def test_wrong_setup_leaves_the_message_to_its_lease(
