@@ -42,7 +42,13 @@ from pyqueue.requests import (
     UpdateEach,
     Wait,
 )
-from pyqueue.server_errors import matched_count, shown_cause, translated, write_failures
+from pyqueue.server_errors import (
+    lacks_sessions,
+    matched_count,
+    shown_cause,
+    translated,
+    write_failures,
+)
 from pyqueue.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
@@ -96,6 +102,9 @@ READ_ONLY: Final[Mapping[str, Any]] = {
     "write_concern": WriteConcern(w=1),
     "read_preference": ReadPreference.PRIMARY,
 }
+
+#: What tells a retry loop to run a transaction again.
+REPEAT: Final = {"errorLabels": ["TransientTransactionError"]}
 
 #: How many forks lie between the first process and this one.
 _forks = 0
@@ -307,7 +316,14 @@ class BaseDriver(Generic[L]):
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
         """Return the answer that an error stands for, or raise the error that it means."""
-        if request.session is not None and isinstance(error, errors.PyMongoError):
+        if lacks_sessions(error) and id(request.session) in self.sessions:
+            # Another connection has sessions, so the transaction is repeated.
+            raise errors.AutoReconnect(str(error), REPEAT) from error
+        if (
+            request.session is not None
+            and isinstance(error, errors.PyMongoError)
+            and not lacks_sessions(error)
+        ):
             raise error  # retry loops around transactions need the original error
         if isinstance(request, (Insert, UpdateEach)):
             failures = write_failures(error)

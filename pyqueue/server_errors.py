@@ -24,7 +24,7 @@ from pyqueue.errors import (
 from pyqueue.payloads import error_text
 from pyqueue.requests import RefusedWrite, WriteFailure
 
-__all__ = ["matched_count", "shown_cause", "translated", "write_failures"]
+__all__ = ["lacks_sessions", "matched_count", "shown_cause", "translated", "write_failures"]
 
 #: Server error codes for "not primary" and shutdown. They also appear inside writeErrors.
 _NOT_PRIMARY: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
@@ -37,6 +37,15 @@ _TIME_LIMIT: Final = 50
 _VAGUE: Final = {None, 1, 8}
 #: The end of the text with which a server refuses to use an index that does not exist.
 _NO_SUCH_HINT: Final = "hint provided does not correspond to an existing index"
+
+
+#: What PyMongo says about a connection that was opened while its member had no readable state.
+_NO_SESSIONS: Final = "Sessions are not supported"
+
+
+def lacks_sessions(error: Exception) -> bool:
+    """Return whether a connection has no sessions because its member was not readable yet."""
+    return isinstance(error, errors.ConfigurationError) and _NO_SESSIONS in str(error)
 
 
 def translated(error: Exception) -> Exception:
@@ -68,7 +77,7 @@ def translated(error: Exception) -> Exception:
         details = getattr(error, "details", None) or {}
         ended = TimeLimitReached if "codeName" in details else TimedOut
         return ended(f"the server did not answer: {_brief(error)}")
-    if isinstance(error, errors.ConnectionFailure):
+    if isinstance(error, errors.ConnectionFailure) or lacks_sessions(error):
         return Disconnected(f"the server did not answer: {_brief(error)}")
     if isinstance(error, errors.PyMongoError) and (
         isinstance(error, errors.WriteConcernError) or error.timeout

@@ -11,9 +11,20 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo import errors
 from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.synchronous.client_session import ClientSession
 
-from pyqueue import Client, ConfigurationError, Counts, DuplicateKey, LeaseLost, Queue, Reservation
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    Counts,
+    DuplicateKey,
+    LeaseLost,
+    Queue,
+    Reservation,
+    Unavailable,
+)
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, eventually, waiters
 
@@ -540,3 +551,32 @@ def test_purge_gets_past_a_message_that_a_transaction_holds(client: Client) -> N
             session.abort_transaction()
         assert purge.result(LONG) == 20
     assert queue.counts().total == 0
+
+
+@pytest.mark.parametrize("call", ["counts", "run_transaction", "transaction"])
+def test_connection_without_sessions_is_unavailable(
+    client: Client, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyMongo opened it while its member had no readable state, after a fail-over for example."""
+    queue = client.queue("jobs")
+    queue.push(1)
+    refusals = [1]
+    apply_to = ClientSession._apply_to
+
+    def refuse(self: Any, *args: Any) -> None:
+        if not self._implicit and refusals:
+            refusals.pop()
+            raise errors.ConfigurationError("Sessions are not supported by this MongoDB deployment")
+        apply_to(self, *args)
+
+    monkeypatch.setattr(ClientSession, "_apply_to", refuse)
+    if call == "counts":
+        with pytest.raises(Unavailable, match="Sessions"):
+            queue.counts()
+    elif call == "transaction":
+        with pytest.raises(errors.AutoReconnect), client.transaction() as session:
+            queue.push(2, session=session)
+    else:
+        client.run_transaction(lambda session: queue.push(2, session=session))
+    assert not refusals
+    assert queue.counts().ready == (2 if call == "run_transaction" else 1)

@@ -38,6 +38,7 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
             Disconnected,
             "none$",
         ),
+        (errors.ConfigurationError("Sessions are not supported by it"), Disconnected, "Sessions"),
         (errors.NetworkTimeout("late"), TimedOut, "late"),
         (errors.ExecutionTimeout("late", 50), TimedOut, "late"),
         (errors.WriteError("late", 50), TimedOut, "late"),
