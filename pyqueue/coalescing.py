@@ -8,11 +8,18 @@ of queues: the plan of a batch says what the batch means.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from pymongo import _csot
+
+from pyqueue.errors import TimedOut
 from pyqueue.requests import Coalesce, Plan
 
 __all__ = [
@@ -87,10 +94,20 @@ class Batch(Generic[P]):
                 self.items.append(request.item)
 
 
+def _seconds_left() -> float | None:
+    """Return how long the ``pymongo.timeout`` around a call still runs; None: there is none.
+
+    PyMongo has no public name for it.
+    """
+    deadline = _csot.get_deadline()
+    return None if deadline == math.inf else deadline - time.monotonic()
+
+
 class Coalescer:
     """Runs concurrent calls in shared batches.
 
-    Each batch runs in its own task, so a cancelled caller cannot stop it half way.
+    Each batch runs in its own task, so a cancelled caller cannot stop it half way. No deadline of a
+    caller limits it; the caller leaves at its deadline as if it was cancelled.
 
     Args:
         drive: runs the plan of a batch.
@@ -124,6 +141,16 @@ class Coalescer:
         if calls.running < request.max_in_flight:
             self._begin(calls)
             self._spawn(self._run(request.key, calls))
+        left_s = _seconds_left()
+        limit: AbstractAsyncContextManager[Any]
+        limit = nullcontext() if left_s is None else asyncio.timeout(left_s)
+        try:
+            async with limit:
+                return await self._result(request, future)
+        except TimeoutError as error:
+            raise TimedOut("the time limit of pymongo.timeout is over") from error
+
+    async def _result(self, request: Coalesce[Any, R], future: asyncio.Future[R]) -> R:
         try:
             return await future
         except asyncio.CancelledError:
@@ -156,7 +183,9 @@ class Coalescer:
             self._pending.pop(key, None)
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        # Not in the context of a caller, which may have a shorter time limit.
+        context = contextvars.Context()
+        task = asyncio.get_running_loop().create_task(work, context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -229,7 +258,8 @@ class ThreadCoalescer:
     """Runs concurrent calls of threads in shared batches, where that pays (``Coalesce.threads``).
 
     The thread of the first call of a batch runs it, and gives the next batch to another thread
-    when it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time.
+    when it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time. A
+    thread with a ``pymongo.timeout`` shares nothing either, because it limits what the thread runs.
 
     Args:
         drive: runs the plan of a batch.
@@ -242,7 +272,8 @@ class ThreadCoalescer:
 
     def join(self, request: Coalesce[Any, R]) -> R:
         """Process the item of a request in a batch. Return its result, or raise its error."""
-        if not request.threads or threading.current_thread() is threading.main_thread():
+        interruptible = threading.current_thread() is threading.main_thread()
+        if not request.threads or interruptible or _seconds_left() is not None:
             alone: R = self._drive(request.batch([request.item]))[0]
             return alone
         turn = _Turn()

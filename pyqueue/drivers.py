@@ -8,6 +8,7 @@ of a queue are in its plans, not here.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import threading
@@ -130,9 +131,11 @@ class Driver(BaseDriver[Listener]):
         self.check_usable()
         for again in (True, False):
             try:
-                with self._deadline(request):
-                    raw = self._send(request)
-                    return request.read(list(raw) if request.cursor else raw)
+                if self.memory or request.session is not None:
+                    return self._carry_out(request)
+                # In a copy of the context: Ctrl-C may come where the deadline is set, and not yet
+                # to be reset. It would limit all later commands of the main thread.
+                return contextvars.copy_context().run(self._carry_out, request)
             except Exception as error:
                 try:
                     return self._failed(request, error)  # type: ignore[no-any-return]
@@ -143,14 +146,22 @@ class Driver(BaseDriver[Listener]):
                     self._drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
 
+    def _carry_out(self, request: Command[R]) -> R:
+        with self._deadline(request):
+            raw = self._send(request)
+            return request.read(list(raw) if request.cursor else raw)
+
     def _at_one_instant(self, request: AtOneInstant[R]) -> R:
+        def read() -> R:
+            with pymongo.timeout(self._timeout), self._start_session() as session:
+                result: R = session.with_transaction(
+                    lambda session: self._drive(request.plan(session)), **READ_ONLY
+                )
+                return result
+
         if self.replicated:
             try:
-                with pymongo.timeout(self._timeout), self._start_session() as session:
-                    result: R = session.with_transaction(
-                        lambda session: self._drive(request.plan(session)), **READ_ONLY
-                    )
-                    return result
+                return contextvars.copy_context().run(read)  # see ``ask``
             except Exception as error:
                 meant = self._meaning(error)
                 if not isinstance(meant, MissingIndex):

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "known_queues": {"backends", "requests"},
     "waiters": {"backends", "pack_stock"},
-    "coalescing": {"requests"},
+    "coalescing": {"errors", "requests"},
     "renewal": {"backends", "errors"},
     "opened": {"embedded"},
     "single_flight": {"coalescing", "errors"},
@@ -562,6 +562,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     },
     "pymongo": {
         "base_driver",
+        "coalescing",
         "cli",
         "connecting",
         "demo",

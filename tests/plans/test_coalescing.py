@@ -7,15 +7,19 @@ the driver is a fake.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pymongo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pymongo import _csot
 
 from pyqueue import LeaseLost, Unavailable
 from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer, ThreadCoalescer
@@ -628,6 +632,60 @@ def test_every_call_gets_its_answer_or_is_undone(
     run(test)
 
 
+# ---- the deadline of one caller
+
+
+def deadline_now() -> float:
+    """Return when PyMongo's commands end here. It has no public name."""
+    return _csot.get_deadline()
+
+
+def test_deadline_of_pymongo_is_known() -> None:
+    assert deadline_now() == math.inf
+    with pymongo.timeout(100), pymongo.timeout(None):
+        assert 99 < deadline_now() - time.monotonic() <= 100
+
+
+def test_deadline_of_one_caller_ends_only_its_call() -> None:
+    async def test(fake: FakeDriver) -> None:
+        seen: list[float] = []
+        drive = fake.coalescer._drive
+
+        async def driven(plan: Any) -> Any:
+            seen.append(deadline_now())
+            return await drive(plan)
+
+        fake.coalescer._drive = driven
+        with pymongo.timeout(0.001):
+            late = fake.call(0, max_in_flight=1, undo=True)
+        rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 8)]
+        with pytest.raises(Unavailable):
+            await late
+        assert await fake.finish(*rest) == [f"answer to {n}" for n in range(1, 8)]
+        await fake.until_open(1)
+        fake.end()
+        await fake.coalescer.settled()
+        assert fake.undone == ["answer to 0"]
+        assert seen == [math.inf] * 2
+
+    run(test)
+
+
+def test_call_whose_deadline_is_over_joins_no_batch() -> None:
+    async def test(fake: FakeDriver) -> None:
+        first = fake.call(0, max_in_flight=1, undo=True)
+        await fake.until_open(1)
+        with pymongo.timeout(0.001):
+            late = fake.call(1, max_in_flight=1, undo=True)
+        with pytest.raises(Unavailable):
+            await late
+        assert await fake.finish(first) == ["answer to 0"]
+        await fake.coalescer.settled()
+        assert fake.batches == [[0]]
+
+    run(test)
+
+
 # ---- threads
 
 
@@ -702,6 +760,27 @@ def test_main_thread_shares_no_batch() -> None:
         assert driver.join("main", max_in_flight=1) == "answer to main"
         assert [each.result(20) for each in calls] == [f"answer to {n}" for n in range(3)]
     assert ["main"] in driver.batches
+
+
+def test_thread_with_a_deadline_shares_no_batch() -> None:
+    """It ends its call in time, and no other one."""
+    driver = ThreadsDriver(open=True)
+    seen = []
+    drive = driver.coalescer._drive
+
+    def driven(plan: Any) -> Any:
+        seen.append(deadline_now() < math.inf)
+        assert not driver.coalescer._pending, "it is in no batch"
+        return drive(plan)
+
+    def call() -> Any:
+        with pymongo.timeout(100):
+            return driver.join("late")
+
+    driver.coalescer._drive = driven
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(call).result(20) == "answer to late"
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("how", [{}, {"max_in_flight": 1}, {"max_in_flight": 3, "alone": True}])
