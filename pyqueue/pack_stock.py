@@ -10,7 +10,7 @@ Threads of a process share a pack. Each method is one step under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from threading import Lock, RLock
 from typing import Final, Literal, NamedTuple
@@ -47,7 +47,6 @@ class HeldPack:
         "_free",
         "_lock",
         "_out",
-        "at",
         "before",
         "claim",
         "counted",
@@ -56,6 +55,7 @@ class HeldPack:
         "first",
         "id",
         "level",
+        "message_id",
         "size",
         "state",
         "token",
@@ -64,8 +64,8 @@ class HeldPack:
 
     def __init__(self, document: Document, counted: bool) -> None:
         self.id: Id = document["_id"]
-        #: Where the messages of a part were; see ``packs``.
-        self.at: Sequence[int] | None = document.get("at")
+        #: Makes the id of a message from its place.
+        self.message_id: Callable[[int], str] = packs.naming(document)
         self.token: str = document["token"]
         self.claim = int(document["c"])
         self.size = len(document["b"])

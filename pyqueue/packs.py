@@ -11,10 +11,15 @@ of a message, without a payload, it has::
     orderly  the last of its claims that ended in order; level: see below
     handed   copies of messages that left it and must still be shown; see ``handover``
     at       where its messages were in their first pack; only in a pack that left another one
+    w        4, the number of digits that a place has in an id; absent in packs of earlier releases
 
-The id of a message is "<_id of its first pack>:<place>", for life. Its holder is known by the pack,
-the token and the place. A settlement matches the token and the clear bit and sets the bit, in one
-update. So each message is settled once, and a former holder changes nothing.
+The id of a message is "<_id of its first pack>:<place>", for life. The place has four digits, so
+that messages that leave a pack and share a ``when`` keep their order. In packs without ``w`` it has
+no leading zeros.
+
+The holder of a message is known by the pack, the token and the place. A settlement matches the
+token and the clear bit and sets the bit, in one update. So each message is settled once, and a
+former holder changes nothing.
 
 Messages that leave a pack together may share one again: a *part*. The _id of a part begins with
 that of the first pack, so that the ids of its messages find it.
@@ -28,9 +33,10 @@ pack says which size is next: 0 is the whole pack.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
 import bson
 from bson import Int64, ObjectId
@@ -41,7 +47,10 @@ from pyqueue.payloads import OPTIONS, encode
 from pyqueue.requests import Document
 
 __all__ = [
+    "DIGITS",
+    "INDEX_FIELDS",
     "MAX_PACK_BYTES",
+    "Place",
     "alive_of",
     "bits_set",
     "chunks",
@@ -54,6 +63,7 @@ __all__ = [
     "is_pack",
     "level_of",
     "message_id",
+    "naming",
     "new_pack",
     "next_level",
     "packs_of",
@@ -69,14 +79,37 @@ T = TypeVar("T")
 
 #: The most bytes of the messages of a pack.
 MAX_PACK_BYTES: Final = 4 * 2**20
+#: How many digits a place has in an id. Because of ``MAX_PACK`` the first is always 0.
+DIGITS: Final = 4
 #: How many bits one number has: a number of the server has 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
+#: What ``index_in`` needs of a pack: of its messages only how many there are.
+INDEX_FIELDS: Final = MappingProxyType({"at": 1, "w": 1, "b.h": 1})
 
 
-def message_id(pack: Id, place: int, at: Sequence[int] | None = None) -> str:
-    """Return the id of a message. ``at``: where the messages of a part were."""
-    return f"{_first_pack(pack)}:{place if at is None else at[place]}"
+class Place(NamedTuple):
+    """What the id of a packed message names."""
+
+    #: The first pack of the message.
+    pack: ObjectId
+    number: int
+    #: How the number is written: with ``DIGITS`` digits, or without leading zeros.
+    padded: bool
+
+
+def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
+    """Return what makes the id of a message from its place in this pack."""
+    first, at = _first_pack(pack["_id"]), pack.get("at")
+    form = f"0{DIGITS}" if _is_padded(pack) else ""
+    if at is None:
+        return lambda place: f"{first}:{place:{form}}"
+    return lambda place: f"{first}:{at[place]:{form}}"
+
+
+def message_id(pack: Mapping[str, Any], place: int) -> str:
+    """Return the id of a message."""
+    return naming(pack)(place)
 
 
 def part_id(pack: Id, token: str, place: int) -> str:
@@ -87,22 +120,29 @@ def part_id(pack: Id, token: str, place: int) -> str:
         token: the token of the claim.
         place: the place of its first message in its first pack.
     """
-    return f"{_first_pack(pack)}/{token}.{place}"
+    return f"{_first_pack(pack)}/{token}.{place:0{DIGITS}}"
 
 
 def _first_pack(pack: Id) -> str:
     return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
 
 
-def place_of(id: object) -> tuple[ObjectId, int] | None:
-    """Return the pack and the place that an id names, or None if it is another id."""
+def _is_padded(pack: Mapping[str, Any]) -> bool:
+    return pack.get("w") == DIGITS
+
+
+def place_of(id: object) -> Place | None:
+    """Return the place that an id names, or None if no message of a pack has such an id."""
     if not isinstance(id, str):
         return None
-    pack, colon, place = id.partition(":")
-    if not colon or not (place.isascii() and place.isdecimal()) or len(place) > 4:
+    pack, colon, digits = id.partition(":")
+    if not colon or not (digits.isascii() and digits.isdecimal()) or len(digits) > DIGITS:
         return None
-    valid = len(pack) == 24 and ObjectId.is_valid(pack) and int(place) < MAX_PACK
-    return (ObjectId(pack), int(place)) if valid else None
+    number, padded = int(digits), len(digits) == DIGITS
+    written = padded or digits == str(number)
+    if not written or number >= MAX_PACK or len(pack) != 24 or not ObjectId.is_valid(pack):
+        return None
+    return Place(ObjectId(pack), number, padded)
 
 
 def new_pack(
@@ -116,7 +156,7 @@ def new_pack(
     document: Document = {"_id": id, **entering, "pushed": pushed}
     if type_name is not None:
         document["type"] = type_name
-    document |= _filled(entries)
+    document |= {"w": DIGITS, **_filled(entries)}
     return RawBSONDocument(bson.encode(document, codec_options=OPTIONS))
 
 
@@ -138,7 +178,7 @@ def parts(
 
     Args:
         pack: the pack.
-        token: that of the claim. A claim makes the same ids if it tries again.
+        token: the token of the claim.
         documents: the messages. Only their ids, headers and payloads differ.
         taken: the ids that other documents have.
     """
@@ -153,8 +193,11 @@ def parts(
             found.append(first)
             continue
         common = {name: first[name] for name in first if name not in ("headers", "payload")}
-        at = [int(documents[index]["_id"].partition(":")[2]) for index in some]
+        digits = [documents[index]["_id"].partition(":")[2] for index in some]
+        at = list(map(int, digits))
         common |= {"_id": part_id(pack, token, at[0]), "at": at}
+        if len(digits[0]) == DIGITS:
+            common["w"] = DIGITS
         found.append(common | _filled([entries[index] for index in some]))
     return found
 
@@ -176,14 +219,14 @@ def packs_of(pack: ObjectId) -> Document:
     return {"$or": [{"_id": pack}, parts]}
 
 
-def index_in(document: Mapping[str, Any], pack: ObjectId, place: int) -> int | None:
-    """Return where a pack has the message with this first pack and place; None: it never had it."""
-    if not is_pack(document):
+def index_in(document: Mapping[str, Any], place: Place) -> int | None:
+    """Return where a pack has the message with this id; None: it never had it."""
+    if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
-    if document["_id"] == pack and at is None:
-        return place if place < len(document["b"]) else None
-    return at.index(place) if isinstance(at, list) and place in at else None
+    if document["_id"] == place.pack and at is None:
+        return place.number if place.number < len(document["b"]) else None
+    return at.index(place.number) if isinstance(at, list) and place.number in at else None
 
 
 def is_pack(document: Mapping[str, Any]) -> bool:
@@ -196,7 +239,7 @@ def document_in(pack: Mapping[str, Any], place: int) -> Document:
     entry = pack["b"][place]
     names = ("q", "when", "due", "pushed", "tries", "type", "error", "trail")
     held = ("token", "owner", "reserved")
-    document: Document = {"_id": message_id(pack["_id"], place, pack.get("at"))}
+    document: Document = {"_id": message_id(pack, place)}
     document |= {name: pack[name] for name in (*names, *held) if name in pack}
     if "h" in entry:
         document["headers"] = entry["h"]

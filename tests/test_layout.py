@@ -482,7 +482,9 @@ BACKENDS: dict[str, set[str]] = {
         *("namespace", "pack_leaving", "pack_settling", "rates", "receiving"),
         "scan",
     },
-    "pack_pushing": {"bucket", "inserting", "kind", "namespace", "options", "pushing"},
+    "pack_pushing": {
+        *("bucket", "handover", "inserting", "kind", "namespace", "options", "pushing"),
+    },
     "moving": {
         *("applying", "kind", "namespace", "options", "pack_moving", "pack_settling"),
         "transitions",

@@ -80,7 +80,7 @@ def leave(
     Returns:
         The bits of those that were not held any more, and of those of which that is not known.
     """
-    fields = dict.fromkeys(("b", "at", "type", "pushed", "trail", "token"), 1)
+    fields = dict.fromkeys(("b", "at", "w", "type", "pushed", "trail", "token"), 1)
     match = {"_id": group.pack, "token": group.token}
     found = yield from Find(match, fields, limit=1, session=session)
     bits, lost = group.bits, 0

@@ -8,8 +8,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from bson import ObjectId
-
 from pyqueue import arguments, packs
 from pyqueue.backends import managing, namespace, reading, transitions
 from pyqueue.backends.bucket import PACKS
@@ -111,14 +109,14 @@ def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
     for id in ids:
         named = packs.place_of(id)
         if named is not None and not any(each["_id"] == id for each in found):
-            found += yield from _in_packs({}, *named)
+            found += yield from _in_packs({}, named)
     return now, found
 
 
-def _in_packs(match: Filter, pack: ObjectId, place: int) -> Plan[list[Document]]:
-    """Return the message with this first pack and place as a document, if it is there."""
-    for document in (yield from Find({**packs.packs_of(pack), **match})):
-        index = packs.index_in(document, pack, place)
+def _in_packs(match: Filter, place: packs.Place) -> Plan[list[Document]]:
+    """Return the message of a pack with this id as a document, if it is there."""
+    for document in (yield from Find({**packs.packs_of(place.pack), **match})):
+        index = packs.index_in(document, place)
         if index is not None and packs.alive_of(document) >> index & 1:
             return [packs.document_in(document, index)]
     return []
@@ -131,7 +129,7 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     if message is not None or named is None:
         return message
     now = yield from ServerTime()
-    for document in (yield from _in_packs({"q": queue}, *named)):
+    for document in (yield from _in_packs({"q": queue}, named)):
         return decode(codec, document, now)
     return None
 
@@ -172,8 +170,9 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
         return False
     now = yield from ServerTime()
     free = transitions.not_held_filter(queue, now)
-    for document in (yield from Find({**packs.packs_of(named[0]), "q": queue}, {"b": 1, "at": 1})):
-        index = packs.index_in(document, *named)
+    match = {**packs.packs_of(named.pack), "q": queue}
+    for document in (yield from Find(match, dict(packs.INDEX_FIELDS))):
+        index = packs.index_in(document, named)
         if index is not None:
             bits = 1 << index
             match = {**free, "_id": document["_id"], **packs.clear(bits)}

@@ -17,6 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import DEFAULT_PACK
+from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.inserting import raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
@@ -24,7 +25,7 @@ from pyqueue.backends.pushing import Checked, PushOptions, checked, enter, new_d
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Coalesce, Find, Insert, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = ["push"]
 
@@ -127,34 +128,37 @@ def _in_stored_packs(
     """Find those ids that name messages of stored packs, and keep all other packs out.
 
     A push that was not acknowledged is repeated with its ids, and its insert may still arrive. So
-    for a pack that is not stored, a document with its _id is.
+    for a pack that is not stored, a document with its _id is. Ids without padding need none: only
+    earlier releases made them, and callers make them from ids of their own messages.
 
     Returns:
         The ids of messages of packs that are or were in this queue, and those of other packs.
     """
-    named = [(id, *place) for id in ids if id is not None and (place := packs.place_of(id))]
-    if not named:
-        return frozenset(), []
-    wanted = list(dict.fromkeys(pack for _, pack, _ in named))
-    instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
-    for pack in wanted:
-        # If the pack is stored, this changes nothing, and waits until no fail-over can undo it.
-        put = {"$setOnInsert": instead}
-        yield from Update(
-            {"_id": pack}, put, upsert=True, majority=session is None, session=session
-        )
+    named: dict[ObjectId, list[tuple[Id, packs.Place]]] = {}
+    for id in ids:
+        if id is not None and (place := packs.place_of(id)):
+            named.setdefault(place.pack, []).append((id, place))
     there: set[Id] = set()
     foreign: set[Id] = set()
-    for pack in wanted:
-        match = {**packs.packs_of(pack), "q": {"$ne": _KEPT_OUT}}
-        for each in (yield from Find(match, {"q": 1, "trail": 1, "at": 1}, session=session)):
-            found = there if was_in(queue, each) else foreign
-            at = each.get("at")
-            for id, of, number in named:
-                part = isinstance(at, list) and number in at
-                if of == pack and (part or each["_id"] == pack):
-                    found.add(id)
-    return frozenset(there), [id for id, *_ in named if id in foreign and id not in there]
+    for pack, members in named.items():
+        if any(place.padded for _, place in members):
+            instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
+            put = {"$setOnInsert": instead}
+            durable = session is None
+            yield from Update({"_id": pack}, put, upsert=True, majority=durable, session=session)
+        fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}
+        for each in (yield from Find(packs.packs_of(pack), fields, session=session)):
+            found = {id for id, place in members if packs.index_in(each, place) is not None}
+            if found and (yield from _is_durable(each, session)):
+                (there if was_in(queue, each) else foreign).update(found)
+    return frozenset(there), [id for id in ids if id in foreign - there]
+
+
+def _is_durable(document: Document, session: object) -> Plan[bool]:
+    """Wait until no fail-over can undo what was read. Return False if one just did."""
+    if session is not None:
+        return True
+    return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)
 
 
 def _insert_each(
@@ -189,9 +193,9 @@ def _insert(
             documents.append(encode(alone))
             ids.append([id])
             continue
-        documents.append(packs.new_pack(id, kind.entering(queue, now), now, type_name, some))
-        prefix = packs.message_id(id, 0)[:-1]
-        ids.append([f"{prefix}{place}" for place in range(len(some))])
+        pack = packs.new_pack(id, kind.entering(queue, now), now, type_name, some)
+        documents.append(pack)
+        ids.append(list(map(packs.naming(pack), range(len(some)))))
     try:
         failures = yield from Insert(documents, session=session)
     except Unavailable as error:

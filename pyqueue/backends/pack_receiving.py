@@ -70,13 +70,13 @@ def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Ma
         lease: the end of the lease and its length, for reservations; None: they are popped.
     """
     document, hold = drawn.document, drawn.hold
-    prefix, at = packs.message_id(hold.id, 0).removesuffix("0"), hold.at
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
     due, pushed, error = document["due"], document["pushed"], document.get("error")
     trail, token, pack = document.get("trail", ()), hold.token, hold.id
+    message_id = hold.message_id
 
     def make(place: int, payload: Any) -> Message[Any]:
-        id = f"{prefix}{place if at is None else at[place]}"
+        id = message_id(place)
         headers = entries[place].get("h") or {}
         passed = list(trail)
         common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
@@ -245,7 +245,7 @@ def _bury(
     for place, misfit in misfits:
         error = invalid.error_record(misfit, now)
         leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
-        id, text = packs.message_id(hold.id, place, hold.at), str(error["message"])
+        id, text = hold.message_id(place), str(error["message"])
         how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now)
     bits = packs.bits_set([place for place, _ in leavers])
     yield from leave(_group(terms, hold, bits), leavers)
@@ -443,7 +443,5 @@ def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple
         lost |= yield from finish_popped(how.terms, how.history_s, documents, now)
     for hold, drawn in parts.items():
         gone = yield from finish_packed(_group(how.terms, hold, drawn.bits))
-        lost |= {
-            (packs.message_id(hold.id, place, hold.at), hold.token) for place in packs.places(gone)
-        }
+        lost |= {(hold.message_id(place), hold.token) for place in packs.places(gone)}
     return lost

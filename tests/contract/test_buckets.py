@@ -71,7 +71,7 @@ def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
     assert found.state == "reserved"
     assert not queue.remove(ids[2]), "the process holds the pack"
     queue.commit(held)
-    assert queue.get(f"{ObjectId()}:1") is None
+    assert queue.get(f"{ObjectId()}:0001") is None
     assert not queue.remove(f"{ids[0]}0")
 
 
@@ -253,7 +253,7 @@ def test_pop_takes_messages_of_a_pack(queue: AnyQueue) -> None:
 def test_push_repeated_with_ids_of_a_pack_is_one_push(queue: AnyQueue) -> None:
     """Whether its pack is stored or not."""
     ids = queue.push_many(range(3))
-    unknown = [f"{ObjectId()}:{place}" for place in range(3)]
+    unknown = [f"{ObjectId()}:{place:04}" for place in range(3)]
     assert queue.push_many(range(3), ids=ids) == ids
     assert queue.push_many(range(3), ids=unknown) == unknown
     assert queue.push_many(range(3), ids=unknown) == unknown
@@ -268,7 +268,11 @@ def test_shape_is_agreed_and_changed(client: AnyClient, world: World, queue: Any
         world.connect().queue(queue.name, pack=7).push(1)
     client.reshape(queue.name, pack=3)
     other = world.connect().queue(queue.name)
-    assert [str(id).partition(":")[2] for id in other.push_many(range(3))] == ["0", "1", "2"]
+    assert [str(id).partition(":")[2] for id in other.push_many(range(3))] == [
+        "0000",
+        "0001",
+        "0002",
+    ]
     for wrong in (0, 1, 1001, 2.0, True, "5"):
         with pytest.raises(ConfigurationError, match="pack"):
             client.queue("x", pack=wrong)
@@ -337,7 +341,7 @@ def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -
 @pytest.mark.needs("sessions")
 def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -> None:
     ids = queue.push_many(range(3))
-    unknown = [f"{ObjectId()}:{place}" for place in range(3)]
+    unknown = [f"{ObjectId()}:{place:04}" for place in range(3)]
     every = [*ids, *unknown]
 
     def push(session: Any) -> None:

@@ -102,7 +102,7 @@ def ids() -> dict[int, str]:
     """Return the ids of the messages by their numbers, as they were pushed."""
     found = [each for each in stored() if packs.is_pack(each)]
     return {
-        entry["p"]["n"]: packs.message_id(each["_id"], place)
+        entry["p"]["n"]: packs.message_id(each, place)
         for each in found
         for place, entry in enumerate(each["b"])
     }
@@ -237,6 +237,33 @@ def test_messages_that_leave_a_pack_together_share_one() -> None:
     assert steps.run(plans("d").remove(ids()[3]))
     assert not steps.run(plans("d").remove(ids()[3]))
     assert [each.id for each in steps.run(mover.receive("d", 9))] == [ids()[2]]
+
+
+@pytest.mark.parametrize("to", ["c", "standard", "dead"])
+def test_messages_that_leave_a_pack_keep_their_order(
+    to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they need several packs, or come back from the dead-letter queue."""
+    steps, mover = Steps(), Mover()
+    wide = mover.plans["a"] = QueuePlans(
+        "a", Options(shape={"pack": 99}, max_tries=None, dead_letter="dead"), kind="bucket"
+    )
+    numbers = list(range(15))
+    steps.run(wide.push([{"n": number} for number in numbers]))
+    held = steps.run(mover.receive("a", 15))
+    monkeypatch.setattr(packs, "MAX_PACK_BYTES", 130)
+    if to == "dead":
+        steps.run(wide.bury(held[:14]))
+        steps.run(QueuePlans("dead", Options(dead_letter="x")).redrive())
+        steps.run(wide.rollback(held[14:], delay=1))
+        steps.seconds += 2
+        queue = wide
+    else:
+        queue = plans("c") if to == "c" else QueuePlans("d", Options(dead_letter="dead"))
+        steps.run(wide.move([(each, UNCHANGED) for each in held], to=queue, headers={"h": 1}))
+    found = steps.run(queue.receive(Waiters(queue.queue), 99, timeout=0))
+    assert [each.payload["n"] for each in found] == numbers
+    assert [each.id for each in found] == [each.id for each in held]
 
 
 def test_message_that_leaves_alone_is_an_ordinary_one() -> None:

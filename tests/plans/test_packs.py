@@ -479,9 +479,20 @@ def test_rest_of_a_pack_comes_back_without_a_try() -> None:
 def test_messages_that_were_pushed_together_share_a_pack() -> None:
     steps = Steps()
     ids = steps.run(plans().push(list(range(12))))
-    assert [str(id).partition(":")[2] for id in ids] == [*"01234", *"01234", *"01"]
+    places = [f"000{place}" for place in range(5)]
+    assert [str(id).partition(":")[2] for id in ids] == [*places, *places, *places[:2]]
     (single,) = steps.run(plans().push([1]))
     assert steps.collection.find_one({"_id": single})["payload"] == 1
+
+
+@pytest.mark.parametrize("kind", ["standard", "bucket"])
+def test_ids_of_the_caller_decide_within_a_millisecond(kind: str) -> None:
+    queue = QueuePlans("a", Options(dead_letter="a.dead"), kind=kind)
+    for ids, expected in ((["i-2", "i-10"], [1, 0]), (None, [0, 1]), (["i-02", "i-10"], [0, 1])):
+        steps = Steps()
+        steps.run(queue.push([0, 1], ids=ids))
+        found = steps.run(queue.receive(Waiters("a"), 9, timeout=0))
+        assert [each.payload for each in found] == expected
 
 
 def test_keys_ids_and_delays_make_ordinary_messages() -> None:
@@ -502,6 +513,49 @@ def test_push_repeated_with_the_ids_of_a_pack_is_one_push() -> None:
     assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
     consumer = Consumer()
     assert [each.payload for each in steps.run(consumer.receive(9))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("{single}:3", "{single}:0003", "{old}:03", "{old}:0003", "{old}:5", "{old}:500"),
+        *("{pack}:3", "{pack}:03", "{pack}:0005", "{pack}:500"),
+    ],
+)
+def test_id_like_a_place_is_another_message(form: str) -> None:
+    """For example, an id that a program makes from the id of a message that it handles."""
+    steps = Steps()
+    (single,) = steps.run(plans().push([0]))
+    before = steps.run(plans().push(list(range(1, 11))))
+    pack, old = (str(id).partition(":")[0] for id in (before[0], before[5]))
+    steps.collection.update_one({"_id": ObjectId(old)}, {"$unset": {"w": ""}})
+    id = form.format(single=single, pack=pack, old=old)
+    steps.seconds = 1
+    for _ in range(2):
+        assert steps.run(plans().push(["mine"], ids=[id])) == [id]
+    found = steps.run(Consumer().receive(99))
+    assert sorted(each.payload for each in found[:-1]) == list(range(11))
+    assert (found[-1].payload, found[-1].id) == ("mine", id)
+
+
+def test_old_pack_takes_no_message_twice() -> None:
+    """Its ids are not padded. They are those of its messages, also after it was divided."""
+    steps, consumer = Steps(), Consumer()
+    ids = [str(id).replace(":000", ":") for id in steps.run(plans().push([1, 2, 3, 4, 5]))]
+    steps.collection.update_one({"n": 5}, {"$unset": {"w": ""}})
+    held = steps.run(consumer.receive(5))
+    assert [each.id for each in held] == ids
+    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    steps.run(consumer.plans.move([(each, each.payload) for each in held[:3]], to=other))
+    steps.run(consumer.plans.rollback(held[3:4], delay=0))
+    assert steps.run(plans().push([0] * 5, ids=ids)) == ids
+    with pytest.raises(DuplicateKey):
+        steps.run(other.push([0], ids=ids[4:]))
+    for id, plan in zip(ids, [other] * 3 + [plans()] * 2, strict=True):
+        found = steps.run(plan.get(id))
+        assert found is not None
+        assert found.id == id
+    assert sorted(drain(steps)) == [4, 5]
 
 
 @pytest.fixture
@@ -552,7 +606,8 @@ def test_repeated_push_refuses_the_ids_of_another_queue() -> None:
     assert numbers_in(steps, "b") == [0]
 
 
-def test_repeated_push_of_a_pack_survives_a_fail_over() -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_repeated_push_of_a_pack_survives_a_fail_over(old: bool) -> None:
     """The first push was not acknowledged: its pack is there, and a fail-over may undo it."""
     steps = Steps()
     steps.run(plans().push([0]))
@@ -560,6 +615,9 @@ def test_repeated_push_of_a_pack_survives_a_fail_over() -> None:
     first = Steps()
     ids = first.run(plans().push([1, 2, 3]))
     steps.collection.insert_many([each for each in first.all() if "b" in each])
+    if old:
+        steps.collection.update_one({"n": 3}, {"$unset": {"w": ""}})
+        ids = [str(id).replace(":000", ":") for id in ids]
     assert steps.run(plans().push([1, 2, 3], ids=ids)) == ids
     steps.fail_over()
     assert sorted(drain(steps)) == [0, 1, 2, 3]

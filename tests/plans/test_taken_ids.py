@@ -57,7 +57,7 @@ each_case = pytest.mark.parametrize(
 def taken(faults: Faults[Any], taker: str) -> Faults[Any]:
     """Return the same faults in a store where each id of a message in a pack is taken."""
     takers = [
-        {"_id": packs.message_id(pack["_id"], place), **TAKERS[taker]}
+        {"_id": packs.message_id(pack, place), **TAKERS[taker]}
         | ({MARK: {"to": "a", "source": pack["_id"], "token": "t"}} if taker == "zombie" else {})
         for pack in faults.stored()
         if packs.is_pack(pack)
