@@ -6,10 +6,11 @@ later time, or is too large, is an ordinary message, and so is one that came alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Unpack
+from itertools import chain
+from typing import Any, Final, NamedTuple, Unpack
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -21,7 +22,7 @@ from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.inserting import raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
-from pyqueue.backends.pushing import Checked, PushOptions, checked, enter, new_document
+from pyqueue.backends.pushing import PushOptions, checked, enter, new_document
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, encode
@@ -48,7 +49,7 @@ def push(
         return []
     now = yield from ServerTime()
     when = arguments.starting(now, how.get("delay"), how.get("at"))
-    session, on_duplicate = how.get("session"), how.get("on_duplicate", "ignore")
+    session = how.get("session")
     more = {"h": given.headers} if given.headers else {}
     entries = [encode({"p": value, **more}) for value in given.values]
     inside = [
@@ -60,66 +61,60 @@ def push(
         and len(entry.raw) <= packs.MAX_PACK_BYTES
     ]
     yield from namespace.ensure(queue, kind, options)
-    answers: list[Id | QueueError | None] = [None] * len(entries)
     if len(entries) == 1 and inside and session is None:
         batch = partial(_insert_each, queue, kind, codec.name)
         size = len(entries[0].raw)
         key = ("insert packs", queue, codec.name)
-        answers = [(yield from Coalesce(key, entries[0], batch, size=size, threads=True))]
-    elif inside:
-        some = [entries[place] for place in inside]
-        made = yield from _insert(queue, kind, codec.name, now, some, session)
-        for place, answer in zip(inside, made, strict=True):
-            answers[place] = answer
-    if failed := [each for each in answers if isinstance(each, QueueError)]:
-        unknown = [id for each in failed if isinstance(each, Unavailable) for id in each.ids]
-        if unknown:
-            raise Unavailable(str(failed[0]), ids=unknown) from failed[0]
-        raise failed[0]
+        answer = yield from Coalesce(key, entries[0], batch, size=size, threads=True)
+        if isinstance(answer, QueueError):
+            raise answer
+        return [answer]
     ordinary = sorted(set(range(len(entries))) - set(inside))
-    if ordinary:
-        entered = yield from _enter(
-            queue, kind, codec.name, given, ordinary, now, when, on_duplicate, session
-        )
-        for place, id in zip(ordinary, entered, strict=True):
-            answers[place] = id
-    return [None if isinstance(each, QueueError) else each for each in answers]
+    packed = yield from _packed(queue, kind, codec.name, now, [entries[place] for place in inside])
+    documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
+    ids: dict[int, Id | None] = dict(zip(inside, chain(*packed.ids), strict=True))
+    ids |= {place: each["_id"] for place, each in zip(ordinary, documents, strict=True)}
+    unknown = [id for _, id in sorted(ids.items()) if id is not None]
+    try:
+        failed = [each for each in (yield from _insert(queue, packed, now, session)) if each]
+        for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
+            raise error
+        own = {id for id in given.ids if id is not None}
+        entered = yield from _enter(queue, kind, documents, own, now, how)
+    except Unavailable as error:
+        raise Unavailable(str(error), ids=unknown) from error
+    ids |= zip(ordinary, entered, strict=True)
+    return [id for _, id in sorted(ids.items())]
 
 
 def _enter(
     queue: str,
     kind: Kind,
-    type_name: str | None,
-    given: Checked,
-    places: Sequence[int],
+    documents: Sequence[Document],
+    own: Set[Id],
     now: datetime,
-    when: datetime,
-    on_duplicate: str,
-    session: object,
+    how: PushOptions,
 ) -> Plan[list[Id | None]]:
-    """Write ordinary messages. An id that belongs to a stored pack names a message of it."""
-    chosen = [given.ids[place] for place in places]
+    """Write ordinary messages. An id that belongs to a stored pack names a message of it.
+
+    ``own``: the ids that the caller chose.
+    """
+    if not documents:
+        return []
+    session = how.get("session")
+    ids: list[Id] = [each["_id"] for each in documents]
+    chosen = [id for id in ids if id in own]
     there, foreign = yield from _in_stored_packs(queue, chosen, now, session)
     kept_out = {*there, *foreign}
-    rest = [place for place, id in zip(places, chosen, strict=True) if id not in kept_out]
-    part = Checked(
-        [given.values[place] for place in rest],
-        given.headers,
-        [given.keys[place] for place in rest],
-        [given.ids[place] for place in rest],
-        [given.priorities[place] for place in rest],
-        [given.groups[place] for place in rest],
-    )
-    documents = part.documents(queue, kind, type_name, now, when)
-    own = frozenset(id for id in part.ids if id is not None)
-    encoded = list(map(encode, documents))
-    entered = iter(
-        (yield from enter(queue, kind, documents, encoded, own, on_duplicate, session))
-        if documents
-        else []
-    )
+    rest = [each for each in documents if each["_id"] not in kept_out]
+    entered: list[Id | None] = []
+    if rest:
+        duplicate = how.get("on_duplicate", "ignore")
+        encoded = list(map(encode, rest))
+        entered = yield from enter(queue, kind, rest, encoded, own, duplicate, session)
     raise_foreign_ids(queue, foreign)
-    return [id if id in there else next(entered) for id in chosen]
+    remaining = iter(entered)
+    return [id if id in there else next(remaining) for id in ids]
 
 
 def _in_stored_packs(
@@ -161,28 +156,27 @@ def _is_durable(document: Document, session: object) -> Plan[bool]:
     return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)
 
 
-def _insert_each(
-    queue: str, kind: Kind, type_name: str | None, entries: Sequence[RawBSONDocument]
-) -> Plan[list[Id | QueueError | None]]:
-    """Insert the messages of several callers."""
-    now = yield from ServerTime()
-    return (yield from _insert(queue, kind, type_name, now, entries, None))
+class _Packed(NamedTuple):
+    """Documents to insert, and the ids of the messages in each."""
+
+    documents: list[RawBSONDocument]
+    ids: list[list[Id]]
 
 
-def _insert(
+def _packed(
     queue: str,
     kind: Kind,
     type_name: str | None,
     now: datetime,
     entries: Sequence[RawBSONDocument],
-    session: object,
-) -> Plan[list[Id | QueueError | None]]:
-    """Insert messages as packs. Return the id of each, or why it was not acknowledged."""
+) -> Plan[_Packed]:
+    """Return messages as packs. One alone is an ordinary document."""
+    packed = _Packed([], [])
+    if not entries:
+        return packed
     shape = yield from QueueShape(queue)
     size = shape.get("pack", DEFAULT_PACK)
     most = size if isinstance(size, int) and 0 < size <= MAX_PACK else DEFAULT_PACK
-    documents: list[RawBSONDocument] = []
-    ids: list[list[Id]] = []
     for some in packs.chunks(entries, [len(each.raw) for each in entries], most):
         id = ObjectId()
         if len(some) == 1:
@@ -190,23 +184,43 @@ def _insert(
             alone = new_document(
                 queue, kind, type_name, now, now, entry["p"], entry.get("h"), None, id
             )
-            documents.append(encode(alone))
-            ids.append([id])
+            packed.documents.append(encode(alone))
+            packed.ids.append([id])
             continue
         pack = packs.new_pack(id, kind.entering(queue, now), now, type_name, some)
-        documents.append(pack)
-        ids.append(list(map(packs.naming(pack), range(len(some)))))
+        packed.documents.append(pack)
+        packed.ids.append(list(map(packs.naming(pack), range(len(some)))))
+    return packed
+
+
+def _insert_each(
+    queue: str, kind: Kind, type_name: str | None, entries: Sequence[RawBSONDocument]
+) -> Plan[list[Id | QueueError]]:
+    """Insert the messages of several callers. Return each id, or why it is not acknowledged."""
+    now = yield from ServerTime()
+    packed = yield from _packed(queue, kind, type_name, now, entries)
+    errors = yield from _insert(queue, packed, now, None)
+    answers: list[Id | QueueError] = []
+    for error, ids in zip(errors, packed.ids, strict=True):
+        for id in ids:
+            lost = isinstance(error, Unavailable)
+            answers.append(Unavailable(str(error), ids=[id]) if lost else error or id)
+    return answers
+
+
+def _insert(
+    queue: str, packed: _Packed, now: datetime, session: object
+) -> Plan[list[QueueError | None]]:
+    """Insert documents. Return for each why it is not acknowledged, or None."""
+    if not packed.documents:
+        return []
     try:
-        failures = yield from Insert(documents, session=session)
+        failures = yield from Insert(packed.documents, session=session)
     except Unavailable as error:
-        return [Unavailable(str(error), ids=[id]) for some in ids for id in some]
-    answers: list[list[Id | QueueError | None]] = [list(some) for some in ids]
+        return [error] * len(packed.documents)
+    errors: list[QueueError | None] = [None] * len(packed.documents)
     for failure in failures:
-        why = failure.error
-        answers[failure.place] = [
-            Unavailable(str(why), ids=[id]) if isinstance(why, Unavailable) else why
-            for id in ids[failure.place]
-        ]
-    if len(failures) < len(documents):
+        errors[failure.place] = failure.error
+    if len(failures) < len(errors):
         yield from Signal(queue, now, session)
-    return [answer for some in answers for answer in some]
+    return errors

@@ -90,6 +90,17 @@ class Checked(NamedTuple):
     priorities: list[int | None]
     groups: list[str | None]
 
+    def only(self, places: Sequence[int]) -> Checked:
+        """Return what belongs to the values at these places."""
+        return Checked(
+            [self.values[place] for place in places],
+            self.headers,
+            [self.keys[place] for place in places],
+            [self.ids[place] for place in places],
+            [self.priorities[place] for place in places],
+            [self.groups[place] for place in places],
+        )
+
     def documents(
         self, queue: str, kind: Kind, type_name: str | None, now: datetime, when: datetime
     ) -> list[Document]:

@@ -565,6 +565,36 @@ def keeps_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("keeps_out")
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+@pytest.mark.parametrize("kind", ["bucket", "standard"])
+def test_push_without_a_reply_names_all_ids_in_order(kind: str, lost: Any) -> None:
+    """Whichever command fails. Repeated with these ids and its keys, it is one push."""
+    keys = [None, "a", None, None, "b", None, None]
+    shape = {"pack": 2} if kind == "bucket" else {}
+    queue = QueuePlans("a", Options(shape=shape, dead_letter="a.dead"), kind=kind)
+    for at in range(20):
+        steps = Steps()
+        steps.run(queue.push([0]))
+        try:
+            ids = steps.run(queue.push([*range(1, 8)], keys=keys), lost(at))
+        except Unavailable as error:
+            known = list(error.ids) or None  # None: nothing was sent
+            ids = steps.run(queue.push([*range(1, 8)], keys=keys, ids=known))
+            assert known in (None, ids)
+        else:
+            assert at == len(steps.commands)
+            break
+        found = steps.run(queue.receive(Waiters("a"), 99, timeout=0))
+        assert (
+            dict(zip(ids, range(1, 8), strict=True)).items()
+            <= {each.id: each.payload for each in found}.items()
+        )
+        assert len(found) == 8
+    else:
+        raise AssertionError("more commands than expected")
+
+
+@pytest.mark.usefixtures("keeps_out")
 @pytest.mark.parametrize("arrives", ["between", "after", "twice"])
 def test_late_insert_of_a_pack_doubles_nothing(arrives: str) -> None:
     """The insert of a push is on its way while the push is repeated with its ids, by two calls."""
