@@ -115,7 +115,8 @@ def _extend(
         gone = yield from pack_settling.extend(inside, lease_s, w1=w1)
         failures += [(each, _lost(each)) for each in gone]
     except Unavailable as error:
-        failures += [(each, error) for each in inside]
+        named = pack_settling.unknown_end(error, inside)
+        failures += [(each, named) for each in inside]
     groups = deque(_groups(held, lease_s))
     trouble: Unavailable | None = None
     end = (yield from ServerTime()) + timedelta(seconds=budget_s)

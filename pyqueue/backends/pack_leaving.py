@@ -28,6 +28,7 @@ from pyqueue.backends.pack_settling import (
     raise_lost,
     roll_back_whole,
     still_held,
+    unknown_end,
 )
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.messages import Id, PackedReservation
@@ -255,8 +256,8 @@ def leave_each(
                 continue
             gone, unclear = yield from leave(group, leavers, together=together, session=session)
         except Unavailable as error:
-            ids = [each.id for _, some in groups[number:] for each in some]
-            raise Unavailable(str(error), ids=ids) from error
+            rest = [each for _, some in groups[number:] for each in some]
+            raise unknown_end(error, rest) from error
         lost += [each for each in members if gone >> each.place & 1]
         unknown += [each for each in members if unclear >> each.place & 1]
     raise_lost(queue, held, lost, unknown)

@@ -17,7 +17,7 @@ from pyqueue.backends import transitions
 from pyqueue.backends.applying import check_time_left
 from pyqueue.backends.handover import HANDED
 from pyqueue.backends.kind import Kind
-from pyqueue.errors import LeaseLost, Unavailable
+from pyqueue.errors import LeaseLost, TimedOut, Unavailable
 from pyqueue.messages import Id, PackedReservation, Reservation
 from pyqueue.pack_stock import End, HeldPack
 from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, Signal, Update
@@ -37,6 +37,7 @@ __all__ = [
     "raise_lost",
     "roll_back_whole",
     "still_held",
+    "unknown_end",
 ]
 
 #: How long a process keeps a pack of which it holds nothing any more.
@@ -142,6 +143,17 @@ def each_part(*parts: tuple[Plan[None], Sequence[Reservation[Any]]]) -> Plan[Non
         )
 
 
+def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
+    """Return the error of a call after which it is unclear whether these messages are settled."""
+    text = str(error)
+    if isinstance(error, TimedOut):
+        text += (
+            "; if a transaction has settled another message of the pack, all of the pack waits "
+            "until it ends: settle packed messages of one claim in one transaction"
+        )
+    return Unavailable(text, ids=[each.id for each in rest])
+
+
 def raise_lost(queue: str, held: Held, lost: Held, unknown: Held = ()) -> None:
     """Raise LeaseLost if there are any."""
     if gone := [each.id for each in (*lost, *unknown)]:
@@ -190,8 +202,8 @@ def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[N
             else:
                 missing = yield from finish(group)
         except Unavailable as error:
-            ids = [each.id for _, some in groups[number:] for each in some]
-            raise Unavailable(str(error), ids=ids) from error
+            rest = [each for _, some in groups[number:] for each in some]
+            raise unknown_end(error, rest) from error
         if missing:
             lost += [each for each in members if missing >> each.place & 1]
     raise_lost(queue, held, lost)

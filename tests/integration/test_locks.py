@@ -131,6 +131,30 @@ def test_locked_message_fails_no_settle_of_its_batch(driver: str, url: str, sett
     run(driver, url, test, 10)
 
 
+def test_transaction_on_a_packed_message_holds_its_pack(url: str) -> None:
+    """The exception to what the tests above show. The error of a neighbour says so."""
+    with Client(url, command_timeout=0.5) as client:
+        queue = client.queue("clicks", kind="bucket")
+        client.queue("other").push(0)
+        queue.push_many(range(6))
+        held = queue.reserve_many(6, timeout=0)
+        calls: list[Callable[[], None]] = [
+            lambda: queue.commit(held[1]),
+            lambda: queue.rollback(held[2]),
+            lambda: queue.extend(held[3]),
+        ]
+        with client.transaction() as session:
+            queue.commit(held[0], session=session)
+            for place, call in enumerate(calls, 1):
+                with pytest.raises(Unavailable, match="a transaction has settled") as caught:
+                    call()
+                assert caught.value.ids == [held[place].id]
+            queue.move(*held[4:], to="other", session=session)
+        for call in calls:
+            call()
+        assert (queue.counts().total, client.queue("other").counts().total) == (2, 3)
+
+
 def test_locked_key_stops_no_other_blocking_push(url: str) -> None:
     """Each call of a blocking client sends a separate command."""
     with Client(url, command_timeout=PATIENT_S) as client:

@@ -22,6 +22,7 @@ from pyqueue.backends import listing, namespace, pack_pushing, recovering
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import Output, fan_out
+from pyqueue.errors import TimeLimitReached
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, Update, UpdateEach
@@ -757,11 +758,11 @@ def test_unknown_outcome_names_all_messages(verb: str) -> None:
 
     def fails(number: int, done: bool) -> None:
         if isinstance(steps.commands[-1], WRITES):
-            raise Unavailable("no answer")
+            raise TimeLimitReached("no answer")
 
     pairs = [(each, UNCHANGED) for each in held]
     call = consumer.plans.move(pairs, to="b") if verb == "move" else None
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(Unavailable, match="if a transaction has settled another message") as caught:
         steps.run(call or getattr(consumer.plans, verb)(held), fails)
     assert sorted(map(str, caught.value.ids)) == sorted(str(each.id) for each in held)
 
