@@ -516,7 +516,8 @@ BACKENDS: dict[str, set[str]] = {
         *("shared_options", "stream_packs", "transitions"),
     },
     "pack_managing": {
-        *("bucket", "handover", "invalid", "kind", "managing", "namespace", "reading"),
+        *("bucket", "handover", "invalid", "kind", "managing", "namespace", "pack_settling"),
+        "reading",
         "transitions",
     },
     "listing": {

@@ -43,9 +43,10 @@ _REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
     **dict.fromkeys(("group", "lock", "last_group"), 1),
 }
-#: The time limit of one delete of a purge. A transaction that holds a message delays a purge for
-#: so long.
+#: The time limits of the deletes of a purge. A transaction that holds a message delays the purge by
+#: the first one, and each further one by half of it, down to the last one.
 _PURGE_TIMEOUT_S: Final = 1.0
+_LEAST_PURGE_TIMEOUT_S: Final = 0.05
 
 
 def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
@@ -162,8 +163,8 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
 
     ``singles``: leave out packs; see ``pack_managing``.
 
-    It works in pages. It passes over messages that an open transaction holds, and tries them once
-    more at the end.
+    It works in pages. It passes over messages that an open transaction holds, and tries them again
+    at the end: first one by one, then until the time of a command is over.
 
     Raises:
         Unavailable: the server did not answer, or messages are still held by a transaction. The
@@ -187,13 +188,16 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
                 hint=HOT,
             )
             ids = [document["_id"] for document in page]
-            deleted, passed = yield from _delete_each(queue, ids, now)
+            deleted, passed = yield from _delete_each(queue, ids, now, MAX_BATCH)
             purged += deleted
             locked += passed
             end = page_end(page)
             if len(page) < MAX_BATCH or end is None:
                 break
             start = end
+        if locked:
+            deleted, locked = yield from _delete_each(queue, locked, now, 1)
+            purged += deleted
         if locked:
             purged += yield from Delete(_purged(queue, locked, now), many=True, hint="_id_")
     except Unavailable as error:
@@ -208,26 +212,26 @@ def _purged(queue: str, ids: Sequence[object], now: datetime) -> Filter:
 
 
 def _delete_each(
-    queue: str, ids: Sequence[object], now: datetime
-) -> Plan[tuple[int, Sequence[object]]]:
+    queue: str, ids: Sequence[object], now: datetime, most: int
+) -> Plan[tuple[int, list[object]]]:
     """Delete those of ``ids`` that are not held under a lease.
 
     The server deletes in order and waits at a message that a transaction holds. A read does not
     wait, and shows how far the delete came. If it did not come on, pass over the first message,
-    then over twice as many each time.
+    then over twice as many each time, up to ``most``.
 
     Returns:
         How many were deleted, and the ids that were passed over.
     """
     rest = sorted(ids, key=lambda id: (isinstance(id, ObjectId), str(id)))
     passed: list[object] = []
-    deleted, skip = 0, 1
+    deleted, skip, limit_s = 0, 1, _PURGE_TIMEOUT_S
     while True:
         # A delete of nothing waits until all earlier ones are durable.
-        limit_s = _PURGE_TIMEOUT_S if rest else None
+        time_s = limit_s if rest else None
         try:
             match = _purged(queue, rest, now)
-            deleted += yield from Delete(match, many=True, hint="_id_", max_time_s=limit_s)
+            deleted += yield from Delete(match, many=True, hint="_id_", max_time_s=time_s)
             return deleted, passed
         except Unavailable:
             if not rest:
@@ -239,10 +243,11 @@ def _delete_each(
         left = {hashable_id(each["_id"]) for each in stored if not transitions.is_held(each, now)}
         rest = [id for id in rest if hashable_id(id) in left]
         if gone:
-            skip = 1
+            skip, limit_s = 1, _PURGE_TIMEOUT_S
         else:
             passed += rest[:skip]
-            rest, skip = rest[skip:], 2 * skip
+            rest, skip = rest[skip:], min(2 * skip, most)
+            limit_s = max(limit_s / 2, _LEAST_PURGE_TIMEOUT_S)
 
 
 def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:

@@ -14,6 +14,7 @@ from pyqueue.backends.bucket import PACKS
 from pyqueue.backends.handover import HANDED, finish
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.pack_settling import REST, REST_FIELDS, end_rest
 from pyqueue.clock import BAND
 from pyqueue.errors import Unavailable
 from pyqueue.messages import Counts, Id, Message
@@ -171,9 +172,10 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
     now = yield from ServerTime()
     free = transitions.not_held_filter(queue, now)
     match = {**packs.packs_of(named.pack), "q": queue}
-    for document in (yield from Find(match, dict(packs.INDEX_FIELDS))):
+    for document in (yield from Find(match, {**packs.INDEX_FIELDS, **REST_FIELDS})):
         index = packs.index_in(document, named)
         if index is not None:
+            yield from end_rest(queue, document)
             bits = 1 << index
             match = {**free, "_id": document["_id"], **packs.clear(bits)}
             if (yield from Update(match, packs.setting(bits))).matched:
@@ -194,6 +196,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     purged = 0
     try:
         yield from finish_all(queue)
+        yield from _end_rests(queue, now)
         while True:
             gone = yield from FindAndModify(whole, None, sort=(("when", 1),), hint=PACKS)
             if gone is None:
@@ -204,6 +207,14 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
             f"{error}; {purged} messages were deleted before that: call purge() again"
         ) from error
     return purged + (yield from managing.purge(queue, kind, singles=True))
+
+
+def _end_rests(queue: str, now: datetime) -> Plan[None]:
+    """Give back the packs that processes keep for a second while they hold nothing of them."""
+    soon = {"$gt": now, "$lte": now + 2 * REST}  # by any process's estimate of the time
+    match = {"q": queue, "when": soon, "n": {"$exists": True}}
+    for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
+        yield from end_rest(queue, document)
 
 
 def finish_all(queue: str) -> Plan[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pyqueue import packs
@@ -23,6 +24,8 @@ from pyqueue.pack_stock import End, HeldPack
 from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, Signal, Update
 
 __all__ = [
+    "REST",
+    "REST_FIELDS",
     "Group",
     "by_form",
     "by_pack",
@@ -30,6 +33,7 @@ __all__ = [
     "each_part",
     "emptied",
     "end_claim",
+    "end_rest",
     "extend",
     "finish",
     "give_back",
@@ -42,6 +46,8 @@ __all__ = [
 
 #: How long a process keeps a pack of which it holds nothing any more.
 REST: Final = timedelta(seconds=1)
+#: What shows that a pack rests: all of its claims have ended in order, and it has a token.
+REST_FIELDS: Final = MappingProxyType(dict.fromkeys(("token", "c", "orderly", "due"), 1))
 #: How often a settlement reads the pack and tries again. Each time, another one was faster.
 _MAX_ROUNDS: Final = 20
 
@@ -340,6 +346,21 @@ def _ending(
         update["$set"] |= {"level": level}
         update["$unset"] = transitions.unset(*transitions.HELD_FIELDS)
     return update
+
+
+def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
+    """Give a pack back that some process keeps while it holds none of the messages.
+
+    Args:
+        queue: its queue.
+        document: the pack; it needs only ``REST_FIELDS``.
+    """
+    if "token" not in document or document.get("orderly") != document.get("c"):
+        return
+    resting = {name: document[name] for name in ("_id", "token", "c", "orderly")}
+    put = {"$set": {"when": document["due"]}, "$unset": transitions.unset(*transitions.HELD_FIELDS)}
+    if (yield from Update(resting, put)).matched:
+        yield from Signal(queue, document["due"])
 
 
 def give_back(group: Group) -> Plan[bool]:

@@ -477,6 +477,29 @@ def test_rest_of_a_pack_comes_back_without_a_try() -> None:
     assert taken == dict.fromkeys(range(2, MESSAGES), 1)
 
 
+@pytest.mark.parametrize("verb", ["purge", "remove"])
+def test_resting_pack_is_held_by_no_caller(verb: str) -> None:
+    """A process keeps it for a second. While it holds a message, the lease protects the pack."""
+    steps, consumer = Steps(), Consumer()
+    ids: list[Any] = steps.run(plans().push(list(range(5))))
+
+    def end() -> object:
+        return steps.run(plans().purge() if verb == "purge" else plans().remove(ids[3]))
+
+    for number in range(2):  # it rests, and is taken up again
+        held = steps.run(consumer.receive(1, lease=1.5))
+        assert held[0].payload == number
+        assert not end()
+        steps.run(consumer.plans.commit(held))
+    assert end() == (3 if verb == "purge" else True)
+    assert not end()
+    found = steps.run(consumer.receive(9))
+    left = [] if verb == "purge" else [2, 4]
+    assert [(each.payload, each.tries) for each in found] == [(each, 1) for each in left]
+    steps.run(consumer.plans.commit(found))
+    check(steps)
+
+
 def test_messages_that_were_pushed_together_share_a_pack() -> None:
     steps = Steps()
     ids = steps.run(plans().push(list(range(12))))
