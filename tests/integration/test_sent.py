@@ -65,6 +65,9 @@ class Recorder(monitoring.CommandListener):
             self.on = False
 
 
+BUCKET: Final = MappingProxyType({"kind": "bucket"})
+
+
 class Case(NamedTuple):
     """One call of a public method."""
 
@@ -79,6 +82,8 @@ class Case(NamedTuple):
     ready: int = 2
     held: int = 0
     options: Mapping[str, Any] = MappingProxyType({})
+    #: Whether the writes are the same at any durability.
+    fixed: bool = False
 
 
 def within(manager: Any) -> None:
@@ -131,6 +136,64 @@ CASES: Final = [
     Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options={"history": 60}),
     Case("pause", lambda queue, held: queue.pause(), (SAFE,)),
     Case("resume", lambda queue, held: queue.resume(), (SAFE,)),
+    Case("push", lambda queue, held: queue.push(1), (SAFE,), options=BUCKET),
+    Case("push_many", lambda queue, held: queue.push_many([1, 2, 3]), (SAFE,), options=BUCKET),
+    Case(
+        "pop_many",
+        lambda queue, held: queue.pop_many(2, timeout=0),
+        (FAST, SAFE),
+        ready=5,
+        options=BUCKET,
+    ),
+    Case(
+        "reserve_many",
+        lambda queue, held: queue.reserve_many(2, timeout=0),
+        (FAST,),
+        ready=5,
+        options=BUCKET,
+    ),
+    Case("purge", lambda queue, held: queue.purge(), (SAFE,), options=BUCKET),
+    Case(
+        "commit", lambda queue, held: queue.commit(*held), (SAFE,), ready=5, held=5, options=BUCKET
+    ),
+    Case(
+        "commit",
+        lambda queue, held: queue.commit(*held[:2]),
+        (SAFE,),
+        ready=5,
+        held=5,
+        options=BUCKET,
+    ),
+    Case(
+        "rollback",
+        lambda queue, held: queue.rollback(*held),
+        (SAFE,),
+        ready=5,
+        held=5,
+        options=BUCKET,
+    ),
+    Case(
+        "extend", lambda queue, held: queue.extend(*held), (SAFE,), ready=5, held=5, options=BUCKET
+    ),
+    # What leaves its pack alone is handed over. The last of the commands can be repeated.
+    Case(
+        "rollback",
+        lambda queue, held: queue.rollback(held[0]),
+        (SAFE, FAST),
+        ready=5,
+        held=5,
+        options=BUCKET,
+        fixed=True,
+    ),
+    Case(
+        "move",
+        lambda queue, held: queue.move(*held[:2], to="other"),
+        (SAFE, FAST),
+        ready=5,
+        held=5,
+        options=BUCKET,
+        fixed=True,
+    ),
     Case("get", lambda queue, held: queue.get("first")),
     Case("peek", lambda queue, held: queue.peek()),
     Case("counts", lambda queue, held: queue.counts(), reads="one instant"),
@@ -197,7 +260,8 @@ def sent(place: Place, case: Case, name: str) -> list[dict[str, Any]]:
     if case.method == "redrive":
         feeder = place.client.queue(name.removesuffix(".dead"))
     if case.ready:
-        feeder.push_many(range(case.ready), ids=["first", "second"])
+        ids = None if options.get("kind") == "bucket" else ["first", "second"]
+        feeder.push_many(range(case.ready), ids=ids)
     held = []
     if case.held:
         held = queue.reserve_many(case.held, timeout=0)
@@ -297,7 +361,7 @@ def test_each_operation_sends_what_it_promises(driver: str, durability: str, url
             commands = sent(place, case, f"jobs{number}")
             label = f"{number} {case.method}"
             expected = case.writes
-            if durability == "acknowledged":
+            if durability == "acknowledged" and not case.fixed:
                 expected = without_repeats([FAST] * len(case.writes))
             writes = [concern(each) for each in commands if each["name"] in WRITES]
             if without_repeats(writes) != expected or writes[-1:] != [*expected][-1:]:

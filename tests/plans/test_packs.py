@@ -769,6 +769,7 @@ def test_extension_is_one_command_for_a_pack() -> None:
     assert caught.value.lost == held[:1]
     steps.run(consumer.plans.extend(held[1:], lease=600))
     assert commands(steps) == ["Update"]
+    steps.run(consumer.plans.extend(held[2:], lease=60))  # the rest keeps its lease
     steps.seconds += 500
     assert 1 not in [each.payload for each in steps.run(Consumer().receive(100))]
 
