@@ -15,7 +15,7 @@ from pyqueue import AsyncClient, Client, Delivery, QueueError, To
 from tests.chaos import clock_skew, mutants
 from tests.chaos.ledger import Call, ids_by_token
 from tests.chaos.limit_checker import KEYED_QUEUE
-from tests.chaos.names import PACKED_QUEUE
+from tests.chaos.names import BUCKETS, PACKED_QUEUE
 from tests.chaos.queues import BATCH, COMMAND_TIMEOUT_S, LONG_WAIT_S, NEXT, OF_GROUPS, QUEUES
 from tests.chaos.steps import Plan, Step, new_payload
 from tests.chaos.stream_load import endpoints
@@ -29,6 +29,12 @@ STORM_TASKS = 24
 def _recorded(workload: Workload, step: Step) -> AbstractContextManager[Call]:
     hurried = step.deadline_s is not None
     return workload.ledger.recorded(step.op, step.queue, step.items, hurried=hurried)
+
+
+def _options(step: Step, queues: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call. A bucket is an object: its name alone makes another kind."""
+    to = step.options.get("to")
+    return {**step.options, "to": queues[to]} if to in BUCKETS else step.options
 
 
 def _in_time(step: Step) -> AbstractContextManager[Any]:
@@ -54,7 +60,9 @@ def run_blocking(workload: Workload, client: Client) -> None:
                             method = getattr(
                                 client if step.on_client else queues[step.queue], step.method
                             )
-                            answer.result = step.as_list(method(*step.args, **step.options))
+                            answer.result = step.as_list(
+                                method(*step.args, **_options(step, queues))
+                            )
                     elif step:
                         workload.stopping.wait(step)
         except BaseException as error:
@@ -126,7 +134,7 @@ class AsyncRunner:
         with _recorded(self._workload, step) as call, _in_time(step):
             called = self._client if step.on_client else self._queues[step.queue]
             method = getattr(called, step.method)
-            call.result = step.as_list(await method(*step.args, **step.options))
+            call.result = step.as_list(await method(*step.args, **_options(step, self._queues)))
         return call
 
     async def _storms(self) -> None:
