@@ -30,6 +30,7 @@ __all__ = [
     "headers",
     "identity",
     "instant",
+    "invalid_target",
     "is_unicode",
     "key",
     "namespace_name",
@@ -42,6 +43,7 @@ __all__ = [
     "redacted",
     "reservations",
     "retention",
+    "session",
     "spellings",
     "starting",
     "takes_second",
@@ -425,9 +427,13 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
-            raise ConfigurationError(
-                f"reservations: give what reserve() returned, not {type(each).__name__}"
-            )
+            if isinstance(each, (list, tuple)):
+                remedy = "with an asterisk, such as commit(*batch)"
+            elif each is None:
+                remedy = "not None, which reserve() returns if no message came in time"
+            else:
+                remedy = f"not {type(each).__name__}"
+            raise ConfigurationError(f"reservations: give what reserve() returned, {remedy}")
         if each.queue != queue:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; "
@@ -444,6 +450,37 @@ def owner(label: Any) -> str | None:
     ):
         raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
     return label
+
+
+def session(value: Any) -> None:
+    """Check the session of a transaction."""
+    if value is not None and not hasattr(value, "in_transaction"):
+        raise ConfigurationError(
+            f"session: give the session of transaction() or run_transaction(), "
+            f"not {type(value).__name__}"
+        )
+
+
+def invalid_target(value: object) -> ConfigurationError:
+    """Return the error of a target that a client cannot use."""
+    form, shown = type(value), f"a {type(value).__module__}.{type(value).__name__}"
+    remedy = (
+        'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
+        "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
+    )
+    if isinstance(value, str):
+        shown = repr(redacted(value))
+    elif value is None:
+        shown = "None"
+    elif hasattr(form, "get_collection"):
+        remedy = (
+            "this is the database of the other kind of client: Client blocks, AsyncClient is async"
+        )
+    elif hasattr(form, "get_database"):
+        remedy = 'give a database of it, such as mongo["shop"]'
+    elif hasattr(form, "find_one_and_update"):
+        remedy = "give the database that it is in, and its name as namespace="
+    return ConfigurationError(f"target: {shown} is not allowed: {remedy}")
 
 
 def redacted(url: str) -> str:

@@ -58,11 +58,6 @@ class ConnectionOptions(TypedDict, total=False):
     command_timeout: Duration
 
 
-_TARGETS: Final = (
-    'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
-    "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
-)
-
 #: The options of a transaction.
 _TRANSACTION: Final[dict[str, Any]] = {
     # Not "snapshot". A snapshot may be older than a claim at w:1 that was just acknowledged. The
@@ -136,14 +131,18 @@ class BaseConnection(Generic[D]):
         target = self.target
         if isinstance(target, str):
             known = target == "memory:" or target.startswith(("mongodb://", "mongodb+srv://"))
-            if not known and not (target.startswith("embedded:") and target != "embedded:"):
-                raise ConfigurationError(
-                    f"target: invalid target {arguments.redacted(target)!r}: {_TARGETS}"
-                )
-        elif not self._accepts(target):
-            raise ConfigurationError(
-                f"target: {type(target).__module__}.{type(target).__name__} is invalid: {_TARGETS}"
-            )
+            known = known or (target.startswith("embedded:") and target != "embedded:")
+        else:
+            known = self._accepts(target)
+        if not known:
+            raise arguments.invalid_target(target)
+
+    def __reduce__(self) -> str:
+        # The clients, and all that they make, hold their connection.
+        raise ConfigurationError(
+            "a client cannot be pickled, and neither can its queues: pass Client.url, and make a "
+            "client in each process"
+        )
 
     def _accepts(self, database: object) -> bool:
         raise NotImplementedError
@@ -287,7 +286,7 @@ class Connection(BaseConnection[Driver]):
         self.renewer = Renewer()
 
     def _accepts(self, database: object) -> bool:
-        return isinstance(database, Database) or type(database).__module__.startswith("mongomock")
+        return isinstance(database, Database) or type(database).__module__ == "mongomock.database"
 
     def _connect(self, url: str, **options: Any) -> Any:
         return pymongo.MongoClient(url, **options)
@@ -367,9 +366,10 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         self.renewer = AsyncRenewer()
 
     def _accepts(self, database: object) -> bool:
-        kind = type(database)
-        return isinstance(database, AsyncDatabase) or kind.__module__.startswith(
-            ("mongomock", "motor.motor_asyncio")
+        form = f"{type(database).__module__}.{type(database).__name__}"
+        return isinstance(database, AsyncDatabase) or form in (
+            "mongomock.database.Database",
+            "motor.motor_asyncio.AsyncIOMotorDatabase",
         )
 
     def _connect(self, url: str, **options: Any) -> Any:

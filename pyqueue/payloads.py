@@ -14,9 +14,10 @@ import datetime as dt
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from decimal import Context, Decimal
 from enum import Enum
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 from uuid import UUID
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["LIMIT", "OPTIONS", "Codec", "encode", "error_text", "traceback_text"]
+__all__ = ["LIMIT", "OPTIONS", "Codec", "each_of", "encode", "error_text", "traceback_text"]
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 #: How documents are read and written: aware UTC datetimes, UUIDs, and DatetimeMS
 #: for a date that datetime cannot hold.
@@ -66,9 +68,9 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
     try:
         data = bson.encode(document, codec_options=OPTIONS)
     except (BSONError, OverflowError, ValueError, TypeError, RecursionError) as error:
-        fault = error_text(error)[:500] or type(error).__name__
+        fault = error
     if fault is not None:
-        raise InvalidMessage(f"payload: not storable as BSON: {fault}")
+        raise InvalidMessage(_unstorable(document, fault))
     if len(data) > LIMIT:
         raise InvalidMessage(
             f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed "
@@ -77,13 +79,93 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
     return RawBSONDocument(data, _RAW)
 
 
+def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
+    """Return what a function of one payload returns for each of several.
+
+    Raises:
+        InvalidMessage: as the function does. Of several payloads, the text names the index.
+    """
+    results = []
+    for index, value in enumerate(values):
+        try:
+            results.append(function(value))
+        except InvalidMessage as error:
+            if len(values) == 1:
+                raise
+            text = str(error).replace("payload", f"payloads[{index}]", 1)
+        else:
+            continue
+        raise InvalidMessage(text)
+    return results
+
+
 # ---- the texts of errors
+
+
+#: What to give in place of a value that BSON cannot store.
+_INSTEAD: Final[Mapping[type, str]] = {
+    Decimal: "give a bson.Decimal128 or a str",
+    dt.datetime: "give a datetime from the year 1 to 9999",
+    dt.date: "give a datetime with a time zone, or its isoformat()",
+    dt.time: "give its isoformat()",
+    dt.timedelta: "give its total_seconds()",
+    Enum: "give its value",
+    PurePath: "give its str()",
+    Set: "give a list",
+    int: "give an int of at most 64 bits, or a str",
+    str: "give a str of Unicode, without lone surrogates",
+}
+
+
+def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
+    """Return the text about a document that BSON cannot store: where, why and what to give."""
+    try:
+        found = _fault([], document)
+    except RecursionError:
+        found = None
+    if found is None:  # for example a document that is nested too deeply
+        return f"payload: not storable as BSON: {error_text(error)[:500] or type(error).__name__}"
+    path, fault, remedy = found
+    if path[:1] == ["p"]:  # in a pack
+        path[0] = "payload"
+    return f"{'.'.join(path)}: not storable as BSON: {fault}; {remedy}"
+
+
+def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
+    """Return where the first value is that BSON cannot store, what it is, and the remedy."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str) or "\0" in key or not _encodes({key: 0}):
+                return path, f"a key of type {type(key).__name__}", "give str keys without NUL"
+            if found := _fault([*path, key], item):
+                return found
+        return None
+    if isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            if found := _fault([*path, str(index)], item):
+                return found
+        return None
+    if _encodes({"": value}):
+        return None
+    model = "convert it, or give the queue a model, which does"
+    remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), model)
+    return path, f"type {type(value).__name__}", remedy
+
+
+def _encodes(document: Mapping[str, Any]) -> bool:
+    try:
+        bson.encode(document, codec_options=OPTIONS)
+    except Exception:  # what a value of the user's raises
+        return False
+    return True
 
 
 #: How many mistakes of a payload an error lists.
 _MAX_MISTAKES: Final = 20
 #: What BSON says of a value that it cannot store: the value itself, and its type.
-_UNSTORABLE: Final = re.compile(r"cannot encode object: .*, of type: <class '([^']*)'>", re.DOTALL)
+_UNSTORABLE: Final = re.compile(
+    r"cannot encode object: .*, of type: <(?:class|enum) '([^']*)'>", re.DOTALL
+)
 
 
 def _is_validation_error(error: BaseException) -> TypeGuard[ValidationError]:

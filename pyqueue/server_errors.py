@@ -149,6 +149,11 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
     """
     text, code = _brief(error), error.code
     vague = code in _VAGUE
+    if code == 13 and "requires authentication" in text:
+        return ConfigurationError(
+            "target: the server asks for a user name and a password, and the URL has none: give "
+            "mongodb://USER:PASSWORD@host/db"
+        )
     if code in (13, 8000) or (vague and "not authorized" in text):
         return NotPermitted(f"the database user is not permitted to do this: {text}")
     if code == 18:

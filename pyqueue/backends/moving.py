@@ -324,5 +324,5 @@ def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
             f"payload.{name}": f"payload.{value}" if operator == "$rename" else value
             for name, value in fields.items()
         }
-    encode(edits)
+    encode({"update": edits})
     return edits

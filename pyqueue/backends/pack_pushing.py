@@ -25,7 +25,7 @@ from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.pushing import PushOptions, checked, enter, new_document
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
-from pyqueue.payloads import Codec, encode
+from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = ["push"]
@@ -51,7 +51,7 @@ def push(
     when = arguments.starting(now, how.get("delay"), how.get("at"))
     session = how.get("session")
     more = {"h": given.headers} if given.headers else {}
-    entries = [encode({"p": value, **more}) for value in given.values]
+    entries = each_of(encode, [{"p": value, **more} for value in given.values])
     inside = [
         place
         for place, entry in enumerate(entries)

@@ -25,7 +25,7 @@ from pyqueue.backends.slots import go_on
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
-from pyqueue.payloads import Codec, encode
+from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
 
 __all__ = [
@@ -71,7 +71,7 @@ def push(
     now = yield from ServerTime()
     when = arguments.starting(now, how.get("delay"), how.get("at"))
     documents = given.documents(queue, kind, codec.name, now, when)
-    encoded = list(map(encode, documents))
+    encoded = each_of(encode, documents)
     yield from namespace.ensure(queue, kind, options, given.priorities)
     chosen: Collection[Id] = ()
     if how.get("ids") is not None:
@@ -128,6 +128,7 @@ def checked(
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
+    arguments.session(how.get("session"))
     labels = arguments.headers(how.get("headers"))
     names = _one_each("keys", how.get("keys"), len(payloads), arguments.key)
     chosen: list[Id | None] = _one_each("ids", how.get("ids"), len(payloads), arguments.identity)
@@ -141,7 +142,7 @@ def checked(
         require(kind, queue, "group")
     # A bad instant is refused before the server is asked anything.
     arguments.starting(BAND, how.get("delay"), how.get("at"))
-    return Checked(list(map(codec.dump, payloads)), labels, names, chosen, wanted, turns)
+    return Checked(each_of(codec.dump, payloads), labels, names, chosen, wanted, turns)
 
 
 def _listed(payloads: Iterable[Any]) -> list[Any]:

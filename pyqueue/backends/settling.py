@@ -347,7 +347,7 @@ def _progress(fraction: float, note: str | None, now: datetime) -> SettlementUpd
 
 def checkpoint(queue: str, held: object, state: Any) -> Plan[None]:
     """Store a state for the next try."""
-    encode({"checkpoint": state})
+    encode({"state": state})
     yield from _write(queue, held, partial(_checkpoint, state))
 
 

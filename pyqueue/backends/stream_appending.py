@@ -32,7 +32,7 @@ from pyqueue.backends.stream_packs import (
 from pyqueue.backends.stream_retention import retain
 from pyqueue.backends.transitions import new_token
 from pyqueue.errors import ConfigurationError, QueueError, Unavailable
-from pyqueue.payloads import OPTIONS, Codec, encode
+from pyqueue.payloads import OPTIONS, Codec, each_of, encode
 from pyqueue.requests import (
     Coalesce,
     Delete,
@@ -128,7 +128,8 @@ def _chunks(
     codec: Codec[Any], payloads: Sequence[Any], headers: Mapping[str, Any] | None
 ) -> list[Chunk]:
     more = {"h": headers} if headers else {}
-    encoded = [encode({"p": codec.dump(payload), **more}) for payload in payloads]
+    values = each_of(codec.dump, payloads)
+    encoded = each_of(encode, [{"p": value, **more} for value in values])
     chunks: list[Chunk] = []
     entries: list[RawBSONDocument] = []
     size = 0

@@ -43,6 +43,7 @@ __all__ = [
     "fail",
     "note",
     "parse_id",
+    "parse_instant",
     "parse_json",
     "queue_with_stored_options",
     "refuse_unknown",
@@ -207,18 +208,26 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
         return client.queue(name, kind=kind)
 
 
-def refuse_unknown(client: Client, name: str) -> None:
+def refuse_unknown(client: Client, name: str, argument: str = "QUEUE") -> None:
     """Refuse the name of a queue that was never used, which may be mistyped.
+
+    The dead-letter queue of a known queue is known, even if no message has died yet.
+
+    Args:
+        client: A connected client.
+        name: The name of the queue.
+        argument: The argument that gave it.
 
     Raises:
         ConfigurationError: The namespace has no such queue.
     """
     names = runner_of(client).run(queue_names())
-    if client.queue(name).name not in names:
+    known = {client.queue(name).name, name.removesuffix(".dead")}
+    if known.isdisjoint(names):
         near = get_close_matches(name, names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"did you mean {near[0]!r}?" if near else "`pyqueue ls` lists all queues"
         raise ConfigurationError(
-            f"QUEUE: namespace {client.namespace!r} has no queue {name!r}{hint}"
+            f"{argument}: namespace {client.namespace!r} has no queue {name!r}; {hint}"
         )
 
 
@@ -234,6 +243,20 @@ def parse_json(text: str, source: str) -> Any:
             f"{source}: invalid JSON: {error}; to push plain text use --text, "
             "or put it in quotes: '\"like this\"'"
         ) from error
+
+
+def parse_instant(option: str, text: str) -> datetime:
+    """Return an instant as typed, in ISO 8601 with a time zone."""
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.utcoffset() is None:
+        raise ConfigurationError(
+            f"{option} {text}: give an instant with a time zone, such as 2030-01-31T09:00+01:00 or "
+            "2030-01-31T08:00Z"
+        )
+    return instant
 
 
 def parse_id(text: str) -> Id:

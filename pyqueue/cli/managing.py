@@ -109,6 +109,7 @@ def reshape(
     """Change the options of a queue on which all programs agree. They follow within 5 s."""
     new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
         client.reshape(
             name, strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=new
         )
@@ -145,5 +146,6 @@ def rm(
     A queue with messages needs --force. Programs that still use the queue make it again.
     """
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
         deleted = client.delete_queue(name, force)
     emit({"deleted": deleted}) if as_json else print(deleted)

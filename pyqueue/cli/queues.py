@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
@@ -22,6 +23,7 @@ from pyqueue.cli.common import (
     emit,
     note,
     parse_id,
+    parse_instant,
     parse_json,
     queue_with_stored_options,
     refuse_unknown,
@@ -118,6 +120,16 @@ PriorityOption = Annotated[
 ]
 
 
+class Entry(NamedTuple):
+    """How each line of the input enters the queue."""
+
+    delay: float | None
+    at: datetime | None
+    headers: dict[str, str]
+    priority: int | None
+    group: str | None
+
+
 @app.command()
 def push(
     name: Name,
@@ -127,6 +139,12 @@ def push(
     text: Text = False,
     delay: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="The time until it can be received.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="When it can be received, such as 2030-01-31T09:00+01:00."
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="The message key. It is unique in the queue.")
@@ -145,6 +163,10 @@ def push(
 ) -> None:
     """Push a message, or with --ndjson one for each line. Print the id, or the number."""
     headers = _headers(header or [])
+    start = None if at is None else parse_instant("--at", at)
+    if start is not None and delay is not None:
+        raise ConfigurationError("--at, --delay: give one of the two, not both")
+    how = Entry(delay, start, headers, priority, group)
     if ndjson:
         if key is not None or id is not None:
             raise ConfigurationError(
@@ -156,9 +178,7 @@ def push(
             )
         with connect(url, namespace, signals) as client:
             target = queue_with_stored_options(client, name)
-            number = _push_lines(
-                target, file, text, delay=delay, headers=headers, priority=priority, group=group
-            )
+            number = _push_lines(target, file, text, how)
         emit({"pushed": number}) if as_json else print(number)
         return
     value = _value(payload, file, text)
@@ -166,6 +186,7 @@ def push(
         pushed = queue_with_stored_options(client, name).push(
             value,
             delay=delay,
+            at=start,
             key=key,
             on_duplicate=on_duplicate,
             headers=headers,
@@ -230,16 +251,7 @@ def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
     yield [rest]
 
 
-def _push_lines(
-    target: Queue[Any],
-    file: Path | None,
-    text: bool,
-    *,
-    delay: float | None,
-    headers: dict[str, str],
-    priority: int | None,
-    group: str | None,
-) -> int:
+def _push_lines(target: Queue[Any], file: Path | None, text: bool, how: Entry) -> int:
     """Push a message for each line, and return how many."""
     pushed = number = 0
     try:
@@ -256,10 +268,11 @@ def _push_lines(
                     pushed += len(
                         target.push_many(
                             payloads,
-                            delay=delay,
-                            headers=headers,
-                            priorities=None if priority is None else [priority] * number_of,
-                            groups=None if group is None else [group] * number_of,
+                            delay=how.delay,
+                            at=how.at,
+                            headers=how.headers,
+                            priorities=None if how.priority is None else [how.priority] * number_of,
+                            groups=None if how.group is None else [how.group] * number_of,
                         )
                     )
     except (QueueError, OSError, UnicodeDecodeError) as error:
@@ -325,6 +338,7 @@ def peek(
 ) -> None:
     """Show the messages that would be received next, and leave them in the queue."""
     with connect(url, namespace) as client:
+        refuse_unknown(client, name)
         messages = queue_with_stored_options(client, name).peek(limit)
     if as_json:
         for each in messages:
@@ -366,6 +380,7 @@ def move(
     if source == to:
         raise ConfigurationError(f"TO: the messages are already in {to!r}; give another queue")
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, source, "FROM")
         from_queue = queue_with_stored_options(client, source)
         to_queue = queue_with_stored_options(client, to)
         # Move at most as many as are ready now. So this ends even if producers keep pushing.
@@ -404,6 +419,7 @@ def redrive(
 ) -> None:
     """Send dead messages back to the queues they came from. Print how many."""
     with connect(url, namespace, signals) as client:
+        refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)
         moved = source.redrive(limit)
         dead_letter = backend_of(source).options.dead_letter
@@ -422,6 +438,7 @@ def purge(
 ) -> None:
     """Delete the ready and scheduled messages, after a confirmation. Print how many."""
     with connect(url, namespace) as client:
+        refuse_unknown(client, name)
         target = queue_with_stored_options(client, name)
         if not yes:
             counts = target.counts()

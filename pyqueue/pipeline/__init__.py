@@ -78,6 +78,7 @@ class Runner:
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
         self.graph = Graph()
+        connection_of(client)  # refuses what is not a client
         self._client = client
         self._concurrency = arguments.count("concurrency", concurrency)
         self._run: Run | None = None

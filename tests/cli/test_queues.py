@@ -8,6 +8,7 @@ import pty
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +306,7 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
     assert shell.run("reshape", "jobs", "--no-strict") == (0, "jobs: strict=False\n", "")
     status, _, error = shell.run("reshape", "job", "--strict")
     assert status == 2
-    assert "queue 'job' does not exist" in error
+    assert "has no queue 'job'; did you mean 'jobs'?" in error
 
 
 def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) -> None:
@@ -388,7 +389,41 @@ def test_rm_deletes_an_empty_queue_or_any_with_force(shell: Shell, client: Clien
     assert "force" in errors
     assert shell.run("rm", "a", "--force")[:2] == (0, "1\n")
     assert client.queues() == []
-    assert shell.json("rm", "a") == [{"deleted": 0}]
+
+
+@pytest.mark.parametrize(
+    "command", ["peek", "redrive", "purge -y", "rm", "pop", "pause", "reshape"]
+)
+def test_mistyped_queue_is_refused(shell: Shell, client: Client, command: str) -> None:
+    client.queue("orders").push(1)
+    words = command.split()
+    status, out, errors = shell.run(words[0], "order", *words[1:])
+    assert (status, out) == (2, "")
+    assert "QUEUE: namespace 'pyqueue' has no queue 'order'; did you mean 'orders'?" in errors
+    assert "`pyqueue ls` lists all queues" in shell.run(words[0], "x", *words[1:])[2]
+    assert [each.name for each in client.queues()] == ["orders"]
+
+
+def test_dead_letter_queue_of_a_known_queue_is_known(shell: Shell, client: Client) -> None:
+    client.queue("orders").push(1)
+    assert shell.run("peek", "orders.dead")[0] == 0
+    assert shell.run("redrive", "orders.dead")[:2] == (0, "0\n")
+    assert "FROM: " in shell.run("move", "order", "orders")[2]
+
+
+def test_push_at_takes_an_instant(shell: Shell, client: Client) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    shell.json("push", "a", "1", "--at", at.isoformat())
+    shell.json("push", "a", "--ndjson", "--at", at.isoformat(), given="2\n3")
+    queue = client.queue("a")
+    assert (queue.counts().scheduled, queue.next_when()) == (3, at)
+    for wrong, remedy in (("tomorrow", "2030-01-31"), ("2030-01-31T09:00", "time zone")):
+        errors = shell.run("push", "a", "1", "--at", wrong)[2]
+        assert errors.startswith(f"pyqueue: --at {wrong}: give")
+        assert remedy in errors
+    status, _, errors = shell.run("push", "a", "1", "--at", at.isoformat(), "--delay", "1")
+    assert (status, "--at, --delay" in errors) == (2, True)
+    assert queue.counts().total == 3
 
 
 def test_ls_stops_counting_at_a_cap(shell: Shell, client: Client) -> None:

@@ -1,0 +1,144 @@
+"""Wrong uses that a newcomer makes: each error names the argument and what to give instead."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    InvalidMessage,
+    Queue,
+    QueueError,
+    Worker,
+)
+
+
+class Colour(Enum):
+    """A payload of a type that BSON lacks; its value is a secret."""
+
+    RED = "s3cret"
+
+
+class Order(BaseModel):
+    """A model."""
+
+    n: int
+
+
+#: A value that BSON cannot store, the type that the error names, and the remedy.
+UNSTORABLE: dict[str, tuple[Any, str, str]] = {
+    "decimal": (Decimal("1.5"), "type Decimal", "bson.Decimal128"),
+    "date": (date(2030, 1, 1), "type date", "a datetime with a time zone"),
+    "time": (time(9), "type time", "isoformat()"),
+    "timedelta": (timedelta(1), "type timedelta", "total_seconds()"),
+    "set": ({1}, "type set", "a list"),
+    "enum": (Colour.RED, "type Colour", "its value"),
+    "path": (Path("a"), "type PosixPath", "its str()"),
+    "object": (object(), "type object", "a model"),
+    "large int": (1 << 64, "type int", "64 bits"),
+    "surrogate": ("\ud800", "type str", "surrogates"),
+    "key": ({1: 2}, "a key of type int", "str keys"),
+    "key with NUL": ({"a\0": 2}, "a key of type str", "without NUL"),
+}
+Push = Callable[[Client, Any], object]
+#: How a payload enters, and the beginning of the error: of several, the text names the index.
+ENTRIES: dict[str, tuple[Push, str]] = {
+    "push": (lambda client, value: client.queue("a").push(value), "payload"),
+    "push_many": (lambda client, value: client.queue("a").push_many([1, value]), "payloads[1]"),
+    "bucket": (
+        lambda client, value: client.queue("b", kind="bucket").push_many([1, value]),
+        "payloads[1]",
+    ),
+    "append": (lambda client, value: client.stream("s").append_many([1, value]), "payloads[1]"),
+}
+
+
+@pytest.fixture
+def client() -> Any:
+    with Client("memory:") as client:
+        yield client
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("value", UNSTORABLE)
+def test_unstorable_payload_names_place_and_remedy(client: Client, entry: str, value: str) -> None:
+    push, name = ENTRIES[entry]
+    given, fault, remedy = UNSTORABLE[value]
+    with pytest.raises(InvalidMessage) as caught:
+        push(client, {"order": {"lines": [0, given]}})
+    text = str(caught.value)
+    assert text.startswith(f"{name}.order.lines.1: not storable as BSON: {fault}; "), text
+    assert remedy in text
+    assert "s3cret" not in text
+    assert client.queues() == []
+
+
+def test_misfit_of_several_payloads_names_its_index(client: Client) -> None:
+    queue: Queue[Any] = client.queue("a", Order)
+    with pytest.raises(InvalidMessage, match=r"payloads\[1\]: not a valid Order: n: "):
+        queue.push_many([{"n": 1}, {"n": "x"}])
+    with pytest.raises(InvalidMessage, match=r"^payload: not a valid Order"):
+        queue.push_many([{"n": "x"}])
+
+
+def test_deep_payload_is_refused(client: Client) -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(InvalidMessage, match="payload: not storable as BSON"):
+        client.queue("a").push(deep)
+
+
+def held(queue: Queue[Any]) -> Any:
+    queue.push(1)
+    return queue.reserve(0)
+
+
+#: A wrong use, and words that its error has: the argument and the remedy.
+WRONG: dict[str, tuple[Callable[[Client], object], tuple[str, ...]]] = {
+    "no target": (lambda client: Client(None), ("target: None", "mongodb://host/db")),
+    "a mongo client": (lambda client: Client(client.database.client), ("target", "a database of")),
+    "a collection": (lambda client: Client(client.database["a"]), ("target", "namespace=")),
+    "empty target": (lambda client: Client(""), ("target: ''", "mongodb://host/db")),
+    "pickled client": (pickle.dumps, ("cannot be pickled", "Client.url")),
+    "pickled queue": (lambda client: pickle.dumps(client.queue("a")), ("cannot be pickled",)),
+    "session": (
+        lambda client: client.queue("a").push(1, session="x"),
+        ("session: give the session of transaction()", "not str"),
+    ),
+    "a list of reservations": (
+        lambda client: client.queue("a").commit([held(client.queue("a"))]),  # type: ignore[arg-type]
+        ("reservations", "commit(*batch)"),
+    ),
+    "no reservation": (
+        lambda client: client.queue("a").commit(None),  # type: ignore[arg-type]
+        ("reservations", "no message came in time"),
+    ),
+    "a worker on a URL": (lambda client: Worker("memory:"), ("client: give a Client",)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_use_names_argument_and_remedy(client: Client, wrong: str) -> None:
+    use, words = WRONG[wrong]
+    with pytest.raises(ConfigurationError) as caught:
+        use(client)
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == [], text
+    assert "\n" not in text
+
+
+def test_database_of_the_other_client_is_refused(url: str, client: Client) -> None:
+    with Client(url) as blocking, pytest.raises(QueueError, match="Client blocks, AsyncClient"):
+        AsyncClient(blocking.database)
