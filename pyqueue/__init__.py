@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyqueue.errors import (
     ConfigurationError,
+    Disconnected,
     DuplicateKey,
     Fenced,
     InvalidMessage,
@@ -15,6 +16,7 @@ from pyqueue.errors import (
     LeaseLost,
     QueueClosed,
     QueueError,
+    TimedOut,
     Unavailable,
 )
 from pyqueue.lazy import importer
@@ -59,6 +61,7 @@ __all__ = [
     "ConsumerInfo",
     "Counts",
     "Delivery",
+    "Disconnected",
     "Drop",
     "DuplicateKey",
     "Fenced",
@@ -80,6 +83,7 @@ __all__ = [
     "Stream",
     "StreamMessage",
     "StreamReservation",
+    "TimedOut",
     "To",
     "Unavailable",
     "Worker",

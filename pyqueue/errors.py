@@ -7,6 +7,8 @@
     ├── DuplicateKey         the key or the id is taken
     ├── QueueClosed          the client was closed
     ├── Unavailable          the server did not answer in time, or the outcome is unknown
+    │   ├── Disconnected     a connection failed, or no member is primary
+    │   └── TimedOut         a command took longer than its time limit
     ├── Fenced               another process took over the claim group
     ├── ConfigurationError   an argument, an option or the set-up is wrong    (also a ValueError)
     ├── InvalidName          the name of a queue or namespace is not allowed  (also a ValueError)
@@ -23,6 +25,7 @@ from typing import Any
 
 __all__ = [
     "ConfigurationError",
+    "Disconnected",
     "DuplicateKey",
     "Fenced",
     "InvalidMessage",
@@ -30,6 +33,7 @@ __all__ = [
     "LeaseLost",
     "QueueClosed",
     "QueueError",
+    "TimedOut",
     "Unavailable",
 ]
 
@@ -97,6 +101,14 @@ class InvalidMessage(QueueError, ValueError):
     """The payload is not BSON, is too large or does not fit the model. Nothing was written."""
 
 
+class TimedOut(Unavailable):
+    """A command took longer than its time limit. It may have waited for an open transaction."""
+
+
+class Disconnected(Unavailable):
+    """A connection failed, or no member is primary. One more try may succeed."""
+
+
 class Occupied(Fenced):
     """Another process runs the claim group or writes the stage. Internal: this one stands by.
 
@@ -121,16 +133,8 @@ class TargetRefused(ConfigurationError):
     """The target does not take a message, or an option of its move. Internal: a stage buries it."""
 
 
-class TimedOut(Unavailable):
-    """A command took longer than its time limit. Internal: it may have waited for a lock."""
-
-
 class TimeLimitReached(TimedOut):
     """The server ended a command at its time limit. Internal: a claim tries other messages."""
-
-
-class Disconnected(Unavailable):
-    """A connection failed, or there is no primary. Internal: one more try may succeed."""
 
 
 class MissingIndex(QueueError):

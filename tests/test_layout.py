@@ -913,7 +913,7 @@ PROMISED = {
     *("To", "Drop", "Many", "Reject", "RetryLater", "Worker", "Pipeline", "Delivery", "QueueInfo"),
     *("QueueError", "LeaseLost", "DuplicateKey", "InvalidMessage", "InvalidName", "QueueClosed"),
     "Limit",
-    *("Unavailable", "Fenced", "ConfigurationError"),
+    *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
     "BatchFailed",

@@ -154,8 +154,8 @@ def messages(tree: ast.AST) -> Iterator[Text]:
 
 
 #: Errors of pyqueue whose names do not end in Error.
-RAISED = {"DuplicateKey", "Fenced", "InvalidMessage", "InvalidName", "LeaseLost", "QueueClosed",
-          "Unavailable", "Reject", "RetryLater"}  # fmt: skip
+RAISED = {"Disconnected", "DuplicateKey", "Fenced", "InvalidMessage", "InvalidName", "LeaseLost",
+          "QueueClosed", "TimedOut", "Unavailable", "Reject", "RetryLater"}  # fmt: skip
 LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
