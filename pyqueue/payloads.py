@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from decimal import Context, Decimal
 from enum import Enum
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 from uuid import UUID
 
@@ -110,7 +109,6 @@ _INSTEAD: Final[Mapping[type, str]] = {
     dt.time: "give its isoformat()",
     dt.timedelta: "give its total_seconds()",
     Enum: "give its value",
-    PurePath: "give its str()",
     Set: "give a list",
     int: "give an int of at most 64 bits, or a str",
     str: "give a str of Unicode, without lone surrogates",
@@ -148,7 +146,8 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
     if _encodes({"": value}):
         return None
     model = "convert it, or give the queue a model, which does"
-    remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), model)
+    other = "give its str()" if hasattr(value, "__fspath__") else model
+    remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), other)
     return path, f"type {type(value).__name__}", remedy
 
 

@@ -100,6 +100,14 @@ Text = Annotated[
 Header = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. Can be repeated.")
 ]
+Delay = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="The time until it can be received.")
+]
+At = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="When it can be received, such as 2030-01-31T09:00+01:00."),
+]
+Key = Annotated[str | None, typer.Option(help="The message key. It is unique in the queue.")]
 MessageId = Annotated[
     str | None,
     typer.Option(
@@ -137,18 +145,9 @@ def push(
     file: File = None,
     ndjson: Ndjson = False,
     text: Text = False,
-    delay: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="The time until it can be received.")
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="When it can be received, such as 2030-01-31T09:00+01:00."
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="The message key. It is unique in the queue.")
-    ] = None,
+    delay: Delay = None,
+    at: At = None,
+    key: Key = None,
     on_duplicate: Annotated[
         Literal["ignore", "replace", "error"], typer.Option(help="What to do if the key is taken.")
     ] = "ignore",
@@ -163,10 +162,7 @@ def push(
 ) -> None:
     """Push a message, or with --ndjson one for each line. Print the id, or the number."""
     headers = _headers(header or [])
-    start = None if at is None else parse_instant("--at", at)
-    if start is not None and delay is not None:
-        raise ConfigurationError("--at, --delay: give one of the two, not both")
-    how = Entry(delay, start, headers, priority, group)
+    how = Entry(delay, _start(at, delay), headers, priority, group)
     if ndjson:
         if key is not None or id is not None:
             raise ConfigurationError(
@@ -186,7 +182,7 @@ def push(
         pushed = queue_with_stored_options(client, name).push(
             value,
             delay=delay,
-            at=start,
+            at=how.at,
             key=key,
             on_duplicate=on_duplicate,
             headers=headers,
@@ -200,6 +196,14 @@ def push(
         note(f"nothing pushed: the key {key!r} is taken")
     else:
         print(pushed)
+
+
+def _start(at: str | None, delay: float | None) -> datetime | None:
+    if at is None:
+        return None
+    if delay is not None:
+        raise ConfigurationError("--at, --delay: give one of the two, not both")
+    return parse_instant("--at", at)
 
 
 def _value(payload: str | None, file: Path | None, text: bool) -> Any:
