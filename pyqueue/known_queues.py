@@ -64,7 +64,8 @@ class KnownQueues:
     def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
         """Read or create the record of a queue once for all who need it at the same time."""
         shape = repr(sorted(request.shape.items()))
-        key = ("ensure", request.queue, request.kind, shape, tuple(request.levels))
+        how = (request.kind, request.any_kind, shape, tuple(request.levels))
+        key = ("ensure", request.queue, *how)
         return Coalesce(key, request, self._ensure_each, max_in_flight=1, threads=True)
 
     def _ensure_each(self, requests: Sequence[EnsureQueue]) -> Plan[list[str]]:

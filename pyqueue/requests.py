@@ -409,19 +409,18 @@ class MonotonicTime(Request[float]):
 
 @dataclass(slots=True)
 class EnsureQueue(Request[str]):
-    """Create the record of a queue if it is missing. The answer is the queue's kind.
-
-    It fails if the record has another shape than the given one. See ``known_queues``.
-    """
+    """Create the record of a queue if it is missing; see ``known_queues``. The answer: its kind."""
 
     queue: str
     kind: str
     #: Returns the options that the record shows to people; None: leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
-    #: The options that the caller gave, on which all users of the queue must agree.
+    #: The shared options that the caller gave. If another value was named, the request fails.
     shape: Mapping[str, object] = field(default_factory=dict)
     #: The levels of priority that the caller uses, which the record then lists.
     levels: Sequence[int] = ()
+    #: Whether the caller uses the queue in any kind. Otherwise one of another kind stays deleted.
+    any_kind: bool = False
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from pyqueue.errors import ConfigurationError, TargetRefused, Unavailable
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
+    Delete,
     Document,
     EnsureQueue,
     Find,
@@ -59,6 +60,7 @@ __all__ = [
     "read_or_create_record",
     "readable_kind",
     "record_id",
+    "refuse_kind",
     "revive_record",
     "set_paused",
     "target",
@@ -108,8 +110,17 @@ RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
 #: the queue meets it, and makes it live again with its kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
+#: After so long, the record of a deleted queue counts as missing, so that the name may get another
+#: kind: a producer may take it as known for 30 s, and then send a command for 30 s.
+_FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 #: What a consumer reads of a record from time to time.
-_FLAGS: Final[Mapping[str, object]] = {"paused": 1, "deleted": 1, "levels": 1, "shape": 1}
+_FLAGS: Final[Mapping[str, object]] = {
+    "paused": 1,
+    "deleted": 1,
+    "levels": 1,
+    "shape": 1,
+    "kind": 1,
+}
 #: The _id and ``q`` of the document that keeps walks over the index of locks short.
 _LOCK_BOUNDS: Final = "~locks"
 _MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
@@ -183,11 +194,13 @@ def _find_or_create(
     """Return the record of a queue; create it if it is missing."""
     queue, kind, match = request.queue, request.kind, {"_id": record_id(request.queue)}
     found = yield from Find(match, limit=1)
-    if found:
+    if found and (yield from _is_past(queue, found[0])):
+        yield from Delete({**match, "deleted": found[0]["deleted"]})
+    elif found:
         record = found[0]
         stored_kind = readable_kind(queue, record)
-        if "deleted" in record:
-            yield from revive_record(queue, record)
+        if "deleted" in record and (stored_kind == kind or request.any_kind):
+            yield from revive_record(queue, record, by)
         if shown and compare and stored_kind == kind:
             yield from _show_options(queue, record.get("options"), shown)
         return record
@@ -244,6 +257,7 @@ def _new_record(
     queue: str, now: datetime, kind: str, shape: Mapping[str, object], by: str = ""
 ) -> dict[str, Any]:
     record = {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
+    record["made"] = {"by": by, "at": now}
     merged = {**default_shape(kind), **shape}
     if merged:
         record |= {"v": SHAPED_VERSION, "shape": merged}
@@ -275,10 +289,34 @@ def bury_record(queue: str) -> Plan[None]:
     yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
 
 
-def revive_record(queue: str, record: Mapping[str, Any]) -> Plan[None]:
-    """Make the record of a deleted queue live again. ``record`` has its levels."""
+def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
+    """Return whether a record counts as missing: a queue that was deleted a while ago.
+
+    The record of a stream counts until the server removes it, since its positions go on.
+    """
+    deleted = record.get("deleted")
+    if not isinstance(deleted, datetime) or record.get("kind") == STREAM:
+        return False
+    if (yield from ServerTime()) - deleted < _FORGOTTEN_AFTER:
+        return False
+    # A deletion that broke off left messages, which another kind might misread.
+    messages = {"q": queue, "record": {"$exists": False}}
+    return not (yield from Find(messages, {"_id": 1}, limit=1))
+
+
+def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) -> Plan[None]:
+    """Make the record of a deleted queue live again.
+
+    Args:
+        queue: the name of the queue.
+        record: its record, which has its levels.
+        by: the label of the process that uses the queue; None: it was not deleted after all.
+    """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
-    yield from Update(match, {"$set": {"q": queue}, "$unset": _MARKS})
+    put: dict[str, object] = {"q": queue}
+    if by is not None:
+        put["made"] = {"by": by, "at": (yield from ServerTime())}
+    yield from Update(match, {"$set": put, "$unset": _MARKS})
     yield from _put_level_records(queue, listed_levels(record.get("levels")))
 
 
@@ -306,7 +344,7 @@ def ensure(
         shown = partial(options.shown, queue)
         stored = yield from EnsureQueue(queue, name, shown, options.shape, levels)
     if stored != name:
-        raise _other_kind(queue, kind, stored)
+        yield from refuse_kind(queue, kind, stored)
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
@@ -317,17 +355,25 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
     """
     stored = yield from kind_of(queue)
     if stored is not None and stored != kind.name:
-        raise _other_kind(queue, kind, stored)
+        yield from refuse_kind(queue, kind, stored)
 
 
-def _other_kind(queue: str, kind: Kind, stored: str) -> ConfigurationError:
+def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
+    """Refuse to use a queue as one of another kind than is stored."""
     if stored == STREAM:
-        return ConfigurationError(
+        raise ConfigurationError(
             f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
             "name"
         )
-    return ConfigurationError(
-        f"queue {queue!r} is of kind {stored!r}; here it is used as {kind.name!r}"
+    found = yield from Find({"_id": record_id(queue)}, {"made": 1, "deleted": 1}, limit=1)
+    made = found[0].get("made") if found else None
+    origin = ""
+    if isinstance(made, Mapping) and isinstance(made.get("at"), datetime):
+        origin = f", made by {made.get('by') or '?'} at {made['at']:%Y-%m-%d %H:%M:%S} UTC"
+    if found and "deleted" in found[0]:
+        origin += ", deleted less than two minutes ago"
+    raise ConfigurationError(
+        f"queue {queue!r} is of kind {stored!r}{origin}; here it is used as {kind.name!r}"
     )
 
 
@@ -337,8 +383,11 @@ def kind_of(queue: str) -> Plan[str | None]:
     Raises:
         ConfigurationError: this release does not know the kind.
     """
-    found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1}, limit=1)
-    return readable_kind(queue, found[0]) if found else None
+    fields = {"kind": 1, "v": 1, "deleted": 1}
+    found = yield from Find({"_id": record_id(queue)}, fields, limit=1)
+    if not found or (yield from _is_past(queue, found[0])):
+        return None
+    return readable_kind(queue, found[0])
 
 
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
@@ -350,7 +399,7 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
         ConfigurationError: this release does not know its kind.
         TargetRefused: it is a stream.
     """
-    kind = target_kind(queue, (yield from EnsureQueue(queue, "standard")))
+    kind = target_kind(queue, (yield from EnsureQueue(queue, "standard", any_kind=True)))
     if "priority" in kind.capabilities and priorities:
         yield from ensure(queue, kind, None, priorities)
     return Target(queue, kind, Codec[Any](), None)
@@ -393,14 +442,9 @@ def paused(queue: str) -> Plan[bool]:
     return bool((yield from flags(queue)).get("paused"))
 
 
-def flags(queue: str, *, revive: bool = False) -> Plan[Document]:
-    """Return what consumers follow in the record of a queue; empty if there is no record.
-
-    With ``revive``, the caller uses the queue: if it was deleted, its record becomes live again.
-    """
+def flags(queue: str) -> Plan[Document]:
+    """Return what consumers follow in the record of a queue; empty if there is no record."""
     found = yield from Find({"_id": record_id(queue)}, _FLAGS, limit=1)
-    if revive and found and "deleted" in found[0]:
-        yield from revive_record(queue, found[0])
     return found[0] if found else {}
 
 

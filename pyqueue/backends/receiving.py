@@ -164,7 +164,7 @@ def receive(
         while True:
             scan.observe(now)
             if _wants_record(scan, now):
-                yield from _read_record(queue, scan, now)
+                yield from _read_record(terms, scan, now)
             yield from recovering.recover_next(queue, scan, now)
             check_limit(queue, scan.limit.limit, "pop" if pop else None)
             if not _stopped(scan):
@@ -225,10 +225,15 @@ def _wants_record(scan: ScanState, now: datetime) -> bool:
     return scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL
 
 
-def _read_record(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
+def _read_record(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[None]:
+    queue = terms.queue
     scan.flag_read = now
     before = scan.limit.limit
-    record = yield from namespace.flags(queue, revive=True)
+    record = yield from namespace.flags(queue)
+    if (stored := record.get("kind", terms.kind.name)) != terms.kind.name:
+        yield from namespace.refuse_kind(queue, terms.kind, str(stored))  # deleted, and made anew
+    if "deleted" in record:
+        yield from namespace.revive_record(queue, record, terms.owner)
     try:
         scan.limit.follow(queue, record.get("shape"))
     except ConfigurationError:

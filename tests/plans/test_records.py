@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pyqueue import Client, ConfigurationError, known_queues
-from pyqueue.backends import kind, namespace
+from pyqueue.backends import kind, listing, namespace
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.standard import Standard
 from pyqueue.connecting import runner_of
-from pyqueue.requests import EnsureQueue
+from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.waiters import Waiters
+from tests.plans.runner import NOW
+from tests.plans.steps import Steps
 
 
 class Shaped(Standard):
@@ -109,6 +113,116 @@ def test_kind_without_a_shape_refuses_one_and_stores_none(client: Client) -> Non
     assert record(client)["v"] == 1
     with pytest.raises(ConfigurationError, match="on_failure"):
         QueuePlans("a", Options(shape={"on_failure": "skip"}))
+
+
+# ---- the records of deleted queues
+
+
+def use(kind: str, by: str) -> Plan[str]:
+    """Use queue "a" as one of a kind. Return the kind that it has."""
+    record = yield from namespace.read_or_create_record(EnsureQueue("a", kind), by=by)
+    return record.kind
+
+
+def receive() -> Plan[list[Any]]:
+    """Wait for a message of a bucket."""
+    plans = QueuePlans("a", Options(dead_letter="a.dead"), kind="bucket", owner="carol")
+    return plans.receive(Waiters("a"), 1, timeout=None)
+
+
+def made() -> Steps:
+    """Return a store with a bucket. It stays, although mongomock goes by the time of today."""
+    steps = Steps()
+    steps.collection.drop_index("expires")
+    steps.run(use("bucket", "alice"))
+    return steps
+
+
+def deleted(after_s: float) -> Steps:
+    """Return a store with a bucket that was deleted so long ago."""
+    steps = made()
+    steps.run(listing.delete_queue("a", False))
+    steps.seconds = after_s
+    return steps
+
+
+def stored(steps: Steps) -> dict[str, Any]:
+    return dict(steps.collection.find_one({"_id": "~queue:a"}) or {})
+
+
+@pytest.mark.parametrize("after_s", [119, 120])
+@pytest.mark.parametrize("message", [False, True])
+def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, message: bool) -> None:
+    """After two minutes, unless a deletion that broke off left messages."""
+    steps = deleted(after_s)
+    if message:
+        steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW})
+    before = stored(steps)
+    if after_s >= 120 and not message:
+        assert steps.run(namespace.kind_of("a")) is None
+        steps.run(namespace.ensure("a", kind.lookup("standard"), None))
+        assert (stored(steps)["kind"], stored(steps)["q"]) == ("standard", "a")
+        assert not {"deleted", "expires", "shape"} & stored(steps).keys()
+        return
+    text = r"'bucket', made by alice at \d{4}-.* UTC, deleted .*'standard'"
+    with pytest.raises(ConfigurationError, match=text):
+        steps.run(namespace.ensure("a", kind.lookup("standard"), None))
+    assert stored(steps) == before, "another kind does not make it live again"
+    assert steps.run(use("bucket", "bob")) == "bucket"
+    assert stored(steps)["made"]["by"] == "bob"
+    assert stored(steps)["q"] == "a"
+
+
+def test_consumer_that_waits_keeps_its_queue() -> None:
+    steps = made()
+    running = steps.steps(receive())
+    for _ in range(20):
+        next(running)
+    steps.run(listing.delete_queue("a", False))
+    while "deleted" in stored(steps):
+        next(running)
+    assert stored(steps)["made"]["by"] == "carol"
+    # It is suspended. The queue is deleted again, and made with another kind.
+    steps.run(listing.delete_queue("a", False))
+    steps.seconds += 120
+    steps.run(use("standard", "bob"))
+    with pytest.raises(ConfigurationError, match=r"'standard', made by bob at .*'bucket'"):
+        list(running)
+
+
+@pytest.mark.parametrize("quick", ["standard", "bucket", "waits", "deletes"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
+    """One program makes it as a queue with priorities, another one comes before each command."""
+    for at in range(10):
+        steps = deleted(120)
+        running = steps.steps(use("priority", "alice"))
+        try:
+            for _ in range(at + 1):
+                next(running)
+        except StopIteration:
+            assert at > 2
+            return
+        if quick == "deletes":
+            steps.run(listing.delete_queue("a", False))
+        elif quick == "waits":
+            with suppress(ConfigurationError):
+                waiting = steps.steps(receive())
+                while "deleted" in stored(steps):
+                    next(waiting)
+        else:
+            seen = steps.run(use(quick, "bob"))
+            assert stored(steps)["kind"] == seen
+        if dies:
+            running.close()
+        else:
+            list(running)
+        if quick in ("standard", "bucket"):
+            assert stored(steps)["kind"] == seen, "what a program was told stays true"
+        steps.seconds += 120 if quick == "deletes" else 0
+        final = steps.run(use("ordered", "dave"))
+        assert (final, "deleted" in stored(steps)) == (stored(steps)["kind"], False)
+    raise AssertionError("more commands than expected")
 
 
 # ---- the options
