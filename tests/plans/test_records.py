@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,11 +131,11 @@ def receive() -> Plan[list[Any]]:
     return plans.receive(Waiters("a"), 1, timeout=None)
 
 
-def made() -> Steps:
-    """Return a store with a bucket. It stays, although mongomock goes by the time of today."""
+def made(kind: str = "bucket") -> Steps:
+    """Return a store with a queue. Without the index, mongomock does not expire its record."""
     steps = Steps()
     steps.collection.drop_index("expires")
-    steps.run(use("bucket", "alice"))
+    steps.run(use(kind, "alice"))
     return steps
 
 
@@ -187,7 +188,15 @@ def test_consumer_that_waits_keeps_its_queue() -> None:
     steps.seconds += 120
     steps.run(use("standard", "bob"))
     with pytest.raises(ConfigurationError, match=r"'standard', made by bob at .*'bucket'"):
-        list(running)
+        list(islice(running, 100))
+
+
+def test_name_of_a_deleted_stream_stays_taken() -> None:
+    """Its positions go on if it is used again."""
+    steps = made("stream")
+    steps.run(namespace.bury_record("a"))
+    steps.seconds = 120
+    assert steps.run(use("standard", "bob")) == "stream"
 
 
 @pytest.mark.parametrize("quick", ["standard", "bucket", "waits", "deletes"])
