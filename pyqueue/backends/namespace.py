@@ -53,6 +53,7 @@ __all__ = [
     "ensure",
     "find_anywhere",
     "flags",
+    "followed",
     "kind_of",
     "options_of",
     "paused",
@@ -60,7 +61,6 @@ __all__ = [
     "read_or_create_record",
     "readable_kind",
     "record_id",
-    "refuse_kind",
     "revive_record",
     "set_paused",
     "target",
@@ -344,7 +344,7 @@ def ensure(
         shown = partial(options.shown, queue)
         stored = yield from EnsureQueue(queue, name, shown, options.shape, levels)
     if stored != name:
-        yield from refuse_kind(queue, kind, stored)
+        yield from _refuse_kind(queue, kind, stored)
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
@@ -355,10 +355,10 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
     """
     stored = yield from kind_of(queue)
     if stored is not None and stored != kind.name:
-        yield from refuse_kind(queue, kind, stored)
+        yield from _refuse_kind(queue, kind, stored)
 
 
-def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
+def _refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
     """Refuse to use a queue as one of another kind than is stored."""
     if stored == STREAM:
         raise ConfigurationError(
@@ -446,6 +446,20 @@ def flags(queue: str) -> Plan[Document]:
     """Return what consumers follow in the record of a queue; empty if there is no record."""
     found = yield from Find({"_id": record_id(queue)}, _FLAGS, limit=1)
     return found[0] if found else {}
+
+
+def followed(queue: str, kind: Kind, by: str) -> Plan[Document]:
+    """Return the flags of a queue for a consumer; a queue that was deleted becomes live again.
+
+    Raises:
+        ConfigurationError: it was deleted, and made again with another kind.
+    """
+    record = yield from flags(queue)
+    if (stored := record.get("kind", kind.name)) != kind.name:
+        yield from _refuse_kind(queue, kind, str(stored))
+    if "deleted" in record:
+        yield from revive_record(queue, record, by)
+    return record
 
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:

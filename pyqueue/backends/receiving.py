@@ -229,11 +229,7 @@ def _read_record(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[None
     queue = terms.queue
     scan.flag_read = now
     before = scan.limit.limit
-    record = yield from namespace.flags(queue)
-    if (stored := record.get("kind", terms.kind.name)) != terms.kind.name:
-        yield from namespace.refuse_kind(queue, terms.kind, str(stored))  # deleted, and made anew
-    if "deleted" in record:
-        yield from namespace.revive_record(queue, record, terms.owner)
+    record = yield from namespace.followed(queue, terms.kind, terms.owner)
     try:
         scan.limit.follow(queue, record.get("shape"))
     except ConfigurationError:
