@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pymongo
-from pymongo import ReadPreference, WriteConcern, errors
+from pymongo import ReadPreference, WriteConcern, _csot, errors
 from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends.options import QueueShape
@@ -258,12 +258,16 @@ class BaseDriver(Generic[L]):
 
         The owner of a transaction limits its commands.
         """
+        limit_s = self._limit_s(request)
+        return nullcontext() if limit_s is None else pymongo.timeout(limit_s)
+
+    def _limit_s(self, request: Command[Any]) -> float | None:
+        """Return the time limit of a command. A ``pymongo.timeout`` of the caller may be shorter."""
         if self.memory or request.session is not None:
-            return nullcontext()
-        limit = self._timeout / 2 if request.half_time else self._timeout
-        if request.max_time_s is not None:
-            limit = min(limit, request.max_time_s)
-        return pymongo.timeout(limit)
+            return None
+        limit_s = self._timeout / 2 if request.half_time else self._timeout
+        callers_s = _csot.get_timeout()
+        return min(each for each in (limit_s, request.max_time_s, callers_s) if each is not None)
 
     def _preparation(self) -> Plan[None]:
         """Set the clock by the primary. If it is another member, create missing indexes too."""
@@ -332,6 +336,10 @@ class BaseDriver(Generic[L]):
                     self._expect_changes()
                 return failures if isinstance(request, Insert) else (matched_count(error), failures)
         meant = self._meaning(error)
+        limit_s = self._limit_s(request)
+        if limit_s is not None and isinstance(meant, Unavailable):
+            remedy = f"time limit {limit_s:.3g} s; `pyqueue doctor` checks the server"
+            meant = type(meant)(f"{meant} ({remedy})")
         raise meant from shown_cause(error, meant)
 
     def _meaning(self, error: Exception) -> Exception:

@@ -182,5 +182,8 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
 
 
 def _brief(error: Exception) -> str:
-    """Return the text of an error without the description of the topology that the driver adds."""
-    return str(error).split(", Timeout:")[0].split(", full error:")[0][:1000]
+    """Return the text of an error without what the driver adds: its settings and the topology."""
+    text = str(error)
+    for addition in (", Timeout:", ", full error:", " (configured timeouts:"):
+        text = text.split(addition)[0]
+    return text[:1000]
