@@ -262,7 +262,7 @@ class BaseDriver(Generic[L]):
         return nullcontext() if limit_s is None else pymongo.timeout(limit_s)
 
     def _limit_s(self, request: Command[Any]) -> float | None:
-        """Return the time limit of a command. A ``pymongo.timeout`` of the caller may be shorter."""
+        """Return the time limit of a command; that of the caller may be shorter."""
         if self.memory or request.session is not None:
             return None
         limit_s = self._timeout / 2 if request.half_time else self._timeout

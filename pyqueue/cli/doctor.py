@@ -26,7 +26,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends.indexes import indexes_of
+from pyqueue.backends.indexes import indexes_of, shell_command
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
@@ -252,10 +252,10 @@ def check_indexes(client: Client) -> Finding:
         indexes |= indexes_of(record.get("kind"), record.get("shape"))
     missing = [name for name in indexes if name not in found]
     if missing:
+        commands = "; ".join(shell_command(client.namespace, name).strip() for name in missing)
         text = (
             f"missing: {', '.join(missing)}; a client that may create indexes does so when it "
-            "starts: run `pyqueue ls`; an administrator's commands are in "
-            "docs/how-to/least-privileges.md"
+            f"starts: run `pyqueue ls`; or have an administrator run {commands}"
         )
         return Finding("indexes", "wrong", text)
     different = [

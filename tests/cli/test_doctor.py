@@ -48,6 +48,7 @@ def test_doctor_finds_missing_and_wrong_indexes(shell: Shell, client: Client) ->
     [wrong] = [each for each in map(json.loads, out.splitlines()) if each["level"] == "wrong"]
     assert wrong["check"] == "indexes"
     assert "missing: expires" in wrong["text"]
+    assert "db.getCollection('pyqueue').createIndex({expires: 1}, {name: 'expires'" in wrong["text"]
     collection.drop_index("key")
     collection.create_index([("key", 1)], name="key")
     collection.create_index([("expires", 1)], name="expires", expireAfterSeconds=7)

@@ -17,7 +17,7 @@ from pymongo import MongoClient
 
 from pyqueue import Client, ConfigurationError, QueueError
 from pyqueue.backends import indexes, namespace
-from tests.docs.pages import blocks
+from tests.docs.pages import blocks, prose
 from tests.support.servers import mongod_process
 
 PAGE = "docs/how-to/least-privileges.md"
@@ -108,10 +108,23 @@ def suffices(url: str) -> bool:
 
 def test_commands_are_those_of_the_code() -> None:
     written = statements()
-    expected = [indexes.shell_command("pyqueue", name).strip() for name in namespace.INDEXES]
+    expected = [indexes.shell_command("pyqueue", name).strip() for name in indexes.all_indexes()]
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
-    assert [f"db.{line}" for line in plain[:-1]] == expected
-    assert 'createCollection("pyqueue.signals", {capped: true, size: 1048576})' in written[-1]
+    bus = "createCollection('pyqueue.signals', {capped: true, size: 1048576})"
+    assert {f"db.{line}" for line in plain if line != bus} == set(expected)
+    assert plain[len(namespace.INDEXES)] == bus
+    names = set(re.findall(r"`(\w+)`", prose(PAGE)))
+    assert names.issuperset(indexes.all_indexes().keys() - namespace.INDEXES.keys())
+
+
+def test_missing_credentials_are_named(guarded: Mongo) -> None:
+    host, port = guarded.address or ("", 0)
+    url = f"mongodb://{host}:{port}/shop"
+    with (
+        pytest.raises(ConfigurationError, match="target: the server asks for a user name"),
+        Client(url, signals="none:"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("role", ["queues", "queues_only"])
