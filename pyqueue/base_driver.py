@@ -258,16 +258,9 @@ class BaseDriver(Generic[L]):
 
         The owner of a transaction limits its commands.
         """
-        limit_s = self._limit_s(request)
-        return nullcontext() if limit_s is None else pymongo.timeout(limit_s)
-
-    def _limit_s(self, request: Command[Any]) -> float | None:
-        """Return the time limit of a command; that of the caller may be shorter."""
         if self.memory or request.session is not None:
-            return None
-        limit_s = self._timeout / 2 if request.half_time else self._timeout
-        callers_s = _csot.get_timeout()
-        return min(each for each in (limit_s, request.max_time_s, callers_s) if each is not None)
+            return nullcontext()
+        return pymongo.timeout(_limit_s(request, self._timeout))
 
     def _preparation(self) -> Plan[None]:
         """Set the clock by the primary. If it is another member, create missing indexes too."""
@@ -336,8 +329,8 @@ class BaseDriver(Generic[L]):
                     self._expect_changes()
                 return failures if isinstance(request, Insert) else (matched_count(error), failures)
         meant = self._meaning(error)
-        limit_s = self._limit_s(request)
-        if limit_s is not None and isinstance(meant, Unavailable):
+        if request.session is None and isinstance(meant, Unavailable):
+            limit_s = _limit_s(request, self._timeout)
             remedy = f"time limit {limit_s:.3g} s; `pyqueue doctor` checks the server"
             meant = type(meant)(f"{meant} ({remedy})")
         raise meant from shown_cause(error, meant)
@@ -425,3 +418,10 @@ class BaseDriver(Generic[L]):
             waiters.close()
         for listener in self._listeners.values():
             listener.close()
+
+
+def _limit_s(request: Command[Any], timeout_s: float) -> float:
+    """Return the time limit of a command; a ``pymongo.timeout`` of the caller may be shorter."""
+    limit_s = timeout_s / 2 if request.half_time else timeout_s
+    limits = (limit_s, request.max_time_s, _csot.get_timeout())
+    return min(each for each in limits if each is not None)
