@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from pyqueue import arguments
 from pyqueue.backends.options import Options
@@ -25,11 +25,11 @@ from pyqueue.messages import (
     StreamReservation,
 )
 from pyqueue.plan_runner import PlanRunner, RunnerBase
-from pyqueue.queues import QueueBase
+from pyqueue.queue_base import QueueBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held
 
-__all__ = ["Consumer", "ConsumerBase", "Start", "Stream", "StreamBase", "is_consumer_of"]
+__all__ = ["Consumer", "ConsumerBase", "Start", "Stream", "StreamBase"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -88,11 +88,6 @@ class ConsumerBase(QueueBase[T, Runs]):
         # The plans have the names of those of a queue. What they lack is not offered here.
         super().__init__(runner, cast("QueuePlans", plans))
         self._plans = plans
-
-
-def is_consumer_of(group: ConsumerBase[Any, Any], runner: object) -> bool:
-    """Return whether a consumer group belongs to this plan runner."""
-    return group._runner is runner
 
 
 class Stream(StreamBase[T, PlanRunner]):

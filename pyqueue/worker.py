@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncConsumer
 from pyqueue.pipeline import AnyClient, Runner, StageOptions
+from pyqueue.queues import Queue
 from pyqueue.streams import Consumer
 
 __all__ = ["Worker"]
 
 H = TypeVar("H", bound=Callable[..., Any])
+
+AnyQueue = str | Queue[Any] | AsyncQueue[Any] | Consumer[Any] | AsyncConsumer[Any]
 
 
 class Worker(Runner):
@@ -32,7 +36,7 @@ class Worker(Runner):
     @overload
     def on(
         self,
-        queue: str | Consumer[Any] | AsyncConsumer[Any],
+        queue: AnyQueue,
         *,
         to: Iterable[str] = (),
         **options: Unpack[StageOptions],
@@ -40,7 +44,7 @@ class Worker(Runner):
     @overload
     def on(
         self,
-        queue: str | Consumer[Any] | AsyncConsumer[Any],
+        queue: AnyQueue,
         handler: Callable[..., Any],
         *,
         to: Iterable[str] = (),
@@ -48,7 +52,7 @@ class Worker(Runner):
     ) -> Self: ...
     def on(
         self,
-        queue: str | Consumer[Any] | AsyncConsumer[Any],
+        queue: AnyQueue,
         handler: Callable[..., Any] | None = None,
         *,
         to: Iterable[str] = (),
@@ -57,7 +61,8 @@ class Worker(Runner):
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: the queue, or a consumer group of a stream, which has its options already.
+            queue: the name of the queue; or a queue of this client, or a consumer group of a
+                stream, which have their model and options already.
             handler: takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
                 that and a list of deliveries.
             to: queues to which the handler may send messages, by To or Many.

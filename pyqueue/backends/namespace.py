@@ -238,9 +238,8 @@ def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[
         return
     new = {name: value for name, value in options.items() if seen.get(name, _MISSING) != value}
     if differ := sorted(name for name in new if name in seen):
-        log.warning(
-            "queue %r is used with different options than before: %s", queue, ", ".join(differ)
-        )
+        text = ", ".join(f"{name}={new[name]!r} (before: {seen[name]!r})" for name in differ)
+        log.warning("queue %r is used with different options than before: %s", queue, text)
     if new:
         put = {f"options.{name}": value for name, value in new.items()}
         yield from Update({"_id": record_id(queue)}, {"$set": put})
@@ -373,7 +372,8 @@ def _refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
     if found and "deleted" in found[0]:
         origin += ", deleted less than two minutes ago"
     raise ConfigurationError(
-        f"queue {queue!r} is of kind {stored!r}{origin}; here it is used as {kind.name!r}"
+        f"kind: queue {queue!r} is of kind {stored!r}{origin}, and not {kind.name!r}: give "
+        f"kind={stored!r}, or use another name"
     )
 
 

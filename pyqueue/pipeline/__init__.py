@@ -26,8 +26,9 @@ from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, mak
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.running_stage import COUNTERS
 from pyqueue.pipeline.show import draw
+from pyqueue.queue_base import QueueBase, runs_on
 from pyqueue.queues import Queue
-from pyqueue.streams import ConsumerBase, is_consumer_of
+from pyqueue.streams import ConsumerBase
 
 __all__ = [
     "AnyClient",
@@ -86,7 +87,7 @@ class Runner:
     def _add(
         self,
         stage_kind: Kind,
-        queue: str | ConsumerBase[Any, Any],
+        queue: str | QueueBase[Any, Any],
         handler: Callable[..., Any] | None,
         to: Iterable[str],
         *,
@@ -100,8 +101,8 @@ class Runner:
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
         source: Queue[Any] | AsyncQueue[Any]
-        if isinstance(queue, ConsumerBase):
-            source = self._group(queue, to, model is not None or bool(options))
+        if isinstance(queue, QueueBase):
+            source = self._made(queue, to, model is not None or bool(options))
         else:
             source = self._client.queue(queue, model, **options)
 
@@ -121,23 +122,26 @@ class Runner:
 
         return self._add_or_decorate(handler, add)
 
-    def _group(
-        self, group: ConsumerBase[Any, Any], to: Iterable[str], configured: bool
-    ) -> Queue[Any]:
-        """Return a consumer group of a stream as a queue, which it is for the engine."""
-        if not is_consumer_of(group, connection_of(self._client)):
-            raise ConfigurationError(f"queue: {group.name!r} is a consumer group of another client")
+    def _made(self, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool) -> Queue[Any]:
+        """Return a queue or a consumer group that the caller has made."""
+        is_group = isinstance(queue, ConsumerBase)
+        what, makers = (
+            ("a consumer group", "Client.stream and Stream.consumer")
+            if is_group
+            else ("a queue", "Client.queue")
+        )
+        if not runs_on(queue, connection_of(self._client)):
+            raise ConfigurationError(f"queue: {queue.name!r} is {what} of another client")
         if configured:
             raise ConfigurationError(
-                f"queue: {group.name!r} is a consumer group: give model and options to "
-                "Client.stream and Stream.consumer"
+                f"queue: {queue.name!r} is {what}: give model and options to {makers}"
             )
-        if list(to):
+        if is_group and list(to):
             raise ConfigurationError(
-                f"to: a message of {group.name!r} stays in its stream: push to the queue in the "
+                f"to: a message of {queue.name!r} stays in its stream: push to the queue in the "
                 "handler"
             )
-        return cast("Queue[Any]", group)
+        return cast("Queue[Any]", queue)
 
     def _add_or_decorate(
         self, handler: Callable[..., Any] | None, add: Callable[[Callable[..., Any]], None]

@@ -117,6 +117,14 @@ WRONG: dict[str, tuple[Callable[[Client], object], tuple[str, ...]]] = {
         lambda client: client.queue("a").push(1, session="x"),
         ("session: give the session of transaction()", "not str"),
     ),
+    "session of a settle": (
+        lambda client: client.queue("a").commit(held(client.queue("a")), session=object()),
+        ("session: give the session of transaction()", "not object"),
+    ),
+    "another kind": (
+        lambda client: [client.queue("a", kind=kind).push(1) for kind in ("priority", "bucket")],
+        ("kind: queue 'a' is of kind 'priority'", "not 'bucket': give kind='priority'"),
+    ),
     "a list of reservations": (
         lambda client: client.queue("a").commit([held(client.queue("a"))]),  # type: ignore[arg-type]
         ("reservations", "commit(*batch)"),

@@ -16,7 +16,6 @@ from pyqueue import (
     InvalidName,
     Many,
     Pipeline,
-    Queue,
     RetryLater,
     To,
     Worker,
@@ -94,14 +93,26 @@ def test_run_without_stages_is_refused(offline: Client) -> None:
         offline.pipeline().run(until_empty=True)
 
 
-def test_run_without_a_client_is_refused(offline: Client) -> None:
-    class Wrapper:
-        def queue(self, name: str, model: Any = None, **options: Any) -> Queue[Any]:
-            return offline.queue(name, model, **options)
+def test_pipeline_without_a_client_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="give a Client or an AsyncClient, not str"):
+        Pipeline("memory:")  # type: ignore[arg-type]
 
-    pipeline = Pipeline(Wrapper()).sink("a", same)
-    with pytest.raises(ConfigurationError, match="give a Client or an AsyncClient, not Wrapper"):
-        pipeline.run(until_empty=True)
+
+def test_worker_takes_a_queue_with_its_options(offline: Client) -> None:
+    queue, seen = offline.queue("a", max_tries=1), []
+
+    def fail(payload: int) -> None:
+        seen.append(payload)
+        raise RetryLater(0)
+
+    queue.push(1)
+    worker = Worker(offline).on(queue, fail)
+    worker.run(until_empty=True)
+    assert (seen, offline.queue("a.dead").counts().total) == ([1], 1)
+    with pytest.raises(ConfigurationError, match="give model and options to"):
+        worker.on(queue, fail, lease=3)
+    with Client("memory:") as other, pytest.raises(ConfigurationError, match="another client"):
+        worker.on(other.queue("a"), fail)
 
 
 @pytest.mark.parametrize("queues", [["a"], ["a", "b"], ["a", "b", "c"]])

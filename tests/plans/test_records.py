@@ -253,7 +253,7 @@ def test_other_options_do_not_rewrite_the_record(
     assert written[0] == {"lease": 5.0, "history": 60.0}
     assert written[1:] == [{"lease": 7.0, "history": 60.0}] * 9
     assert [each.getMessage() for each in caplog.records] == [
-        "queue 'a' is used with different options than before: lease"
+        "queue 'a' is used with different options than before: lease=7.0 (before: 5.0)"
     ]
 
 

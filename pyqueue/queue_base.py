@@ -1,0 +1,119 @@
+"""What ``Queue`` and ``AsyncQueue`` have in common: which plan an operation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pyqueue import arguments
+from pyqueue.backends import managing
+from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id
+from pyqueue.plan_runner import RunnerBase
+from pyqueue.requests import Plan
+
+__all__ = ["QueueBase", "backend_of", "runs_on"]
+
+T = TypeVar("T")
+Runs = TypeVar("Runs", bound=RunnerBase)
+
+
+class QueueBase(Generic[T, Runs]):
+    """The part of a queue that is the same for blocking and for async code."""
+
+    def __init__(self, runner: Runs, backend: QueuePlans) -> None:
+        self._runner = runner
+        self._backend = backend
+        #: The queue's name.
+        self.name = backend.queue
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
+
+    def _receive(
+        self,
+        limit: int,
+        timeout: Duration | None,
+        *,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+        pop: bool = False,
+        lease: Duration | None = None,
+    ) -> Plan[list[Any]]:
+        return self._backend.receive(
+            self._runner.waiters(self.name),
+            limit,
+            timeout=timeout,
+            max_bytes=max_bytes,
+            pop=pop,
+            lease=lease,
+        )
+
+    def _push(
+        self, payload: object, own: Mapping[str, Any], same: PushOptions
+    ) -> Plan[list[Id | None]]:
+        one: Any = {name: None if value is None else [value] for name, value in own.items()}
+        return self._backend.push([payload], **same, **one)
+
+    def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
+        if isinstance(to, QueueBase):
+            other, own = to._runner, self._runner
+            if (other.namespace, other.url) != (own.namespace, own.url):
+                raise ConfigurationError(
+                    f"to: queue {to.name!r} is of another namespace; "
+                    f"a message moves within one ({own.namespace!r})"
+                )
+            to = to._backend
+        elif not isinstance(to, str):
+            raise ConfigurationError(
+                f"to: give a Queue of the same namespace or a queue's name, not {type(to).__name__}"
+            )
+        pairs = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+            raise ConfigurationError("pairs: give pairs of a reservation and its payload")
+        plan = self._backend.move(pairs, to=to, **edits)
+        return self._settles([each for each, _ in pairs], edits["session"], plan)
+
+    def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
+        return managing.reprioritize(self.name, self._backend.kind, id, priority)
+
+    def _settles(self, reservations: Iterable[Any], session: Any, plan: Plan[None]) -> Plan[None]:
+        """Run a plan that settles reservations, and stop renewing them.
+
+        In a transaction, renewing stops before the plan runs: a renewal between the first command
+        of the transaction and the settle would abort the transaction with a write conflict.
+        """
+        arguments.session(session)
+        renewer = self._runner.renewer
+        held = renewer.registered(reservations)
+        for each in held:
+            if session is not None:
+                renewer.suspend(each)
+            else:
+                renewer.settling(each, True)
+        try:
+            yield from plan
+        except LeaseLost:
+            for each in held:
+                renewer.discard(each)
+            raise
+        except BaseException:
+            if session is None:
+                for each in held:
+                    renewer.settling(each, False)
+            raise
+        if session is None:
+            for each in held:
+                renewer.discard(each)
+
+
+def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:
+    """Return the plans of a queue, for the other modules of pyqueue."""
+    return queue._backend
+
+
+def runs_on(queue: QueueBase[Any, Any], runner: object) -> bool:
+    """Return whether a queue belongs to this plan runner."""
+    return queue._runner is runner
