@@ -1,9 +1,9 @@
 """What a process knows of the packs that it holds.
 
 A claim takes a whole pack, and its messages are handed out one after the other. So a process holds
-at most one pack more than its callers asked for. Once it holds none of the messages that it handed
-out, the rest goes back, or *rests*: the process keeps it for a second, without counting the claim,
-in case the next call comes soon.
+at most one pack more than its callers asked for, besides packs with a command on its way. Once it
+holds none of the messages that it handed out, the rest goes back, or *rests*: the process keeps it
+for a second, without counting the claim, in case the next call comes soon.
 
 Threads of a process share a pack. Each method is one step under its lock.
 """
@@ -270,7 +270,8 @@ class Stock:
                 if need <= 0 and hold.is_idle:
                     continue
                 kept.append(hold)
-                need -= hold.available
+                if hold.state != "busy":  # its command may wait for a transaction
+                    need -= hold.available
             more = [hold for hold in self._packs if hold not in kept]
             self._packs = kept
             return more

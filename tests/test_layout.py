@@ -453,8 +453,6 @@ BACKENDS: dict[str, set[str]] = {
     "invalid": {"groups", "kind", "namespace", "slots", "transitions"},
     "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
-    "inserting": {"transitions"},
-    "pushing": {"groups", "inserting", "kind", "namespace", "options", "slots", "transitions"},
     "byte_limit": {"scan"},
     "claiming": {
         *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
@@ -473,6 +471,8 @@ BACKENDS: dict[str, set[str]] = {
     },
     "applying": {"groups", "slots", "transitions"},
     "handover": {"applying", "kind", "scan", "transitions"},
+    "inserting": {"handover", "transitions"},
+    "pushing": {"groups", "inserting", "kind", "namespace", "options", "slots", "transitions"},
     "giving_back": {"applying", "claiming", "handover", "kind", "scan", "transitions"},
     "recovering": {"handover", "kind", "namespace", "scan", "transitions"},
     "pack_settling": {"applying", "handover", "kind", "transitions"},

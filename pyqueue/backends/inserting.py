@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from bson.raw_bson import RawBSONDocument
 
+from pyqueue.backends.handover import HANDED, MARK, copy_filter, is_copy
 from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
@@ -16,10 +18,13 @@ from pyqueue.messages import Id
 from pyqueue.requests import (
     MAX_LOCKABLE,
     Coalesce,
+    Delete,
     Document,
+    Filter,
     Find,
     Insert,
     Plan,
+    ServerTime,
     Signal,
     Update,
     WriteFailure,
@@ -27,7 +32,9 @@ from pyqueue.requests import (
 
 __all__ = [
     "Written",
+    "find_usable",
     "ids_of_this_queue",
+    "keep_out",
     "key_filter",
     "raise_foreign_ids",
     "signal_written",
@@ -36,6 +43,10 @@ __all__ = [
     "write",
     "write_one",
 ]
+
+#: The ``q`` of what keeps a document out, and for how long: no insert arrives so late.
+_KEPT_OUT: Final = "~kept-out"
+_KEPT_OUT_FOR: Final = timedelta(days=1)
 
 #: One push of several callers: the queue, the ``when``, the encoded document.
 Pushed = tuple[str, datetime, RawBSONDocument]
@@ -51,6 +62,8 @@ class Written:
     key_taken: list[int] = field(default_factory=list)
     #: The ids that belong to messages that were never in this queue.
     foreign: list[Id] = field(default_factory=list)
+    #: The positions of those that were kept out by an id that is free by now.
+    free: list[int] = field(default_factory=list)
 
 
 def write(
@@ -99,6 +112,24 @@ def _insert(
     given: Collection[Id],
     session: object,
 ) -> Plan[Written]:
+    written = yield from _insert_once(queue, documents, encoded, given, session)
+    for place in written.free:
+        one = slice(place, place + 1)
+        alone = yield from _insert_once(queue, documents[one], encoded[one], given, session)
+        written.ids[one] = alone.ids
+        written.foreign += alone.foreign
+        if not alone.key_taken:
+            written.key_taken.remove(place)
+    return written
+
+
+def _insert_once(
+    queue: str,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    session: object,
+) -> Plan[Written]:
     written = Written([document["_id"] for document in documents])
     try:
         if session is None and len(encoded) == 1:
@@ -135,6 +166,8 @@ def _insert(
             written.foreign.append(id)
         else:
             written.key_taken.append(failure.place)
+        if failure.field == "_id" and id in given and id not in stored:
+            written.free.append(failure.place)
     return written
 
 
@@ -170,17 +203,60 @@ def ids_of_this_queue(
     queue: str, ids: Sequence[Id], session: object = None
 ) -> Plan[dict[Id, bool]]:
     """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
-    match = {"_id": {"$in": list(ids)}}
-    found = yield from Find(match, {"q": 1, "trail": 1}, session=session)
+    found = yield from find_usable({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session)
     return {each["_id"]: was_in(queue, each) for each in found}
 
 
 def was_in(queue: str, document: Document) -> bool:
     """Return whether a stored document is or was in this queue."""
+    if MARK in document:
+        return False  # its holder may die before it decides; then the document stands for nothing
     trail = without_fields(document, invalid_fields(document)).get("trail", ())
     passed = {document.get("q"), *(stop["q"] for stop in trail)}
     # A message that is being handed over is as good as finished.
     return not passed.isdisjoint((queue, hidden_queue(queue)))
+
+
+def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[Document]]:
+    """Find documents, and delete hidden copies among them that were abandoned."""
+    fields = {**fields, "q": 1, "when": 1, MARK: 1}
+    found = yield from Find(match, fields, session=session)
+    copies = [each for each in found if is_copy(each)]
+    for each in copies:
+        yield from _delete_abandoned(each, session)
+    return (yield from Find(match, fields, session=session)) if copies else found
+
+
+def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
+    """Delete a hidden copy if no holder has decided on it, and none can any more.
+
+    One update tells, at majority: it finds the source under another token, or keeps the source out.
+    A fail-over can bring the token back only before it.
+    """
+    token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
+    held = {"_id": source, "$or": [{"token": token}, {listed: token}]}
+    if source is None or (yield from Find(held, {"_id": 1}, limit=1, session=session)):
+        return
+    lost = {"_id": source, "token": {"$ne": token}, listed: {"$ne": token}}
+    try:
+        yield from keep_out(lost, session)
+    except DuplicateKey:
+        if session is not None:
+            raise
+        return
+    yield from Delete(copy_filter(copy), session=session)
+
+
+def keep_out(match: Filter, session: object) -> Plan[None]:
+    """Make sure that a document is stored as ``match`` says, or that none with its _id will be.
+
+    Raises:
+        DuplicateKey: it is stored, and does not match.
+    """
+    now = yield from ServerTime()
+    instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
+    put = {"$setOnInsert": instead}
+    yield from Update(match, put, upsert=True, majority=session is None, session=session)
 
 
 def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> None:

@@ -7,10 +7,10 @@ later time, or is too large, is an ordinary message, and so is one that came alo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Any, Final, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -18,21 +18,17 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import DEFAULT_PACK
-from pyqueue.backends.handover import NOTHING
-from pyqueue.backends.inserting import raise_foreign_ids, was_in
+from pyqueue.backends.handover import MARK, NOTHING
+from pyqueue.backends.inserting import find_usable, keep_out, raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.pushing import PushOptions, checked, enter, new_document
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, each_of, encode
-from pyqueue.requests import Coalesce, Document, Find, Insert, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal, Update
 
 __all__ = ["push"]
-
-#: The ``q`` of what keeps a pack out, and for how long: no insert arrives so late.
-_KEPT_OUT: Final = "~kept-out"
-_KEPT_OUT_FOR: Final = timedelta(days=1)
 
 
 def push(
@@ -80,7 +76,7 @@ def push(
         for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
             raise error
         own = {id for id in given.ids if id is not None}
-        entered = yield from _enter(queue, kind, documents, own, now, how)
+        entered = yield from _enter(queue, kind, documents, own, how)
     except Unavailable as error:
         raise Unavailable(str(error), ids=unknown) from error
     ids |= zip(ordinary, entered, strict=True)
@@ -92,7 +88,6 @@ def _enter(
     kind: Kind,
     documents: Sequence[Document],
     own: Set[Id],
-    now: datetime,
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
     """Write ordinary messages. An id that belongs to a stored pack names a message of it.
@@ -104,7 +99,7 @@ def _enter(
     session = how.get("session")
     ids: list[Id] = [each["_id"] for each in documents]
     chosen = [id for id in ids if id in own]
-    there, foreign = yield from _in_stored_packs(queue, chosen, now, session)
+    there, foreign = yield from _in_stored_packs(queue, chosen, session)
     kept_out = {*there, *foreign}
     rest = [each for each in documents if each["_id"] not in kept_out]
     entered: list[Id | None] = []
@@ -118,7 +113,7 @@ def _enter(
 
 
 def _in_stored_packs(
-    queue: str, ids: Sequence[Id | None], now: datetime, session: object
+    queue: str, ids: Sequence[Id | None], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
     """Find those ids that name messages of stored packs, and keep all other packs out.
 
@@ -137,14 +132,11 @@ def _in_stored_packs(
     foreign: set[Id] = set()
     for pack, members in named.items():
         if any(place.padded for _, place in members):
-            instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
-            put = {"$setOnInsert": instead}
-            durable = session is None
-            yield from Update({"_id": pack}, put, upsert=True, majority=durable, session=session)
+            yield from keep_out({"_id": pack}, session)
         fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}
-        for each in (yield from Find(packs.packs_of(pack), fields, session=session)):
+        for each in (yield from find_usable(packs.packs_of(pack), fields, session)):
             found = {id for id, place in members if packs.index_in(each, place) is not None}
-            if found and (yield from _is_durable(each, session)):
+            if found and (MARK in each or (yield from _is_durable(each, session))):
                 (there if was_in(queue, each) else foreign).update(found)
     return frozenset(there), [id for id in ids if id in foreign - there]
 

@@ -7,7 +7,7 @@ never in two of these places, and never in none.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import cache
@@ -18,7 +18,7 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable, packs
-from pyqueue.backends import listing, namespace, pack_pushing, recovering
+from pyqueue.backends import inserting, listing, namespace, recovering
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import Output, fan_out
@@ -253,6 +253,16 @@ def interleaved(steps: Steps, first: Plan[Any], second: Plan[Any], turns: Sequen
         step += 1
 
 
+def finished(running: Generator[Any, None, list[Any]], most: int) -> list[Any]:
+    """Run a plan to its end. It has at most so many commands."""
+    for _ in range(most):
+        try:
+            next(running)
+        except StopIteration as stop:
+            return list(stop.value)
+    raise AssertionError("more commands than expected")
+
+
 @pytest.mark.parametrize("verb", ["commit", "bury", "rollback", "release", "receive"])
 def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
     """In any order of their commands, each message ends as its call says, and the claim ends."""
@@ -270,6 +280,24 @@ def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
             (pack,) = [each for each in steps.all() if each["_id"] == held[0].pack]
             assert (pack["when"] - steps.now).total_seconds() <= 1, "it waits for its lease"
         audit(steps, consumer)
+
+
+@pytest.mark.parametrize("pop", [False, True])
+def test_receive_goes_past_a_pack_whose_claim_ends(pop: bool) -> None:
+    """The command that ends it waits, for example for a transaction. The next pack is claimed."""
+    steps, consumer = made(), Consumer()
+    held = [] if pop else steps.run(consumer.receive(1))
+    plan: Plan[Any] = consumer.receive(1, pop=True) if pop else consumer.plans.commit(held)
+    ending = steps.steps(plan)
+    next(each for each in ending if isinstance(each, Update))
+    others = [steps.steps(consumer.receive(1)) for _ in range(2)]
+    found = [each for other in others for each in finished(other, 20)]
+    assert [each.payload for each in found] == [5, 6]
+    for _ in ending:
+        pass
+    assert [each.payload for each in steps.run(consumer.receive(1))] == [1]
+    steps.run(consumer.plans.commit(found))
+    assert sorted(drain(steps)) == [1, 2, 3, 4, *range(7, MESSAGES)]
 
 
 @pytest.mark.parametrize("ends", ["one commit", "two commits", "purge"])
@@ -585,7 +613,7 @@ def test_old_pack_takes_no_message_twice() -> None:
 @pytest.fixture
 def keeps_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep packs out for longer: mongomock deletes what has expired by the real time."""
-    monkeypatch.setattr(pack_pushing, "_KEPT_OUT_FOR", timedelta(days=99 * 365))
+    monkeypatch.setattr(inserting, "_KEPT_OUT_FOR", timedelta(days=99 * 365))
 
 
 @pytest.mark.usefixtures("keeps_out")
@@ -658,6 +686,21 @@ def test_repeated_push_refuses_the_ids_of_another_queue() -> None:
         steps.run(other.push([0, 1, 2, 3], ids=[None, *ids]))
     assert caught.value.ids == ids
     assert numbers_in(steps, "b") == [0]
+
+
+def test_repeated_push_leaves_a_move_alone() -> None:
+    """The messages leave as a part, which is hidden while the push is repeated."""
+    steps, consumer = Steps(), Consumer()
+    ids = steps.run(plans().push([0, 1, 2, 3, 4]))
+    held = steps.run(consumer.receive(4))
+    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    moving = steps.steps(consumer.plans.move([(each, each.payload) for each in held], to=other))
+    next(each for each in moving if isinstance(each, UpdateEach) and each.many)
+    assert steps.run(plans().push([0] * 5, ids=ids)) == ids
+    assert sum(1 for _ in moving)
+    assert [each.payload for each in steps.run(other.receive(Waiters("b"), 9, timeout=0))] == [
+        *(0, 1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -8,18 +8,21 @@ is lost, nothing is there twice, and the other documents stay as they are.
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import timedelta
+from itertools import islice, product
 from typing import Any
 
 import pytest
 
-from pyqueue import packs
+from pyqueue import DuplicateKey, packs
 from pyqueue.backends import recovering
 from pyqueue.backends.handover import ENDED, HANDED, MARK
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST
 from pyqueue.clock import BAND
+from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, UpdateEach
 from tests.plans import test_pack_moves as moves
 from tests.plans import test_packs as ends
@@ -35,7 +38,7 @@ TAKERS: dict[str, Document] = {
         "q": "~handover:results",
         "when": FIRST,
         HANDED: [{"h": "t", "ids": ["x"]}],
-        ENDED: {"at": NOW, "token": "t"},
+        ENDED: {"at": BAND, "token": "t"},  # no recovery finishes it
     },
     "zombie": {"q": "~handover:former", "when": NOW, "payload": "zombie"},
 }
@@ -130,3 +133,40 @@ def test_recovery_of_a_former_queue_shows_what_is_decided_now() -> None:
     steps.seconds += 10
     steps.run(recovering.recover("former"))
     assert ends.numbers_in(steps, "a.dead") == [held[3].payload]
+
+
+@pytest.mark.parametrize("to", ["a", "results"])
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_push_under_the_id_of_a_copy_is_stored_or_refused(to: str, taken_over: bool) -> None:
+    """A consumer that hands a message over is slow. A program pushes under the id of the message.
+
+    Once another consumer has the message, the copy is of no use. So that consumer may push its
+    result, and after the message has finished, so may anyone.
+    """
+    queue = ends.plans() if to == "a" else QueuePlans(to, Options(dead_letter="dead"))
+    for at, then in product((2, 3, 4, 5), range(0, 8, 2)):
+        steps, former, heir = Steps(ends.stored()), ends.Consumer(), ends.Consumer()
+        held = steps.run(former.receive(5))
+        leaving = steps.steps(former.settle(former.plans.rollback(held[3:4], delay=0), held))
+        assert sum(1 for _ in islice(leaving, at)) == at
+        has: list[Any] = []
+        steps.listeners.append(heir.waiting)
+        steps.seconds += 61 * taken_over
+        while taken_over and (has := steps.run(heir.receive(20 if to == "a" else 1))):
+            if to != "a" and has[0].payload == held[3].payload:
+                break
+            steps.run(heir.settle(heir.plans.commit(has), has, heir.committed))
+        pushing = steps.steps(queue.push(["new"], ids=[held[3].id]))
+        refused = False
+        try:
+            more = sum(1 for _ in islice(pushing, then)) == then
+            deque(leaving)
+            deque(pushing)
+        except DuplicateKey:
+            refused, more = True, True
+            deque(leaving)
+        known = to == "a" and held[3].payload not in heir.committed
+        assert refused + known + steps.collection.count_documents({"payload": "new"}) == 1
+        assert not (refused and has and isinstance(has[0], PackedReservation))
+        ends.audit(steps, former, heir)
+        assert more or then > 2
