@@ -23,9 +23,8 @@ AT_ONCE: Final = 4
 class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
-    If some fail, the error of the first of them is raised after all that have begun have ended;
-    the rest may not have begun. A blocking driver runs ``AT_ONCE`` of them at once, an async driver
-    and mongomock one after the other.
+    If some fail, the error of one of them is raised after all that have begun have ended; the rest
+    may not have begun. Drivers run ``AT_ONCE`` of them at once, mongomock one after the other.
     """
 
     plans: Sequence[Plan[T]]

@@ -272,14 +272,35 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
-            return self._in_turn(request.plans)
+            return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         assert isinstance(request, Wait)
         return self._wait(request)
 
-    async def _in_turn(self, plans: Sequence[Plan[R]]) -> list[R]:
-        return [await self._drive(plan) for plan in plans]
+    async def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
+        if self.memory:
+            return [await self._drive(plan) for plan in plans]
+        results: dict[int, R] = {}
+        upcoming = enumerate(plans)
+        failed = False
+
+        async def work() -> None:
+            nonlocal failed
+            try:
+                for place, plan in upcoming:
+                    if failed:
+                        return
+                    results[place] = await self._drive(plan)
+            except BaseException:
+                failed = True
+                raise
+
+        works = [work() for _ in range(min(AT_ONCE, len(plans)))]
+        for each in await asyncio.gather(*works, return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
+        return [results[place] for place in range(len(plans))]
 
     async def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""

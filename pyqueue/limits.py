@@ -261,8 +261,12 @@ class FollowedLimit:
     blocked_until: datetime | None = None
     #: No look behind a page of messages that cannot start before this; see ``limiting``.
     behind_at: datetime | None = None
+    #: How long the last question for permits took, in seconds; of several, the quickest one.
+    trip_s: float = 0
     #: Whether it was read. Nothing may be claimed before.
     known: bool = False
+    #: Whether it was logged that permits take long.
+    noted_slow: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
         """Learn what the record of the queue says.

@@ -152,7 +152,7 @@ class MemoryCollection:
             scratch = memory_database("scratch")["one"]
             scratch.insert_one(found or {"_id": id})
             now = self._now().replace(tzinfo=None)
-            (updated,) = scratch.aggregate(_replaced(pipeline, "$$NOW", now))
+            (updated,) = scratch.aggregate(_replaced(_naive(pipeline), "$$NOW", now))
             if found is not None:
                 self._collection.delete_one({"_id": id})
             self._collection.insert_one(updated)
@@ -182,7 +182,8 @@ class MemoryCollection:
                 raise ConfigurationError(
                     "session: mongomock has no sessions; use a MongoDB replica set"
                 )
-            given = [_given(each) for each in args]
+            given = [_given(self._at_this_instant(each)) for each in args[:1]]
+            given += [_given(each) for each in args[1:]]
             if "update" in method and (
                 "$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))
             ):
@@ -204,6 +205,16 @@ class MemoryCollection:
                 return _plain(result)
 
         return locked
+
+    def _at_this_instant(self, match: Any) -> Any:
+        """Return a filter with the time in place of "$$NOW", which mongomock does not know."""
+        if not isinstance(match, dict):
+            return match
+        if "$and" in match:
+            return {**match, "$and": [self._at_this_instant(each) for each in match["$and"]]}
+        if "$expr" not in match:
+            return match
+        return {**match, "$expr": _replaced(match["$expr"], "$$NOW", self._now())}
 
     def _without_bits(self, given: list[Any]) -> list[Any]:
         """Return the arguments of an update or a delete without the operators on bits."""
@@ -284,6 +295,15 @@ def _replaced(value: Any, name: str, by: Any) -> Any:
     if isinstance(value, list):
         return [_replaced(each, name, by) for each in value]
     return by if value == name else value
+
+
+def _naive(value: Any) -> Any:
+    """Return a pipeline with instants as mongomock stores them."""
+    if isinstance(value, dict):
+        return {key: _naive(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_naive(each) for each in value]
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 
 def _plain(value: Any) -> Any:

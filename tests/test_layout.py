@@ -454,18 +454,22 @@ BACKENDS: dict[str, set[str]] = {
     "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "byte_limit": {"scan"},
+    "claim_terms": {"kind", "levels", "locked", "options", "transitions"},
     "claiming": {
-        *("byte_limit", "invalid", "kind", "levels", "locked", "namespace", "options", "scan"),
+        *("byte_limit", "claim_terms", "invalid", "kind", "levels", "locked", "namespace", "scan"),
         *("slot_claims", "transitions"),
     },
     "permitting": {"rates"},
     "limiting": {
-        *("byte_limit", "claiming", "deferring", "groups", "permitting", "scan", "slots"),
+        *("byte_limit", "claim_terms", "claiming", "deferring", "groups", "permitting", "scan"),
+        "slots",
     },
-    "by_level": {"byte_limit", "claiming", "levels", "namespace", "scan", "transitions"},
-    "pacing": {"byte_limit", "claiming", "rates", "scan"},
+    "by_level": {
+        *("byte_limit", "claim_terms", "claiming", "levels", "namespace", "scan", "transitions"),
+    },
+    "pacing": {"byte_limit", "claim_terms", "claiming", "permitting", "scan"},
     "by_group": {
-        "pacing",
+        *("claim_terms", "pacing"),
         *("by_level", "byte_limit", "claiming", "groups", "limiting", "scan", "slots"),
         "transitions",
     },
@@ -484,13 +488,14 @@ BACKENDS: dict[str, set[str]] = {
         *("handover", "kind", "options", "pack_leaving", "pack_settling", "transitions"),
     },
     "receiving": {
-        *("by_group", "byte_limit", "claiming", "deferring", "giving_back", "invalid", "kind"),
+        *("by_group", "byte_limit", "claim_terms", "claiming", "deferring", "giving_back"),
+        *("invalid", "kind"),
         *("namespace", "options", "reading", "recovering", "scan"),
     },
     "pack_receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),
-        *("namespace", "pack_leaving", "pack_settling", "rates", "receiving"),
-        "scan",
+        *("claim_terms", "namespace", "pack_leaving", "pack_settling", "permitting"),
+        *("receiving", "scan"),
     },
     "pack_pushing": {
         *("bucket", "handover", "inserting", "kind", "namespace", "options", "pushing"),
@@ -511,8 +516,8 @@ BACKENDS: dict[str, set[str]] = {
     "stream_ranges": {"stream_entries", "transitions"},
     "stream_settling": {"invalid", "namespace", "stream_packs", "stream_ranges", "transitions"},
     "stream_groups": {
-        *("invalid", "options", "rates", "stream_entries", "stream_packs", "stream_ranges"),
-        "stream_settling",
+        *("invalid", "options", "permitting", "stream_entries", "stream_packs", "stream_ranges"),
+        *("stream_settling", "transitions"),
     },
     "stream_consumers": {
         *("invalid", "options", "stream_groups", "stream_packs", "stream_ranges"),
@@ -547,8 +552,8 @@ BACKENDS: dict[str, set[str]] = {
     "epochs": {"namespace", "options", "staging"},
     "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
-        *("acknowledging", "byte_limit", "claim_groups", "claiming", "encoded", "invalid"),
-        *("namespace", "queue_plans", "rates"),
+        *("acknowledging", "byte_limit", "claim_groups", "claim_terms", "encoded", "invalid"),
+        *("namespace", "permitting", "queue_plans"),
         *("reading", "receiving", "transitions"),
     },
     "__init__": {"bucket", "ordered", "priority", "standard"},

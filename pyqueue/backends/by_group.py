@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from pyqueue.backends import by_level, groups, limiting, transitions
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import ClaimTerms, Take, Taken, claim, take_first
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Take, Taken, claim, take_first
 from pyqueue.backends.groups import DEFERRED_FOR, MAX_PAGE, FirstOfEach, group_in, rank
 from pyqueue.backends.pacing import paced
 from pyqueue.backends.scan import ScanState, due_of
@@ -229,8 +230,7 @@ def _claim_heads(
         return found
     if scan.contested and len(heads) > wanted:
         heads = random.sample(heads, min(2 * wanted, len(heads)))
-    ids = {"_id": {"$in": [each["_id"] for each in heads]}}
-    free = {**ids, "q": terms.queue, "when": {"$lte": now}}
+    free = terms.free([each["_id"] for each in heads], now)
     chosen = terms._replace(chosen=heads)
     taken = yield from take_first(chosen, scan, free, now, min(wanted, len(heads)), room)
     return None if taken is None else taken[0]

@@ -12,7 +12,8 @@ from typing import Final
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import ClaimTerms, Take, claim
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanState, due_of, page_end

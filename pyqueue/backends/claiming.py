@@ -15,10 +15,10 @@ holds. ``locked`` then claims the messages around it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from bson.errors import BSONError
 
@@ -30,10 +30,8 @@ from pyqueue.backends.byte_limit import (
     ByteLimit,
     read_claimed,
 )
-from pyqueue.backends.kind import Kind
-from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
-from pyqueue.backends.locked import Scan, claim_unlocked, retry_excluded
-from pyqueue.backends.options import Options
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.locked import claim_unlocked, retry_excluded
 from pyqueue.backends.scan import ScanStart, ScanState, scan_position
 from pyqueue.backends.slot_claims import claim_slots
 from pyqueue.documents import hashable_id
@@ -41,7 +39,7 @@ from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unava
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimTerms", "Claimed", "Take", "Taken", "claim", "take_first"]
+__all__ = ["MAX_CLAIM", "Claimed", "Take", "Taken", "claim", "take_first"]
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
@@ -55,91 +53,7 @@ ClaimUpdate = Mapping[str, Mapping[str, Any]]
 #: whether the scan saw the end of the queue.
 Taken = tuple[list[Document], Document | None, bool]
 #: Claims messages that match. The result is None if the server was too slow for the limit.
-Take = Callable[["ClaimTerms", ScanState, Filter, datetime, int, ByteLimit], Plan[Taken | None]]
-
-
-class ClaimTerms(NamedTuple):
-    """From which queue a claim takes messages, and what it does with them."""
-
-    queue: str
-    kind: Kind
-    #: The queue that takes documents that cannot be claimed.
-    dead_letter: str
-    owner: str
-    lease_s: float
-    counts_try: bool
-    #: The time limit of one command, in seconds.
-    command_timeout_s: float
-    #: The longest time between rescans of an idle queue, in seconds.
-    poll_s: float
-    #: Whether it claims by level. Only a queue with priorities has levels.
-    by_level: bool = False
-    #: The messages to claim, if they are chosen already.
-    chosen: Sequence[Document] | None = None
-    #: The slot of each of them, if the queue has a limit; empty if they need none; see ``slots``.
-    slots: Mapping[Hashable, str] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        queue: str,
-        kind: Kind,
-        options: Options,
-        owner: str,
-        lease_s: float,
-        command_timeout_s: float,
-        counts_try: bool = True,
-    ) -> ClaimTerms:
-        """Return the terms of a queue with these options."""
-        return cls(
-            queue,
-            kind,
-            options.dead_letter,
-            owner,
-            lease_s,
-            counts_try,
-            command_timeout_s,
-            options.poll,
-        )
-
-    @property
-    def scan(self) -> Scan:
-        """The order in which it claims, and the index of that order."""
-        if self.by_level:
-            return Scan(LEVEL_ORDER, PRIOR)
-        return Scan(self.kind.order, self.kind.index if self.chosen is None else "_id_")
-
-    @property
-    def claim_timeout_s(self) -> float:
-        """The time limit of the claim. It leaves time to find out what became of it."""
-        return max(self.command_timeout_s / 2, self.command_timeout_s - 1)
-
-    @property
-    def recovery_timeout_s(self) -> float:
-        """The least time for finding out what became of a claim."""
-        return self.command_timeout_s - self.claim_timeout_s
-
-    @property
-    def alike(self) -> bool:
-        """Whether one update claims any of the messages. Else each of them gets a slot."""
-        return self.slots is None or len(self.slots) < 2
-
-    def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
-        """Return how much of the time limit is left, without what is reserved for later."""
-        left_s = self.command_timeout_s - (now - began).total_seconds() - reserve_s
-        return max(left_s, self.recovery_timeout_s)
-
-    def update(self, now: datetime) -> dict[str, dict[str, Any]]:
-        """Return the update of a claim at this instant, with a new token."""
-        count = self.counts_try
-        update = transitions.claiming(now, self.lease_s, self.owner, count=count)
-        if "packs" in self.kind.capabilities:  # packs count their claims, too
-            update["$inc"] = {**update.get("$inc", {}), "c": 1}
-        if self.slots is not None:
-            update["$unset"]["limited"] = ""
-            if len(self.slots) == 1:
-                update["$set"]["slot"], *_ = self.slots.values()
-        return transitions.locking(self.kind, update)
+Take = Callable[[ClaimTerms, ScanState, Filter, datetime, int, ByteLimit], Plan[Taken | None]]
 
 
 def claim(
@@ -260,7 +174,7 @@ def take_first(
         if (
             limit_s
             and terms.alike
-            and (yield from retry_excluded(terms.queue, locked, update, now, few))
+            and (yield from retry_excluded(terms.queue, locked, update, now, few, terms.until))
         ):
             return room.cut((yield from _held(terms, update))), None, False
         if wanted == 1 and room.takes_any:
@@ -333,7 +247,7 @@ def _claim_unlocked(
     quick = True
     try:
         quick = yield from claim_unlocked(
-            terms.queue, terms.scan, scan.locked, match, update, now, wanted
+            terms.queue, terms.scan, scan.locked, match, update, now, wanted, terms.until
         )
     except Unavailable as error:
         lost = error
@@ -445,14 +359,24 @@ def _write_claims(
 ) -> Plan[int]:
     """Claim those of ``ids`` that are still free. Return how many."""
     if terms.slots is None or terms.alike:
-        still = transitions.still_claimable(terms.queue, ids, now)
         change = yield from Update(
-            still, update, many=True, w1=True, max_time_s=timeout_s, server_limit_s=limit_s
+            terms.free(ids, now),
+            update,
+            many=True,
+            w1=True,
+            max_time_s=timeout_s,
+            server_limit_s=limit_s,
         )
         return change.matched
-    slots = [terms.slots[hashable_id(id)] for id in ids]
+    pairs = [
+        (
+            {**terms.free((), now), "_id": id},
+            {**update, "$set": {**update["$set"], "slot": terms.slots[hashable_id(id)]}},
+        )
+        for id in ids
+    ]
     terms_of = terms.queue, terms.kind, terms.dead_letter
-    return (yield from claim_slots(*terms_of, ids, slots, update, now, timeout_s))
+    return (yield from claim_slots(*terms_of, pairs, now, timeout_s))
 
 
 def _claim_each(
@@ -478,7 +402,7 @@ def _claim_each(
     if more and len(held) < wanted:
         free = yield from Find(match, {"_id": 1}, sort=order, limit=wanted - len(held), hint=index)
         for each in free:
-            one = {"_id": each["_id"], "q": queue, "when": {"$lte": now}}
+            one = terms.free([each["_id"]], now)
             try:
                 yield from Update(one, update, w1=True, server_limit_s=limit_s)
             except TimeLimitReached:

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from pyqueue.backends import deferring, slots
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import MAX_CLAIM, ClaimTerms, Taken, take_first
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import MAX_CLAIM, Taken, take_first
 from pyqueue.backends.groups import MAX_PAGE
-from pyqueue.backends.permitting import LookPermits
+from pyqueue.backends.permitting import Permits
 from pyqueue.backends.scan import ScanState
 from pyqueue.backends.slots import FreeSlots
 from pyqueue.documents import hashable_id
@@ -74,6 +75,19 @@ class _Look:
                 chosen.append((each, left.pop()))
         return chosen
 
+    def within(
+        self, chosen: Sequence[tuple[Document, str]], permits: Mapping[str, int]
+    ) -> list[tuple[Document, str]]:
+        """Return the first messages that were chosen, as many of each key as have permits."""
+        left = Counter(permits)
+        found = []
+        for each in chosen:
+            key = key_of(self.limit, each[0])
+            left[key] -= 1
+            if left[key] >= 0:
+                found.append(each)
+        return found
+
     def count(self, documents: Iterable[Document]) -> Counter[str]:
         """Return how many messages each key has."""
         return Counter(key_of(self.limit, each) for each in documents)
@@ -107,7 +121,8 @@ def take(
 ) -> Plan[Taken | None]:
     """Claim the first messages that may start."""
     scan.limit.blocked_until = None
-    limit, (order, index) = scan.limit.limit, terms.scan
+    permits, (order, index) = Permits(terms.queue, scan.limit), terms.scan
+    limit = permits.limit
     if limit is None:  # another thread has read that it is gone
         return (yield from take_first(terms, scan, match, now, wanted, room))
     fields: dict[str, Any] = {**FIELDS, "priority": 1} if terms.by_level else FIELDS
@@ -118,20 +133,23 @@ def take(
     if not page:
         scan.contested = scan.groups.crowded = False
         return [], None, True
-    look, permits = _Look(limit, page), LookPermits(terms.queue, limit, scan.limit)
+    look = _Look(limit, page)
     useful = {key: min(number, wanted) for key, number in look.count(page).items()}
     free = yield from expected_slots(terms, scan, limit, useful, now)
     # By level, lower levels would come before higher ones.
     shuffled = scan.contested and not terms.by_level
     chosen = yield from _choose(look, permits, free, wanted, now, shuffled=shuffled)
     crowded = limit.per is not None and len(chosen) < wanted and len(page) == size
-    few = len(chosen) < min(wanted, len(page))
-    if crowded:
+    few = len(chosen) < min(wanted, len(page)) and not permits.cut
+    if crowded and not (yield from permits.spent()):
         rest = wanted - len(chosen)
         chosen += yield from _behind(terms, scan, look, permits, match, fields, rest)
-    if (yield from permits.late()):
-        chosen, few = [], False
-    documents = yield from _claim_and_learn(terms, scan, look, chosen, free, now, room)
+    if late := (yield from permits.drop_late()):
+        chosen, few = look.within(chosen, permits.held), False
+    within, contested = terms._replace(until=permits.until or terms.until), scan.contested
+    documents = yield from _claim_and_learn(within, scan, look, chosen, free, now, room)
+    if documents is not None and len(documents) < len(chosen) and (yield from permits.late()):
+        late, scan.contested = True, contested
     unused = yield from permits.give_back(look.count(documents or ()))
     if documents is None:
         return None
@@ -143,9 +161,12 @@ def take(
         claimed = [each for each, _ in chosen if hashable_id(each["_id"]) in look.done]
         moved = yield from _let_wait(terms, scan, look, claimed, unused, now, few=few)
         if not chosen and not moved:  # other processes have changed what it saw
-            scan.limit.blocked_until = scan.limit.first_start(now) or now
+            start = None if permits.cut else scan.limit.first_start(now)
+            scan.limit.blocked_until = start or now
     elif few:
         scan.limit.blocked_until = free[""].until or now
+    if late:  # it comes back at once
+        scan.limit.blocked_until = now
     left = look.left()
     if not left:
         return documents, {**page[-1], "due": page[-1]["when"]}, len(page) < size and not moved
@@ -174,7 +195,7 @@ def expected_slots(
 
 def _choose(
     look: _Look,
-    permits: LookPermits,
+    permits: Permits,
     free: Mapping[str, FreeSlots],
     wanted: int,
     now: datetime,
@@ -245,7 +266,7 @@ def _claim(
         chosen = chosen[:1]
     while True:
         ids = [each["_id"] for each, _ in chosen]
-        free = {"_id": {"$in": ids}, "q": terms.queue, "when": {"$lte": now}}
+        free = terms.free(ids, now)
         these = terms._replace(
             chosen=[each for each, _ in chosen],
             slots={hashable_id(each["_id"]): slot for each, slot in chosen if slot},
@@ -265,7 +286,7 @@ def _behind(
     terms: ClaimTerms,
     scan: ScanState,
     look: _Look,
-    permits: LookPermits,
+    permits: Permits,
     match: Filter,
     fields: dict[str, Any],
     wanted: int,

@@ -172,13 +172,18 @@ def _before(now: datetime, until: datetime | None) -> bool:
 
 
 def retry_excluded(
-    queue: str, locked: LockedMessages, update: UpdateDocument, now: datetime, wanted: int
+    queue: str,
+    locked: LockedMessages,
+    update: UpdateDocument,
+    now: datetime,
+    wanted: int,
+    until: datetime | None,
 ) -> Plan[int]:
     """Claim excluded messages whose pause is over, each alone. Return how many were claimed."""
     claimed = 0
     while claimed < wanted and (exclusion := locked.due(now)) is not None:
         try:
-            one = still_claimable(queue, [exclusion.id], now)
+            one = still_claimable(queue, [exclusion.id], now, until)
             change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
         except Unavailable:
             locked.exclude_again(now, exclusion)
@@ -198,6 +203,7 @@ def claim_unlocked(
     update: UpdateDocument,
     now: datetime,
     wanted: int,
+    until: datetime | None,
 ) -> Plan[bool]:
     """Claim messages one by one after a claim timed out, and exclude those that are locked.
 
@@ -209,6 +215,7 @@ def claim_unlocked(
         update: the update of that claim. It claimed nothing.
         now: the instant.
         wanted: how many to claim at most.
+        until: the end of the permits to start them; None: they need none.
 
     Returns:
         False if the server is slow: no write was done within the limit. Nothing is claimed then.
@@ -225,7 +232,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            one = still_claimable(queue, [each["_id"]], now)
+            one = still_claimable(queue, [each["_id"]], now, until)
             change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
         except TimeLimitReached:
             timed_out.append(each)

@@ -22,20 +22,20 @@ from pyqueue.backends import (
     acknowledging,
     invalid,
     namespace,
-    rates,
     reading,
     receiving,
     transitions,
 )
 from pyqueue.backends.byte_limit import find_fitting
 from pyqueue.backends.claim_groups import ClaimGroup, holding
-from pyqueue.backends.claiming import ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.encoded import FindEncoded
 from pyqueue.backends.namespace import CLAIMS
+from pyqueue.backends.permitting import Permits
 from pyqueue.concurrently import concurrently
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.limits import Limit, limit_or_none
+from pyqueue.limits import FollowedLimit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
@@ -99,14 +99,6 @@ def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[
     return held
 
 
-def _permitted(queue: str, limit: Limit | None, ids: list[Id]) -> Plan[list[Id]]:
-    """Return the first messages, as many as may start."""
-    if limit is None or limit.rate is None:
-        return ids
-    granted = yield from rates.take(queue, limit, {"": len(ids)})
-    return ids[: granted[""].permits]
-
-
 class NamedClaims(ClaimGroup):
     """The plans of one group of a queue. Plain data: it pickles.
 
@@ -156,13 +148,14 @@ class NamedClaims(ClaimGroup):
             Fenced: another process runs the group now; nothing is held.
         """
         backend, kind = self.backend, self.backend.kind
+        followed = FollowedLimit()
         while True:
             progress = yield from self.progress(token)
             flags = yield from namespace.flags(backend.queue)
             if flags.get("paused"):
                 return None
-            shared = limit_or_none(backend.queue, flags.get("shape"))
-            receiving.check_limit(backend.queue, shared, "claim")
+            followed.limit = limit_or_none(backend.queue, flags.get("shape"))
+            receiving.check_limit(backend.queue, followed.limit, "claim")
             now = yield from ServerTime()
             match = kind.claimable(backend.queue, now if since is None else min(now, since), None)
             ready = Find(
@@ -174,18 +167,20 @@ class NamedClaims(ClaimGroup):
             ids = yield from self._valid_ids(found, now)
             if not ids:
                 continue
-            ids = yield from _permitted(backend.queue, shared, ids)
+            permits = Permits(backend.queue, followed)
+            ids = ids[: (yield from permits.number(len(ids), now))]
             if not ids:
                 return None
             n = progress.claimed + 1
             begun = {"$set": {"claimed": n, "adopted": 0}}
             yield from self._advance(token, begun, claimed=progress.claimed)
-            yield from self._stamp(ids, n, token, lease_s)
+            stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
+            yield from permits.give_back({"": stamped})
             yield from self._bury_invalid(token, n, lease_s)
             mine = self._mine(token, n - 1, n)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
-            # Other processes claimed all of them, or all were buried.
+            # Other processes claimed all of them, all were buried, or the permits were too old.
             if progress.claimed == progress.acknowledged:
                 yield from self._advance(token, {"$max": {"n": n}})
 
@@ -248,10 +243,13 @@ class NamedClaims(ClaimGroup):
             return progress.claimed, []
         return n, (yield from self.ids(token, n - 1, n))
 
-    def _stamp(self, ids: Sequence[Id], n: int, token: str, lease_s: float) -> Plan[None]:
-        yield from concurrently(
+    def _stamp(
+        self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
+    ) -> Plan[int]:
+        """Claim those of ``ids`` that are still free. Return how many, at most."""
+        stamped = yield from concurrently(
             [
-                self._stamp_some(ids[start : start + STAMP], n, token, lease_s)
+                self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)
                 for start in range(0, len(ids), STAMP)
             ]
         )
@@ -263,22 +261,26 @@ class NamedClaims(ClaimGroup):
             with suppress(LeaseLost):
                 yield from self.backend.release(tuple(held))
             raise
+        return sum(stamped)
 
-    def _stamp_some(self, ids: Sequence[Id], n: int, token: str, lease_s: float) -> Plan[None]:
+    def _stamp_some(
+        self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
+    ) -> Plan[int]:
         now = yield from ServerTime()
-        still = transitions.still_claimable(self.backend.queue, ids, now)
+        still = transitions.still_claimable(self.backend.queue, ids, now, until)
         update = holding(self.backend.owner(), token, now, lease_s)
         update["$set"]["claim"] = {"g": self.tag, "n": n}
         try:
-            yield from Update(still, update, many=True)
+            return (yield from Update(still, update, many=True)).matched
         except InvalidMessage as error:
             # The server refused a document of another program. Halve the ids to find and bury it.
             if len(ids) == 1:
                 yield from self._bury_unclaimable(still, error, now)
-                return
+                return 0
             half = len(ids) // 2
-            yield from self._stamp_some(ids[:half], n, token, lease_s)
-            yield from self._stamp_some(ids[half:], n, token, lease_s)
+            yield from self._stamp_some(ids[:half], n, token, lease_s, until)
+            yield from self._stamp_some(ids[half:], n, token, lease_s, until)
+            return len(ids)  # the refused command may have claimed some of them
 
     def _bury_invalid(self, token: str, n: int, lease_s: float) -> Plan[None]:
         """Bury what was claimed too often, and what is not a valid message, as every claim does."""

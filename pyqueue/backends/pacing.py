@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pyqueue.backends import rates
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claiming import MAX_CLAIM, ClaimTerms, Take, Taken, take_first
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import MAX_CLAIM, Take, Taken, take_first
+from pyqueue.backends.permitting import Permits
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Filter, Find, Plan
@@ -47,19 +48,25 @@ def paced(take: Take | None) -> Take:
             scan.contested = False
             return [], None, True
         most = min(wanted, len(page))
-        permits = yield from rates.permits(terms.queue, "", scan.limit, now, most)
+        permits, contested = Permits(terms.queue, scan.limit), scan.contested
+        number = yield from permits.number(most, now)
         taken: Taken | None = _left([], page, size)
-        if permits:
+        if number:
             room.closed = True  # calls that come meanwhile have no permits
+            within = terms._replace(until=permits.until)
             if take is None:
-                taken = yield from _take_of(page, terms, scan, now, permits, size, room)
+                taken = yield from _take_of(page, within, scan, now, number, size, room)
             else:
-                taken = yield from take(terms, scan, match, now, permits, room)
-            unused = permits - (0 if taken is None else len(taken[0]))
-            yield from rates.return_permits(terms.queue, "", scan.limit, unused)
-            if unused:
+                taken = yield from take(within, scan, match, now, number, room)
+            used = 0 if taken is None else len(taken[0])
+            late = used < number and (yield from permits.late())
+            yield from permits.give_back({"": used})
+            if late and taken is not None:  # the rest of the page is as it was
+                scan.contested, scan.limit.blocked_until = contested, now
+                return _left(taken[0], page, size, room.excess)
+            if used < number:
                 return taken
-        if permits < most:
+        if number < most:
             scan.limit.blocked_until = scan.limit.next_start or now
         return taken
 
@@ -90,8 +97,8 @@ def _take_of(
     chosen = page[:wanted]
     if scan.contested and not terms.by_level:  # else lower levels would come before higher ones
         chosen = random.sample(page, min(wanted, len(page)))
-    ids = {"_id": {"$in": [each["_id"] for each in chosen]}}
-    free = {**ids, "q": terms.queue, "when": {"$lte": now}}
+    ids = [each["_id"] for each in chosen]
+    free = terms.free(ids, now)
     taken = yield from take_first(terms._replace(chosen=chosen), scan, free, now, len(chosen), room)
     if taken is None:
         return None

@@ -18,15 +18,17 @@ from typing import Any, Final
 import bson
 
 from pyqueue import packs
-from pyqueue.backends import invalid, namespace, rates
+from pyqueue.backends import invalid, namespace
 from pyqueue.backends.by_level import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
-from pyqueue.backends.claiming import Claimed, ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.giving_back import insert_again
 from pyqueue.backends.handover import HANDED, finish
 from pyqueue.backends.pack_leaving import Leaver, burial, leave
 from pyqueue.backends.pack_settling import Group, emptied, end_claim, give_back
 from pyqueue.backends.pack_settling import finish as finish_packed
+from pyqueue.backends.permitting import Permits
 from pyqueue.backends.receiving import (
     Claims,
     Reception,
@@ -96,12 +98,15 @@ def _claim_for_callers(
 ) -> Plan[list[list[Claimed]]]:
     """Claim once for several callers, and for those that come meanwhile; split the result."""
     room = ByteLimit(scan, limits)
-    permits = yield from _permits(how, scan, limits, room)
+    permits = Permits(how.terms.queue, scan.limit)
+    number = yield from _number(permits, scan, limits, room)
     claimed: list[Claimed] = []
     sizes: list[int] = []
     ended = False
-    while (need := min(_wanted(limits), permits) - len(claimed)) > 0:
+    while (need := min(_wanted(limits), number) - len(claimed)) > 0:
         if claimed and sum(sizes) >= sum(each.bytes for each in limits):
+            break
+        if claimed and (yield from permits.spent()):
             break
         if how.misfits.verdict is not None:
             if claimed:
@@ -122,13 +127,17 @@ def _claim_for_callers(
     shares, rest = _shares(claimed, sizes, limits)
     if rest:
         yield from _put_back(stock, how, rest)
+    if scan.limit.limit is not None:
+        yield from permits.give_back({"": len(claimed) - len(rest)})
+        scan.limit.blocked_until = scan.limit.next_start
+    if (yield from permits.late()):  # no command follows that a reserve could be stopped at
+        yield from _put_back(stock, how, [each for share in shares for each in share])
+        yield from permits.give_back({})
+        scan.limit.blocked_until = yield from ServerTime()
+        return [[] for _ in limits]
     if how.pop and claimed:
         lost = yield from _finish_popped(how, [each for share in shares for each in share])
         shares = [[each for each in share if _identity(each) not in lost] for share in shares]
-    if scan.limit.limit is not None:
-        unused = permits - len(claimed) + len(rest)
-        yield from rates.return_permits(how.terms.queue, "", scan.limit, unused)
-        scan.limit.blocked_until = scan.limit.next_start
     return shares
 
 
@@ -136,8 +145,8 @@ def _wanted(limits: Sequence[Limits]) -> int:
     return sum(each.messages for each in limits)
 
 
-def _permits(
-    how: Reception, scan: ScanState, limits: Sequence[Limits], room: ByteLimit
+def _number(
+    permits: Permits, scan: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
     """Return how many messages may be handed out, of those that are wanted.
 
@@ -146,8 +155,7 @@ def _permits(
     if scan.limit.limit is None:
         return sys.maxsize
     room.closed = True  # calls that come meanwhile have no permits
-    queue, now = how.terms.queue, (yield from ServerTime())
-    return (yield from rates.permits(queue, "", scan.limit, now, _wanted(limits)))
+    return (yield from permits.number(_wanted(limits), (yield from ServerTime())))
 
 
 def _identity(claimed: Claimed) -> tuple[Hashable, str]:

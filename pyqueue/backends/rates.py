@@ -6,12 +6,14 @@ Each key of a limit has one document, a token bucket::
     tokens     how many messages could start at ``at``, at most ``burst``
     at         when the tokens were last counted, by the clock of the primary
     granted    how many messages the last look may start
+    asked      when that look asked, by the clock of the primary
     expires    when the bucket is full, and the server may delete it: one that is missing is full
     processed  the index ``expires`` has only documents with this field
 
 A look asks for permits after it has found messages, and starts as many as it got. The permits are
 stored by a majority before the look goes on. Otherwise a fail-over could grant them again. Permits
-of a look that dies are lost. What a look did not use, it gives back if it can.
+of a look that dies are lost. What a look did not use, it gives back if it can. ``permitting`` has
+what all users of permits share.
 """
 
 from __future__ import annotations
@@ -34,17 +36,12 @@ __all__ = [
     "TakePermits",
     "give_back",
     "may_start",
-    "permits",
     "permits_id",
-    "return_permits",
     "take",
 ]
 
-#: How long after a look has asked for permits it may use them, in seconds. Later it asks again:
-#: what a process does after a long pause would not fit the window of its permits.
+#: How long permits are valid at least, in seconds.
 VALID_S: Final = 1.0
-#: How often a look asks again after permits came too late.
-ROUNDS: Final = 3
 #: A bucket that is further ahead of the primary's clock than this means that the clock was set
 #: back. A smaller step is waited out: commands of one instant may be carried out in any order.
 CLOCK_STEP_MS: Final = 60_000
@@ -59,6 +56,19 @@ class Granted(NamedTuple):
     permits: int
     #: When the next one may start, by the clock of the primary.
     next_at: datetime
+    #: When they were granted, by the clock of the primary.
+    asked: datetime
+    #: When they were asked for, by the monotonic clock of this process.
+    sent: float = 0
+    #: How long the answer took, in seconds.
+    trip_s: float = 0
+    #: How long they are valid, in seconds.
+    valid_s: float = VALID_S
+
+    @property
+    def until(self) -> datetime:
+        """Until when they are valid, by the clock of the primary."""
+        return self.asked + timedelta(seconds=self.valid_s)
 
 
 def permits_id(queue: str, key: str) -> str:
@@ -98,70 +108,60 @@ class TakePermits(Command[Granted]):
             },
             {"$set": {"at": at, "tokens": {"$min": [capacity, filled]}}},
             {"$set": {"granted": {"$max": [0, {"$min": [self.wanted, whole]}]}}},
-            {"$set": {"tokens": {"$subtract": ["$tokens", "$granted"]}}},
+            {"$set": {"tokens": {"$subtract": ["$tokens", "$granted"]}, "asked": "$$NOW"}},
             {"$set": {"expires": {"$subtract": ["$at", missing_ms]}, "processed": "$at"}},
         ]
 
     def read(self, raw: Any) -> Granted:
         """Return what was granted."""
         next_at = _next_at(self.limit, raw["tokens"], raw["at"])
-        return Granted(int(raw["granted"]), next_at)
+        return Granted(int(raw["granted"]), next_at, raw["asked"])
 
 
 @dataclass(slots=True)
 class GiveBack(Command[object]):
-    """Put tokens back into a bucket. A bucket that is missing is full."""
+    """Put tokens back into a bucket. A bucket that is missing is full.
+
+    If the permits are no longer valid, it puts back fewer: less what came since. The bucket may
+    have been full since, and more messages than the burst would start within a short time.
+    """
 
     id: str
     limit: Limit
-    count: int
+    unused: Granted
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify."""
-        tokens = {"$add": ["$tokens", self.count]}
+        """Send a findAndModify that counts by the server's clock."""
+        since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
+        since = {"$divide": [since_ms, self.limit.token_s * 1000]}
+        is_valid = {"$lt": ["$$NOW", self.unused.until]}
+        rest = {"$max": [0, {"$subtract": [self.unused.permits, since]}]}
+        tokens = {"$add": ["$tokens", {"$cond": [is_valid, self.unused.permits, rest]}]}
         capped = {"$min": [float(self.limit.capacity), tokens]}
         return collection.find_one_and_update({"_id": self.id}, [{"$set": {"tokens": capped}}])
 
 
-def take(queue: str, limit: Limit, wanted: Mapping[str, int]) -> Plan[dict[str, Granted]]:
+def take(
+    queue: str, limit: Limit, wanted: Mapping[str, int], stop: float = math.inf
+) -> Plan[dict[str, Granted]]:
     """Ask for permits to start messages.
 
     Args:
         queue: the name of the queue.
         limit: its limit, which has a rate.
         wanted: how many messages are to start, by key.
+        stop: when to ask for no more keys, by the monotonic clock.
 
     Returns:
-        What was granted, by key. None of it may be used much later.
+        What was granted, by key, without the keys that it did not ask for. It asks for the first.
     """
-    for _ in range(ROUNDS):
-        asked = yield from MonotonicTime()
-        keys = list(wanted)
-        answers = yield from concurrently(
-            [_take_one(queue, limit, key, wanted[key]) for key in keys]
-        )
-        granted = dict(zip(keys, answers, strict=True))
-        if (yield from MonotonicTime()) - asked <= VALID_S:
-            return granted
-        unused = {key: each.permits for key, each in granted.items()}
-        yield from give_back(queue, limit, unused)
-    return {key: each._replace(permits=0) for key, each in granted.items()}
-
-
-def permits(queue: str, key: str, followed: FollowedLimit, now: datetime, wanted: int) -> Plan[int]:
-    """Return how many messages of one key may start, unless it is known that none may.
-
-    ``followed`` remembers when the next one may start, if these are fewer than ``wanted``.
-    """
-    limit = followed.limit
-    if limit is None or limit.rate is None:  # another thread has read that it is gone
-        return wanted
-    if followed.waits(now):
-        return 0
-    granted = (yield from take(queue, limit, {key: wanted}))[key]
-    few = granted.permits < wanted
-    followed.expect("", granted.next_at if few else None, now)
-    return granted.permits
+    stops = [math.inf] + [stop] * len(wanted)
+    questions = [
+        _take_one(queue, limit, key, number, until)
+        for (key, number), until in zip(wanted.items(), stops, strict=False)
+    ]
+    answers = yield from concurrently(questions)
+    return {key: each for key, each in zip(wanted, answers, strict=True) if each is not None}
 
 
 def may_start(
@@ -198,30 +198,17 @@ def _next_at(limit: Limit, tokens: float, at: datetime) -> datetime:
     return at + timedelta(milliseconds=math.ceil(missing * limit.token_s * 1000))
 
 
-def return_permits(queue: str, key: str, followed: FollowedLimit, unused: int) -> Plan[None]:
-    """Return what ``permits`` granted and was not used."""
-    if unused > 0 and followed.limit is not None:
-        followed.forget()
-        yield from give_back(queue, followed.limit, {key: unused})
-
-
-def _take_one(queue: str, limit: Limit, key: str, wanted: int) -> Plan[Granted]:
-    while True:
+def _take_one(queue: str, limit: Limit, key: str, wanted: int, stop: float) -> Plan[Granted | None]:
+    while (sent := (yield from MonotonicTime())) < stop:
         try:
-            return (yield from TakePermits(permits_id(queue, key), limit, wanted, majority=True))
+            granted = yield from TakePermits(permits_id(queue, key), limit, wanted, majority=True)
         except DuplicateKey:
             continue  # two looks made the document at once
+        return granted._replace(sent=sent, trip_s=(yield from MonotonicTime()) - sent)
+    return None
 
 
-def give_back(queue: str, limit: Limit, unused: Mapping[str, int]) -> Plan[None]:
-    """Return permits that were not used. If this fails, they are lost.
-
-    Args:
-        queue: the name of the queue.
-        limit: its limit.
-        unused: how many, by key.
-    """
-    for key, count in unused.items():
-        if count > 0:
-            with suppress(Unavailable):
-                yield from GiveBack(permits_id(queue, key), limit, count, w1=True)
+def give_back(queue: str, limit: Limit, key: str, unused: Granted) -> Plan[None]:
+    """Return permits that were not used. If this fails, they are lost."""
+    with suppress(Unavailable):
+        yield from GiveBack(permits_id(queue, key), limit, unused, w1=True)

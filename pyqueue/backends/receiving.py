@@ -18,7 +18,8 @@ from pyqueue import arguments
 from pyqueue.backends import deferring, invalid, namespace, reading, recovering
 from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
-from pyqueue.backends.claiming import MAX_CLAIM, Claimed, ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import MAX_CLAIM, Claimed
 from pyqueue.backends.giving_back import (
     give_back,
     insert_again,

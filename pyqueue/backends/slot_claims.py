@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from pyqueue.backends import invalid
 from pyqueue.backends.kind import Kind
 from pyqueue.errors import DuplicateKey, InvalidMessage
-from pyqueue.requests import Plan, UpdateDocument, UpdateEach
+from pyqueue.requests import Filter, Plan, UpdateDocument, UpdateEach
 
 __all__ = ["claim_slots"]
 
@@ -23,24 +23,15 @@ def claim_slots(
     queue: str,
     kind: Kind,
     dead_letter: str,
-    ids: Sequence[Any],
-    slots: Sequence[str],
-    update: UpdateDocument,
+    pairs: Sequence[tuple[Filter, UpdateDocument]],
     now: datetime,
     timeout_s: float,
 ) -> Plan[int]:
-    """Claim messages, each with a slot. Return how many were claimed.
+    """Claim messages, each by a filter and an update with a slot. Return how many were claimed.
 
     A message is left alone if it is not free any more, if another one has its slot by now, or if
     the server refuses to claim it.
     """
-    pairs = [
-        (
-            {"_id": id, "q": queue, "when": {"$lte": now}},
-            {**update, "$set": {**update["$set"], "slot": slot}},
-        )
-        for id, slot in zip(ids, slots, strict=True)
-    ]
     matched, failures = yield from UpdateEach(
         pairs, w1=True, max_time_s=min(timeout_s, CLAIM_TIMEOUT_S)
     )

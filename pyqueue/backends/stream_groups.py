@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 import bson
 
 from pyqueue import arguments
-from pyqueue.backends import rates, stream_packs
+from pyqueue.backends import stream_packs, transitions
 from pyqueue.backends.invalid import Misfits, error_record
 from pyqueue.backends.options import QueueShape
+from pyqueue.backends.permitting import Permits
 from pyqueue.backends.stream_entries import Range
 from pyqueue.backends.stream_packs import Pack
 from pyqueue.backends.stream_ranges import (
@@ -245,7 +246,7 @@ def _take(
     until = now + timedelta(milliseconds=round(terms.lease_s * 1000))
     group = state.seen
     fresh = False
-    permits = _Permits(terms)
+    permits, asked = _Permits(terms), wanted
     while any(wanted):
         if group is None:
             group = yield from create(state, terms.start)
@@ -262,11 +263,14 @@ def _take(
                 return []
         if found is not None:
             step, taken = found
-            match = {**step.match, "paused": {"$ne": True}}
+            match = {**step.match, "paused": {"$ne": True}, **transitions.in_time(permits.until)}
             group = yield from change(state, Step(match, step.update), w1=True)
             if group is not None:
                 yield from permits.give_back(taken)
                 return taken
+            if (yield from permits.late()):
+                yield from permits.give_back([])
+                permits, wanted = _Permits(terms), asked
         elif fresh:
             break
         else:  # what this process knows may be old
@@ -280,32 +284,35 @@ def _take(
 class _Permits:
     """The permits of one claim, if the stream has a limit. Each group has permits of its own."""
 
-    __slots__ = ("_limit", "_number", "_state", "asked")
+    __slots__ = ("_permits", "asked")
 
     def __init__(self, terms: Terms) -> None:
-        self._limit, self._state = terms.limit, terms.state
+        self._permits = Permits(terms.state.stream, terms.limit, terms.state.name)
         #: Whether nothing is to be asked for any more.
         self.asked = terms.limit.limit is None
-        self._number = 0
+
+    @property
+    def until(self) -> datetime | None:
+        """The end of the permits; None: it has none."""
+        return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:
         """Ask for permits for what can be taken. Return how much each caller may take."""
         self.asked = True
-        number = sum(each.range.size for each in taken)
-        state = self._state
-        granted = yield from rates.permits(state.stream, state.name, self._limit, now, number)
-        self._number = left = granted
+        left = yield from self._permits.number(sum(each.range.size for each in taken), now)
         share = [0] * len(wanted)
         for each in taken:
             share[each.place] += min(left, each.range.size)
             left -= min(left, each.range.size)
         return share
 
+    def late(self) -> Plan[bool]:
+        """Return whether it is too late to use them."""
+        return self._permits.late()
+
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
         """Give back what was not used."""
-        unused = self._number - sum(each.range.size for each in taken)
-        state = self._state
-        yield from rates.return_permits(state.stream, state.name, self._limit, unused)
+        yield from self._permits.give_back({"": sum(each.range.size for each in taken)})
 
 
 # ---- the messages of what was claimed

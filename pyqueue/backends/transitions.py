@@ -118,9 +118,19 @@ def scan_range(
     return {"$or": [*after, {"q": queue, "when": {"$gt": when, **upto}}], **messages}
 
 
-def still_claimable(queue: str, ids: Sequence[object], now: datetime) -> Filter:
-    """Return the filter of those of ``ids`` that can still be claimed."""
-    return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}}
+def in_time(until: datetime | None) -> Filter:
+    """Return the filter that matches nothing after an instant of the server; None: no limit.
+
+    Only a filter that names documents may have it: a scan would read all others in vain.
+    """
+    return {} if until is None else {"$expr": {"$lt": ["$$NOW", until]}}
+
+
+def still_claimable(
+    queue: str, ids: Sequence[object], now: datetime, until: datetime | None = None
+) -> Filter:
+    """Return the filter of those of ``ids`` that can still be claimed, and until when."""
+    return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}, **in_time(until)}
 
 
 def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> UpdateFields:

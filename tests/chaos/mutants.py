@@ -78,7 +78,7 @@ def _no_slots() -> None:
 
 def _no_rate() -> None:
     def read(self: rates.TakePermits, raw: Any) -> rates.Granted:
-        return rates.Granted(self.wanted, raw["at"])
+        return rates.Granted(self.wanted, raw["at"], raw["asked"])
 
     _replace(rates.TakePermits, "read", read)
 

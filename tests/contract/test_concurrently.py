@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
 
 from pyqueue import AsyncClient, Client
+from pyqueue.backends.namespace import ping
 from pyqueue.concurrently import AT_ONCE, concurrently
 from pyqueue.connecting import runner_of
-from pyqueue.requests import Plan, ServerTime
+from pyqueue.drivers import AsyncDriver
+from pyqueue.requests import Command, Hello, Plan, ServerTime
 from tests.spark.processes import SLOW_S
 
 
@@ -47,8 +50,8 @@ def test_first_error_is_raised_after_the_plans_have_ended(url: str) -> None:
     assert ended == [1]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_memory_and_async_clients_run_plans_in_order(url: str, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_memory_and_async_clients_run_plans_in_one_thread(url: str, count: int) -> None:
     threads: set[int] = set()
 
     def plans() -> list[Plan[int]]:
@@ -62,3 +65,33 @@ def test_memory_and_async_clients_run_plans_in_order(url: str, count: int) -> No
         assert runner_of(client).run(concurrently(plans())) == [*range(count)]
     assert asyncio.run(run()) == [*range(count)]
     assert threads <= {get_ident()}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_async_driver_waits_for_several_plans_at_once(
+    url: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one fails, no further one begins."""
+
+    sent: list[object] = []
+
+    async def run() -> None:
+        together = asyncio.Barrier(AT_ONCE)
+
+        async def ask(driver: AsyncDriver, request: Command[object]) -> object:
+            sent.append(request)
+            if fails:
+                raise ArithmeticError("no")
+            await asyncio.wait_for(together.wait(), SLOW_S)
+            return len(sent)
+
+        hellos = [Hello() for _ in range(2 * AT_ONCE)]
+        async with AsyncClient(url) as client:
+            await runner_of(client).run(ping())
+            with monkeypatch.context() as patched:
+                patched.setattr(AsyncDriver, "ask", ask)
+                await runner_of(client).run(concurrently([iter(each) for each in hellos]))
+
+    with pytest.raises(ArithmeticError) if fails else nullcontext():
+        asyncio.run(run())
+    assert len(sent) == (1 if fails else 2 * AT_ONCE)

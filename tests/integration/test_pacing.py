@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -11,6 +15,8 @@ import pytest
 from pyqueue import Client, ConfigurationError, Limit
 from tests.integration.conftest import PROCESSES, Connect
 from tests.integration.test_rates import DRIFT
+from tests.support.eventually import eventually
+from tests.support.processes import ROOT
 
 LIMIT = Limit(rate=40, period=1, burst=10)
 MESSAGES = 50
@@ -54,6 +60,27 @@ def test_starts_of_several_processes_fit_every_window(
                 number for began, ended, number in calls if began >= begin and ended <= end
             )
             assert within <= 10 + 40 * max(0.0, end - begin) * DRIFT
+
+
+@pytest.mark.parametrize("per", [None, "headers.customer"])
+def test_stopped_consumer_starts_no_more(url: str, per: str | None) -> None:
+    """While it is stopped between its permits and its claim, the bucket fills again."""
+    with Client(url) as client:
+        queue = client.queue("a", limit=Limit(rate=10, burst=10, per=per))
+        queue.push_many(range(40), headers={"customer": "x"})
+        program = [sys.executable, "-m", "tests.integration.stopped_consumer", url]
+        with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stopped:
+            assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+            bucket = client.database["pyqueue"].find_one({"granted": {"$exists": True}})
+            full_at = time.monotonic() + 1.2
+            assert bucket["tokens"] < 1
+            eventually(lambda: time.monotonic() > full_at)
+            began = time.monotonic()
+            held = queue.reserve_many(10, timeout=0)
+            stopped.send_signal(signal.SIGCONT)
+            number, ended = stopped.communicate(timeout=60)[0].split()
+    assert len(held) == 10
+    assert len(held) + int(number) <= 10 + 10 * (float(ended) - began) * DRIFT
 
 
 def test_waiting_consumers_share_the_rate(connect: Connect) -> None:

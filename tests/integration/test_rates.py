@@ -24,10 +24,10 @@ def ask(url: str, worker: int, times: int) -> list[tuple[float, float, int]]:
         for number in range(times):
             wanted = 1 + (number + worker) % 4
             asked = time.monotonic()
-            granted = runner.run(rates.take("a", LIMIT, {"": wanted}))[""].permits
-            found.append((asked, time.monotonic(), granted))
-            if granted and number % 5 == 0:
-                runner.run(rates.give_back("a", LIMIT, {"": 1}))
+            granted = runner.run(rates.take("a", LIMIT, {"": wanted}))[""]
+            found.append((asked, time.monotonic(), granted.permits))
+            if granted.permits and number % 5 == 0:
+                runner.run(rates.give_back("a", LIMIT, "", granted._replace(permits=1)))
                 found.append((asked, time.monotonic(), -1))
         return found
 

@@ -17,7 +17,7 @@ from bson import ObjectId
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import monitoring
 
-from pyqueue import AsyncClient, Client, Queue
+from pyqueue import AsyncClient, Client, Limit, Queue
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.connecting import runner_of
 from pyqueue.queues import backend_of
@@ -91,6 +91,8 @@ def within(manager: Any) -> None:
         pass
 
 
+#: Permits are stored by a majority, whatever the durability is.
+RATE: Final = {"limit": Limit(rate=1, burst=9)}
 CASES: Final = [
     Case("push", lambda queue, held: queue.push(1), (SAFE,), ready=0),
     Case("push", lambda queue, held: queue.push(1, key="k"), (SAFE,)),
@@ -104,6 +106,16 @@ CASES: Final = [
     Case("reserve", lambda queue, held: queue.reserve(0), (FAST,)),
     Case("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), (FAST,)),
     Case("reserved", lambda queue, held: within(queue.reserved(0)), (FAST, SAFE)),
+    *(
+        Case(
+            "reserve",
+            lambda queue, held: queue.reserve(0),
+            (SAFE, FAST),
+            options=options,
+            fixed=True,
+        )
+        for options in (RATE, {**RATE, "kind": "bucket"}, {**RATE, "kind": "ordered"})
+    ),
     Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1),
     Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=2),
     Case(

@@ -436,7 +436,7 @@ def _restores_nothing(*_: object, **__: object) -> Plan[deferring.Restored]:
 
 
 def _grants_all(self: rates.TakePermits, raw: Any) -> rates.Granted:
-    return rates.Granted(self.wanted, raw["at"])
+    return rates.Granted(self.wanted, raw["at"], raw["asked"])
 
 
 def _one_more(concurrency: int, wanted: Mapping[str, int]) -> dict[str, slots.FreeSlots]:

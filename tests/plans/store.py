@@ -253,6 +253,13 @@ class Store:
         return self.buckets
 
     def _found(self, filter: Mapping[str, Any], sort: Any, skip: int, limit: int) -> list[Document]:
+        if "$expr" in filter:
+            assert "_id" in filter, "a scan would read everything in vain"
+            filter = dict(filter)
+            (now, until) = filter.pop("$expr")["$lt"]
+            assert now == "$$NOW"
+            if instant(int(self._world.time)) >= until:
+                return []
         if isinstance(filter.get("_id"), (str, ObjectId)):
             one = self.documents.get(filter["_id"])
             found = [one] if one is not None and matches(one, filter) else []

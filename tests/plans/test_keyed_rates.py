@@ -313,12 +313,25 @@ def test_receive_returns_what_it_has_while_permits_come() -> None:
     assert 0 < len(scene.consumer.started) < 40
 
 
+def test_many_keys_start_though_each_question_takes_long() -> None:
+    """A look asks for half a second, and uses what it got by then. So each call starts some."""
+    scene = Scene("".join(map(chr, range(0x4E00, 0x4E00 + 100))), Limit(rate=1, per="headers.t"))
+    for calls in range(1, 11):
+        began = scene.steps.seconds
+        for _ in scene.steps.steps(scene.consumer.receive(100)):
+            scene.steps.seconds += 0.03
+        assert scene.steps.seconds - began <= 1
+        assert len(scene.consumer.started) >= min(10 * calls, 100)
+    assert len(set(scene.consumer.started)) == 100
+
+
 def test_permits_given_back_by_others_are_noticed() -> None:
     """A consumer that knew of none does not defer the message again and again."""
     scene, other = Scene("xxx"), Consumer()
     assert scene.receive(2, other) == ["x0", "x1"]
     assert scene.receive(9) == []
-    scene.steps.run(rates.give_back("a", RATE, {"=x": 1}))
+    granted = rates.Granted(1, scene.steps.now, scene.steps.now)
+    scene.steps.run(rates.give_back("a", RATE, "=x", granted))
     scene.steps.run(plans().push([9], ids=["x9"], headers={"t": "x"}))
     running = scene.steps.steps(scene.consumer.receive(1))
     assert sum(1 for _ in islice(running, 100)) < 50
@@ -401,22 +414,15 @@ def test_permits_that_are_given_back_are_used() -> None:
     assert scene.consumer.started == ["x", "x"]
 
 
-def test_permits_that_come_late_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the first round were granted too long ago when the second one ends."""
-    scene, other = Scene("xxxyyy"), Consumer()
-    assert scene.receive(2, other) == ["x0", "x1"]
-    take = rates.take
-
-    def slow(*given: Any) -> Plan[Any]:
-        granted = yield from take(*given)
-        scene.steps.seconds += 0.7
-        return granted
-
-    monkeypatch.setattr(rates, "take", slow)
-    assert scene.receive(2) == []
-    assert scene.steps.seconds > 1
-    monkeypatch.setattr(rates, "take", take)
-    assert scene.receive(2) == ["y3", "y4"]
+def test_look_keeps_permits_that_are_young() -> None:
+    """The answer for one key takes so long that the permits of the other one are too old."""
+    scene = Scene("ab")
+    for slow in ("=a", "=b"):
+        for each in scene.steps.steps(scene.consumer.receive(9)):
+            if isinstance(each, rates.TakePermits) and each.id.endswith(slow):
+                scene.steps.seconds += 1.2
+    assert scene.consumer.started == ["b"]
+    assert scene.receive(9) == ["a0"]
 
 
 def test_lapsed_lease_does_not_make_a_consumer_poll() -> None:

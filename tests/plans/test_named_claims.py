@@ -145,7 +145,9 @@ def test_refused_document_is_found_by_halves_and_buried() -> None:
         return Change(len(ids), None)
 
     runner = Runner(*[answer] * 8)
-    runner.run(NamedClaims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE))
+    runner.run(
+        NamedClaims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE, None)
+    )
     assert sorted(marked) == ["m0", "m1", "m2", "m4"]
     assert put_away == [["m3"]]
     assert len(runner.commands) == 8

@@ -1,0 +1,128 @@
+"""Consumers that are suspended at any command: what they start late, they start with new permits.
+
+A process may be stopped between any two commands, or while a reply travels, and another one uses
+the permits that came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import pytest
+
+from pyqueue import Limit
+from pyqueue.backends import rates
+from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.requests import Plan
+from tests.plans import test_pacing as pacing
+from tests.plans import test_stream_rates as streams
+from tests.plans.steps import Steps
+
+#: While a consumer sleeps, the bucket fills again.
+RATE: Final[dict[str, Any]] = {"rate": 2, "period": 1, "burst": 5}
+SLEEP_S: Final = 2.5
+
+
+class Works(Protocol):
+    """A process that consumes."""
+
+    def work(self) -> Plan[Any]:
+        """Receive more messages than the burst."""
+        ...
+
+
+class Popper(pacing.Consumer):
+    def receive(self, limit: int, **how: Any) -> Plan[list[Any]]:
+        return super().receive(limit, pop=True, **how)
+
+
+class Claimer(pacing.Consumer):
+    """It claims with a name: each process for a group of its own."""
+
+    names = iter(range(1_000_000))
+
+    def work(self) -> Plan[Any]:
+        return NamedClaims(self.plans, f"g{next(self.names)}").begin(8, 60)
+
+
+class Taker(pacing.Consumer):
+    """It starts messages that no other process would."""
+
+    def work(self) -> Plan[Any]:
+        granted = yield from rates.take("a", Limit(**RATE), {"": 8})
+        self.received += range(granted[""].permits)
+
+
+def in_queue(steps: Steps, consumers: list[Any]) -> int:
+    """Return how many messages of a queue were claimed or deleted."""
+    ready = {"q": "a", "record": {"$exists": False}, "token": {"$exists": False}}
+    return pacing.MESSAGES - int(steps.collection.count_documents(ready))
+
+
+def in_hand(steps: Steps, consumers: list[Any]) -> int:
+    """Return how many messages were handed out: that of a pack is not stored."""
+    return sum(len(each.received) for each in consumers)
+
+
+def anywhere(steps: Steps, consumers: list[Any]) -> int:
+    return in_queue(steps, consumers) + in_hand(steps, consumers)
+
+
+class User(NamedTuple):
+    """A user of permits: its store, its processes, and what counts its starts."""
+
+    made: Callable[[], Steps]
+    slow: Callable[[], Works]
+    other: Callable[[], Works]
+    started: Callable[[Steps, list[Any]], int]
+
+
+def queue(
+    kind: str,
+    slow: type[pacing.Consumer] = pacing.Consumer,
+    other: type[pacing.Consumer] = pacing.Consumer,
+    started: Callable[[Steps, list[Any]], int] = in_queue,
+    **limit: Any,
+) -> User:
+    stored = Limit(**RATE, **limit)
+    return User(lambda: pacing.made(kind, stored), lambda: slow(kind), lambda: other(kind), started)
+
+
+USERS: Final = {
+    "standard": queue("standard"),
+    "priority": queue("priority"),
+    "ordered": queue("ordered"),
+    "bucket": queue("bucket", started=in_hand),
+    "pops": queue("standard", Popper, Popper),
+    "key": queue("standard", per="headers.t"),
+    "slots": queue("standard", concurrency=9),
+    "slots of a key": queue("standard", concurrency=9, per="headers.t"),
+    "slots and groups": queue("ordered", concurrency=9),
+    "named claims": queue("standard", Claimer, Taker, anywhere),
+    "stream": User(
+        streams.made,
+        streams.Consumer,
+        streams.Consumer,
+        lambda steps, consumers: streams.started(steps),
+    ),
+}
+
+
+@pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
+@pytest.mark.parametrize("user", USERS)
+def test_suspended_consumer_starts_no_more(user: str, reply: bool) -> None:
+    made, make_slow, make_other, started = USERS[user]
+    steps = made()
+    steps.run(make_slow().work())
+    for at in range(len(steps.commands)):
+        steps, slow, other, before = made(), make_slow(), make_other(), [0]
+
+        def sleep(number: int, done: bool, at: int = at, steps: Steps = steps) -> None:
+            if (number, done) == (at, reply):
+                before[0] = started(steps, [slow, other])  # noqa: B023
+                steps.seconds += SLEEP_S
+                steps.run(other.work())  # noqa: B023
+
+        steps.run(slow.work(), sleep)
+        assert started(steps, [slow, other]) - before[0] <= RATE["burst"], at
