@@ -17,10 +17,12 @@ from pyqueue.clock import seconds
 from pyqueue.errors import ConfigurationError
 
 __all__ = [
+    "Drain",
     "FollowedLimit",
     "Limit",
     "MayStart",
     "check_limit",
+    "drain_of",
     "key_of",
     "limit_or_none",
     "stored_limit",
@@ -143,6 +145,42 @@ class MayStart(NamedTuple):
     next_at: datetime
 
 
+class Drain(NamedTuple):
+    """A limit on concurrency that was lowered: messages may still be held under the former one."""
+
+    #: The largest limit before.
+    concurrency: int
+    #: When it was lowered.
+    at: datetime
+
+    @classmethod
+    def of(cls, stored: object) -> Drain | None:
+        """Return what the record of a queue stores; None: nothing, or what nobody can read."""
+        if not isinstance(stored, Mapping):
+            return None
+        number, at = stored.get("concurrency"), stored.get("at")
+        if not isinstance(number, int) or not isinstance(at, datetime):
+            return None
+        return cls(min(number, MAX_CONCURRENCY), at)
+
+
+def drain_of(before: object, drain: Drain | None, after: object, now: datetime) -> Drain | None:
+    """Return the drain of a limit that is changed; None: it was not lowered.
+
+    Args:
+        before: the limit as the record stores it.
+        drain: the drain in the record.
+        after: the limit to be stored. One without concurrency is lowered, too: the next change may
+            bring a lower one.
+        now: the instant.
+    """
+    former, lower = (
+        each.get("concurrency", 0) if isinstance(each, Mapping) else 0 for each in (before, after)
+    )
+    most = max(former, 0 if drain is None else drain.concurrency)
+    return Drain(most, now) if most > lower else None
+
+
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
     """Return the key whose limit a stored message counts for; "" if the limit is not ``per`` key.
 
@@ -261,6 +299,8 @@ class FollowedLimit:
     blocked_until: datetime | None = None
     #: No look behind a page of messages that cannot start before this; see ``limiting``.
     behind_at: datetime | None = None
+    #: A former limit on concurrency under which messages may still be held.
+    drain: Drain | None = None
     #: How long the last question for permits took, in seconds; of several, the quickest one.
     trip_s: float = 0
     #: Whether it was read. Nothing may be claimed before.

@@ -490,7 +490,7 @@ BACKENDS: dict[str, set[str]] = {
     "receiving": {
         *("by_group", "byte_limit", "claim_terms", "claiming", "deferring", "giving_back"),
         *("invalid", "kind"),
-        *("namespace", "options", "reading", "recovering", "scan"),
+        *("namespace", "options", "reading", "recovering", "scan", "slots"),
     },
     "pack_receiving": {
         *("by_level", "byte_limit", "claiming", "giving_back", "handover", "invalid"),

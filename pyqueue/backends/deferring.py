@@ -56,7 +56,7 @@ def _may_start(
     """Return how many messages of each key may start now, and when the next one may."""
     found: list[Mapping[str, MayStart]] = []
     if limit.concurrency is not None:
-        found.append((yield from slots.may_start(queue, limit.concurrency, keys, now)))
+        found.append((yield from slots.may_start(queue, followed, keys, now)))
     if limit.rate is not None:
         found.append((yield from rates.may_start(queue, limit, followed, keys, now)))
     return {

@@ -188,9 +188,9 @@ def expected_slots(
     """
     if limit.concurrency is None:
         return slots.no_slots(useful)
-    if not scan.limit.meets_slots:
+    if not scan.limit.meets_slots and scan.limit.drain is None:
         return slots.any_slots(limit.concurrency, useful)
-    return (yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now))
+    return (yield from slots.free_slots(terms.queue, terms.kind, scan.limit, useful, now))
 
 
 def _choose(
@@ -312,7 +312,7 @@ def _behind(
     if limit.concurrency is None:
         free = slots.no_slots(useful)
     else:
-        free = yield from slots.free_slots(terms.queue, terms.kind, limit.concurrency, useful, now)
+        free = yield from slots.free_slots(terms.queue, terms.kind, scan.limit, useful, now)
     return (yield from _choose(other, permits, free, wanted, now))
 
 

@@ -22,7 +22,7 @@ from pyqueue.backends.shared_options import SharedOptions
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, InvalidName, Unavailable
-from pyqueue.limits import stored_limit
+from pyqueue.limits import Drain, drain_of, stored_limit
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
@@ -319,6 +319,10 @@ def reshape(
         shared = SharedOptions(queue, found[0], namespace.default_shape(kind))
         # A release that does not know of a shape refuses the record from now on.
         put = {**shared.reshaping(shape, by, now), "v": namespace.SHAPED_VERSION}
+        if "limit" in shape:
+            stored = shared.shape.get("limit"), Drain.of(found[0].get("drain"))
+            if drain := drain_of(*stored, shape["limit"], now):
+                put["drain"] = drain._asdict()
         update: UpdateDocument = {"$set": put}
         if shape.get("limit") is False:
             update = {"$set": put, "$unset": {"shape.limit": ""}}

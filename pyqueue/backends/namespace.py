@@ -120,6 +120,7 @@ _FLAGS: Final[Mapping[str, object]] = {
     "levels": 1,
     "shape": 1,
     "kind": 1,
+    "drain": 1,
 }
 #: The _id and ``q`` of the document that keeps walks over the index of locks short.
 _LOCK_BOUNDS: Final = "~locks"

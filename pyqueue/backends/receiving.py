@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
-from pyqueue.backends import deferring, invalid, namespace, reading, recovering
+from pyqueue.backends import deferring, invalid, namespace, reading, recovering, slots
 from pyqueue.backends.by_group import claim_next
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms
@@ -32,7 +32,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
-from pyqueue.limits import Limit
+from pyqueue.limits import Drain, Limit
 from pyqueue.messages import MAX_RECEIVED_BYTES, Message
 from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
@@ -236,6 +236,9 @@ def _read_record(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[None
     except ConfigurationError:
         scan.flag_read = None  # the next call raises it, too
         raise
+    scan.limit.drain = Drain.of(record.get("drain"))
+    if scan.limit.drain is not None:
+        yield from slots.end_drain(queue, namespace.record_id(queue), scan.limit.drain, now)
     if deferring.defers(before, instead=scan.limit.limit):
         yield from deferring.lift(queue)  # this process may have deferred some since the change
     scan.paused = bool(record.get("paused"))

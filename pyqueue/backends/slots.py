@@ -6,27 +6,32 @@ the same slot, whichever processes claim them, and at most N are held. The end o
 the slot in the same update, so no slot can leak. A message whose holder was killed keeps its slot
 until its lease ends. A look that needs the slot then ends that claim, and the former holder settles
 and extends nothing any more.
+
+After a limit was lowered, messages have slots above it until their claims end. Fewer slots can be
+used then; see ``_usable``. The record of the queue has the former limit in ``drain`` until no
+message is left that may have been claimed under it.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import transitions
 from pyqueue.backends.groups import bring_forward
 from pyqueue.backends.indexes import LIMITED, SLOTS
 from pyqueue.backends.kind import Kind
 from pyqueue.documents import stored_group
-from pyqueue.limits import MayStart
+from pyqueue.limits import Drain, FollowedLimit, MayStart
 from pyqueue.messages import Reservation
-from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, UpdateEach
+from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
 
 __all__ = [
     "FreeSlots",
     "any_slots",
+    "end_drain",
     "end_lapsed",
     "free_slots",
     "go_on",
@@ -36,6 +41,10 @@ __all__ = [
     "slot_of",
     "slots_of",
 ]
+
+
+#: Within this time, consumers follow a limit that was changed.
+FOLLOWED_WITHIN: Final = timedelta(seconds=5)
 
 
 def slot_of(key: str, number: int) -> str:
@@ -63,22 +72,25 @@ class FreeSlots(NamedTuple):
 
 
 def free_slots(
-    queue: str, kind: Kind, concurrency: int, wanted: Mapping[str, int], now: datetime
+    queue: str, kind: Kind, followed: FollowedLimit, wanted: Mapping[str, int], now: datetime
 ) -> Plan[dict[str, FreeSlots]]:
     """Return which slots of each key are free, and end claims whose leases have ended for more.
 
     ``wanted``: how many are of use, by key.
     """
-    held = yield from _held(queue, concurrency, wanted)
+    limits = _limits(followed)
+    held = yield from _held(queue, max(limits), wanted)
     result: dict[str, FreeSlots] = {}
     lapsed: list[Document] = []
     for key, number in wanted.items():
         taken = held[key]
         over = [name for name, each in taken.items() if _has_lapsed(each, now)]
-        names = [name for name in _names(key, concurrency) if name not in taken]
+        # One that has lapsed counts as held: it may be extended before its claim is ended.
+        usable = _names(key, _usable(*limits, key, taken))
+        names = [name for name in usable if name not in taken]
         if len(names) < number:
             lapsed += [taken.pop(name) for name in over]
-            names += over
+            names += [name for name in over if name in usable]
         random.shuffle(names)
         until = min((each["when"] for each in taken.values()), default=None)
         result[key] = FreeSlots(names[:number], len(names), until)
@@ -97,21 +109,58 @@ def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlot
 
 
 def may_start(
-    queue: str, concurrency: int, keys: Collection[str], now: datetime
+    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
     """Return how many messages of each key may start now, and when the next one may."""
-    held = yield from _held(queue, concurrency, keys)
+    limits = _limits(followed)
+    held = yield from _held(queue, max(limits), keys)
     found: dict[str, MayStart] = {}
     for key, some in held.items():
-        ends = sorted(each["when"] for each in some.values() if not _has_lapsed(each, now))
-        free = concurrency - len(ends)
-        found[key] = MayStart(free, now if free > 0 else ends[0])
+        live = {name: each for name, each in some.items() if not _has_lapsed(each, now)}
+        usable = _names(key, _usable(*limits, key, some))
+        free = len([name for name in usable if name not in live])
+        soonest = min((each["when"] for each in live.values()), default=now)
+        found[key] = MayStart(free, now if free else soonest)
     return found
 
 
 def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
     """Return what stands for slots if messages need none: empty names, as many as are wanted."""
     return {key: FreeSlots([""] * number, number, None) for key, number in wanted.items()}
+
+
+def _limits(followed: FollowedLimit) -> tuple[int, int]:
+    """Return the limit, and the former one under which messages may still be held."""
+    limit, drain = followed.limit, followed.drain
+    concurrency = 0 if limit is None else limit.concurrency or 0
+    return concurrency, concurrency if drain is None else drain.concurrency
+
+
+def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
+    """Return below which number slots may be used.
+
+    If the slots below it are all taken, no more than the limit are held together with those above
+    it. Slots above it only become free. So this holds whatever other processes read and claim.
+    """
+    if former <= concurrency:
+        return concurrency
+    taken = [name in held for name in _names(key, former)]
+    usable, above = concurrency, sum(taken[concurrency:])
+    while usable and usable + above > concurrency:
+        usable -= 1
+        above += taken[usable]
+    return usable
+
+
+def end_drain(queue: str, record: str, drain: Drain, now: datetime) -> Plan[None]:
+    """Forget a former limit if no message is left that may have been claimed under it."""
+    followed_by = drain.at + FOLLOWED_WITHIN
+    if now < followed_by:
+        return
+    old = {"q": queue, "slot": {"$exists": True}, "reserved": {"$lt": followed_by}}
+    if not (yield from Find(old, {"_id": 1}, limit=1, hint=SLOTS)):
+        same = {"_id": record, "drain": drain._asdict()}
+        yield from Update(same, {"$unset": {"drain": ""}})
 
 
 def _names(key: str, concurrency: int) -> list[str]:

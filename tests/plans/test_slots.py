@@ -20,6 +20,7 @@ import pytest
 from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.indexes import make_indexes
 from pyqueue.backends.kind import lookup
+from pyqueue.backends.managing import reshape
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
@@ -409,6 +410,73 @@ def test_lowered_limit_drains_and_a_raised_one_is_used(kind: str) -> None:
     scene.reshape(4)
     scene.waiting.scan.flag_read = None
     assert len(scene.receive(10)) == 2
+
+
+def following(kind: str) -> Consumer:
+    """Return a process that does not give the limit."""
+    consumer = Consumer(kind)
+    consumer.plans = plans(None, kind)
+    return consumer
+
+
+def lowered(kind: str, per: str | None) -> tuple[Steps, Consumer, list[Any]]:
+    """Return a queue that holds 6 messages after its limit was lowered from 6 to 3."""
+    steps, old = LockingSteps(), following(kind)
+    limits = [{"concurrency": number, "per": per} for number in (6, 3)]
+    first, then = ({k: v for k, v in each.items() if v is not None} for each in limits)
+    queue = QueuePlans("a", Options(dead_letter="dead", shape={"limit": first}), kind=kind)
+    groups = [str(number) for number in range(30)] if kind == "ordered" else None
+    steps.run(queue.push(list(range(30)), groups=groups))
+    held = steps.run(old.receive(6))
+    steps.run(reshape("a", {"limit": then}))
+    return steps, old, held
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))]
+)
+@pytest.mark.parametrize(
+    ("kind", "per"), [("standard", None), ("standard", "headers.t"), ("ordered", None)]
+)
+def test_lowered_limit_starts_no_more_than_it_allows(kind: str, per: str | None, seed: int) -> None:
+    """Whichever messages end first, and however the commands of several processes follow."""
+    choose = random.Random(seed)
+    steps, old, held = lowered(kind, per)
+    choose.shuffle(held)
+    ends = [old.plans.commit([each]) for each in held]
+    news = [following(kind) for _ in range(3)]
+    running: list[Any] = [steps.steps(each.receive(choose.randint(1, 4))) for each in news]
+    running += [steps.steps(end) for end in ends[:1]]
+    left, most = ends[1:], 6
+    while left or running:
+        one = choose.choice(running) if running and (not left or choose.random() < 0.97) else None
+        if one is None:
+            running.append(steps.steps(left.pop()))
+            continue
+        try:
+            next(one)
+        except StopIteration:
+            running.remove(one)
+            if left:
+                running.append(steps.steps(choose.choice(news).receive(choose.randint(1, 4))))
+        number = steps.collection.count_documents({"q": "a", "token": {"$exists": True}})
+        assert number <= max(most, 3)
+        most = number
+    assert most > 0
+
+
+def test_former_limit_is_forgotten_when_nothing_is_left_of_it() -> None:
+    """Until then, a lowered limit that is lowered again counts from the first one."""
+    steps, old, held = lowered("standard", None)
+    steps.run(reshape("a", {"limit": {"concurrency": 2}}))
+    record = steps.collection.find_one({"_id": "~queue:a"})
+    assert record["drain"]["concurrency"] == 6
+    for seconds, ends, starts in ((6, held[:5], 1), (12, held[:0], 0), (18, held[5:], 1)):
+        steps.seconds = seconds
+        steps.run(old.plans.commit(ends))
+        assert len(steps.run(following("standard").receive(9))) == starts
+        there = "drain" in steps.collection.find_one({"_id": "~queue:a"})
+        assert there is (seconds < 18)
 
 
 ENDS: dict[str, Callable[[QueuePlans, Any], Plan[Any]]] = {
