@@ -553,7 +553,7 @@ BACKENDS: dict[str, set[str]] = {
     "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
         *("acknowledging", "byte_limit", "claim_groups", "claim_terms", "encoded", "invalid"),
-        *("namespace", "permitting", "queue_plans"),
+        *("kind", "namespace", "permitting", "queue_plans"),
         *("reading", "receiving", "transitions"),
     },
     "__init__": {"bucket", "ordered", "priority", "standard"},

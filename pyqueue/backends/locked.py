@@ -58,6 +58,8 @@ SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 #: For how long pops claim a message before they delete it, after a claim of the queue timed out.
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
+#: What is read of each message.
+PLACE: Final = {"_id": 1, "when": 1}
 #: How far ahead of now the record of a queue is put. See ``ScanState.sentinel``.
 RECORD_AHEAD: Final = timedelta(seconds=2)
 
@@ -222,9 +224,7 @@ def claim_unlocked(
     """
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
-    page = yield from Find(
-        match, {"_id": 1, "when": 1}, sort=scan.order, limit=size, hint=scan.hint
-    )
+    page = yield from Find(match, PLACE, sort=scan.order, limit=size, hint=scan.hint)
     claimed = in_a_row = tried = 0
     timed_out = []
     for each in page:

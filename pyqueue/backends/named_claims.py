@@ -30,6 +30,7 @@ from pyqueue.backends.byte_limit import find_fitting
 from pyqueue.backends.claim_groups import ClaimGroup, holding
 from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.encoded import FindEncoded
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.permitting import Permits
 from pyqueue.concurrently import concurrently
@@ -99,6 +100,12 @@ def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[
     return held
 
 
+def _ready(queue: str, kind: Kind, limit: int, since: datetime) -> Find:
+    """Return the request for what was ready at an instant."""
+    match, most = kind.claimable(queue, since, None), min(limit, MAX_CLAIM)
+    return Find(match, {"_id": 1}, sort=kind.order, limit=most, hint=kind.index)
+
+
 class NamedClaims(ClaimGroup):
     """The plans of one group of a queue. Plain data: it pickles.
 
@@ -147,8 +154,7 @@ class NamedClaims(ClaimGroup):
         Raises:
             Fenced: another process runs the group now; nothing is held.
         """
-        backend, kind = self.backend, self.backend.kind
-        followed = FollowedLimit()
+        backend, followed = self.backend, FollowedLimit()
         while True:
             progress = yield from self.progress(token)
             flags = yield from namespace.flags(backend.queue)
@@ -157,10 +163,8 @@ class NamedClaims(ClaimGroup):
             followed.limit = limit_or_none(backend.queue, flags.get("shape"))
             receiving.check_limit(backend.queue, followed.limit, "claim")
             now = yield from ServerTime()
-            match = kind.claimable(backend.queue, now if since is None else min(now, since), None)
-            ready = Find(
-                match, {"_id": 1}, sort=kind.order, limit=min(limit, MAX_CLAIM), hint=kind.index
-            )
+            upto = now if since is None else min(now, since)
+            ready = _ready(backend.queue, backend.kind, limit, upto)
             found = yield from (ready if max_bytes is None else find_fitting(ready, max_bytes))
             if not found:
                 return None

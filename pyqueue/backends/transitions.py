@@ -121,7 +121,7 @@ def scan_range(
 def in_time(until: datetime | None) -> Filter:
     """Return the filter that matches nothing after an instant of the server; None: no limit.
 
-    Only a filter that names documents may have it: a scan would read all others in vain.
+    Only a filter that names documents may have it: a scan would read everything in vain.
     """
     return {} if until is None else {"$expr": {"$lt": ["$$NOW", until]}}
 
