@@ -32,7 +32,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
-from pyqueue.limits import Drain, Limit
+from pyqueue.limits import Limit
 from pyqueue.messages import MAX_RECEIVED_BYTES, Message
 from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
@@ -236,9 +236,7 @@ def _read_record(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[None
     except ConfigurationError:
         scan.flag_read = None  # the next call raises it, too
         raise
-    scan.limit.drain = Drain.of(record.get("drain"))
-    if scan.limit.drain is not None:
-        yield from slots.end_drain(queue, namespace.record_id(queue), scan.limit.drain, now)
+    yield from slots.follow_drain(queue, scan.limit, record, now)
     if deferring.defers(before, instead=scan.limit.limit):
         yield from deferring.lift(queue)  # this process may have deferred some since the change
     scan.paused = bool(record.get("paused"))

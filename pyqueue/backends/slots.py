@@ -31,8 +31,8 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, U
 __all__ = [
     "FreeSlots",
     "any_slots",
-    "end_drain",
     "end_lapsed",
+    "follow_drain",
     "free_slots",
     "go_on",
     "key_of_slot",
@@ -152,14 +152,20 @@ def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> i
     return usable
 
 
-def end_drain(queue: str, record: str, drain: Drain, now: datetime) -> Plan[None]:
-    """Forget a former limit if no message is left that may have been claimed under it."""
-    followed_by = drain.at + FOLLOWED_WITHIN
-    if now < followed_by:
+def follow_drain(
+    queue: str, followed: FollowedLimit, record: Document, now: datetime
+) -> Plan[None]:
+    """Learn a former limit from the record of a queue.
+
+    Forget it if no message is left that may have been claimed under it.
+    """
+    followed.drain = drain = Drain.of(record.get("drain"))
+    if drain is None or now < drain.at + FOLLOWED_WITHIN:
         return
-    old = {"q": queue, "slot": {"$exists": True}, "reserved": {"$lt": followed_by}}
-    if not (yield from Find(old, {"_id": 1}, limit=1, hint=SLOTS)):
-        same = {"_id": record, "drain": drain._asdict()}
+    old = {"$lt": drain.at + FOLLOWED_WITHIN}
+    held = {"q": queue, "slot": {"$exists": True}, "reserved": old}
+    if not (yield from Find(held, {"_id": 1}, limit=1, hint=SLOTS)):
+        same = {"_id": record["_id"], "drain": record["drain"]}
         yield from Update(same, {"$unset": {"drain": ""}})
 
 
