@@ -37,6 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
 
 import bson
 from bson import Int64, ObjectId
@@ -112,15 +113,19 @@ def message_id(pack: Mapping[str, Any], place: int) -> str:
     return naming(pack)(place)
 
 
-def part_id(pack: Id, token: str, place: int) -> str:
+def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
     """Return the _id of a part. A claim makes the same one if it tries again.
+
+    Two calls may settle some of the same messages at once. Then a part of one call does not
+    overwrite a part of the other one, which may have more messages.
 
     Args:
         pack: the pack that it leaves.
         token: the token of the claim.
-        place: the place of its first message in its first pack.
+        at: the places of its messages in their first pack.
     """
-    return f"{_first_pack(pack)}/{token}.{place:0{DIGITS}}"
+    every = crc32(repr(list(at)).encode())
+    return f"{_first_pack(pack)}/{token}.{at[0]:0{DIGITS}}-{every:08x}"
 
 
 def _first_pack(pack: Id) -> str:
@@ -195,7 +200,7 @@ def parts(
         common = {name: first[name] for name in first if name not in ("headers", "payload")}
         digits = [documents[index]["_id"].partition(":")[2] for index in some]
         at = list(map(int, digits))
-        common |= {"_id": part_id(pack, token, at[0]), "at": at}
+        common |= {"_id": part_id(pack, token, at), "at": at}
         if len(digits[0]) == DIGITS:
             common["w"] = DIGITS
         found.append(common | _filled([entries[index] for index in some]))

@@ -141,7 +141,7 @@ def _with_free_ids(
         else:
             *passed_before, last = each["trail"]
             place = int(each["_id"].partition(":")[2])
-            id = packs.part_id(group.pack, group.token, place)
+            id = packs.part_id(group.pack, group.token, [place])
             found.append(each | {"_id": id, "trail": [*passed_before, last | {"id": each["_id"]}]})
     return found
 

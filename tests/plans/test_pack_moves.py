@@ -5,8 +5,10 @@ Whatever happens, each message is in one queue, or is finished, and it keeps its
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from functools import cache
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -264,6 +266,18 @@ def test_messages_that_leave_a_pack_keep_their_order(
     found = steps.run(queue.receive(Waiters(queue.queue), 99, timeout=0))
     assert [each.payload["n"] for each in found] == numbers
     assert [each.id for each in found] == [each.id for each in held]
+
+
+def test_two_moves_of_the_same_messages_lose_none() -> None:
+    """The decision of a call that timed out arrives late, while the caller moves fewer of them."""
+    for at, then in product(range(4, 7), range(4, 10)):
+        steps, mover = Steps(stored()), Mover()
+        held = steps.run(mover.receive("a", 4))
+        first = steps.steps(mover.move("a", held, "c"))
+        second = steps.steps(mover.move("a", held[:2], "d"))
+        for some in (islice(first, at), islice(second, then), first, second):
+            deque(some)
+        audit(steps)
 
 
 def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
