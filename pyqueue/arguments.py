@@ -427,13 +427,12 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
+            text = f"reservations: give what reserve() returned, not {type(each).__name__}"
             if isinstance(each, (list, tuple)):
-                remedy = "with an asterisk, such as commit(*batch)"
+                text += "; for several give them one by one: commit(*batch)"
             elif each is None:
-                remedy = "not None, which reserve() returns if no message came in time"
-            else:
-                remedy = f"not {type(each).__name__}"
-            raise ConfigurationError(f"reservations: give what reserve() returned, {remedy}")
+                text += "; reserve() returned None because no message came in time"
+            raise ConfigurationError(text)
         if each.queue != queue:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; "

@@ -21,7 +21,17 @@ from pymongo.errors import AutoReconnect
 from pyqueue import QueueClosed, QueueError, Unavailable
 from pyqueue.backends import namespace
 from pyqueue.drivers import AsyncDriver, Driver
-from pyqueue.requests import Change, Command, CreateIndex, Find, FindAndModify, Hello, Plan, Update
+from pyqueue.requests import (
+    Change,
+    Command,
+    CreateIndex,
+    Distinct,
+    Find,
+    FindAndModify,
+    Hello,
+    Plan,
+    Update,
+)
 from tests.plans.runner import standard
 from tests.support.eventually import LONG, async_eventually, eventually
 
@@ -113,6 +123,8 @@ class World:
             wants_record = request.filter.get("_id") == namespace.record_id("a")
             record = {"_id": "~queue:a", "q": "a", "kind": "standard", "v": 1, "record": True}
             return [record] if wants_record else []
+        if isinstance(request, Distinct):  # no queue has handovers to finish
+            return ["a"]
         assert isinstance(request, (CreateIndex, FindAndModify, Update)), request
         return Change(0, None) if isinstance(request, Update) else None
 
@@ -258,6 +270,7 @@ def test_idle_consumer_asks_for_the_time_only(world: World, client: Client) -> N
     client.receive(poll=STEP_S)
     assert 300 / 15.1 - 1 <= sent["Hello"] <= 300 / 10 + 1
     assert sent["CreateIndex"] == 0
+    assert sent["Distinct"] <= 300 / 30
 
 
 def test_samples_that_agree_cost_one_command(world: World, client: Client) -> None:

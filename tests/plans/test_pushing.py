@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ def test_push_that_may_meet_a_lock_shares_no_command(options: dict[str, Any], al
     assert [each.alone for each in requests] == [alone] * 2
     assert (requests[0].key == requests[1].key) is not alone  # a limit for each queue
     assert requests[0].max_in_flight == (8 if alone else 2)
+
+
+#: Stands in for the session of a transaction.
+SESSION = SimpleNamespace(in_transaction=True)
 
 
 def coalesced(plan: Plan[Any]) -> Coalesce[Any, Any]:
@@ -80,12 +85,12 @@ def test_replacement_in_a_transaction_is_tried_once() -> None:
     taken = DuplicateKey("taken")
     runner = Runner(taken)
     with pytest.raises(DuplicateKey) as caught:
-        runner.run(standard().push([1], keys=["k"], on_duplicate="replace", session=object()))
+        runner.run(standard().push([1], keys=["k"], on_duplicate="replace", session=SESSION))
     assert caught.value is taken
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("session", [None, object()])
+@pytest.mark.parametrize("session", [None, SESSION])
 def test_push_signals_once_if_it_stored_a_message(count: int, session: Any) -> None:
     runner = Runner([])
     runner.run(standard().push(range(count), delay=5, session=session))
