@@ -501,7 +501,7 @@ BACKENDS: dict[str, set[str]] = {
         *("bucket", "handover", "inserting", "kind", "namespace", "options", "pushing"),
     },
     "moving": {
-        *("applying", "kind", "namespace", "options", "pack_moving", "pack_settling"),
+        *("applying", "groups", "kind", "namespace", "options", "pack_moving", "pack_settling"),
         "transitions",
     },
     "extending": {"pack_settling", "transitions"},

@@ -26,7 +26,14 @@ from pyqueue.backends import by_level, groups, limiting, transitions
 from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.claiming import Take, Taken, claim, take_first
-from pyqueue.backends.groups import DEFERRED_FOR, MAX_PAGE, FirstOfEach, group_in, rank
+from pyqueue.backends.groups import (
+    DEFERRED_FOR,
+    GROUPED,
+    MAX_PAGE,
+    FirstOfEach,
+    group_in,
+    rank,
+)
 from pyqueue.backends.pacing import paced
 from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.slots import FreeSlots, go_on
@@ -37,7 +44,7 @@ from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEac
 __all__ = ["claim_next"]
 
 #: What a look reads of each message.
-FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", "seq"), 1)
+FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
 #: The size of a page: for each message that is wanted; the same beside competing processes, which
 #: then claim different groups of the page; and the least.
 PAGE_FACTOR: Final = 2

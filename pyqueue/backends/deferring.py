@@ -143,8 +143,7 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
     """Bring the first messages of a key forward of which several may start."""
     match = {"q": queue, "limited": key}
     fields = {"when": 1, "due": 1}
-    order = ((LIMITED.place, 1), ("_id", 1))
-    some = yield from Find(match, fields, sort=order, limit=number, hint=LIMITED.by)
+    some = yield from Find(match, fields, sort=LIMITED.sort, limit=number, hint=LIMITED.by)
     later = [each["_id"] for each in some if each["when"] > now >= due_of(each)]
     if not later:
         return 0

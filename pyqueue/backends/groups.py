@@ -28,9 +28,10 @@ from bson import ObjectId
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.locked import CLAIM_LIMIT_S
 from pyqueue.backends.scan import FIRST, due_of
+from pyqueue.clock import next_number
 from pyqueue.documents import hashable_id
 from pyqueue.errors import TimeLimitReached, Unavailable
-from pyqueue.requests import Command, Document, Find, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Command, Document, Find, Plan, ServerTime, Signal, Sort, Update
 
 __all__ = [
     "DEFERRED_FOR",
@@ -49,21 +50,22 @@ __all__ = [
     "is_first",
     "locks_of",
     "ordered_groups",
+    "place_at",
     "place_firsts",
     "rank",
     "restore",
     "write_when",
 ]
 
-#: The index of the messages that wait, and its keys.
-GROUPS: Final = "group"
-GROUP_KEYS: Final = (("q", 1), ("group", 1), ("seq", 1), ("_id", 1))
+#: The index of the messages that wait.
+GROUPS: Final = "turns"
 #: The unique index of the held messages, and its keys.
 LOCKS: Final = "lock"
 LOCK_KEYS: Final = (("lock", 1), ("q", 1))
 #: For how long a message that is not the heir is deferred. The scans of all processes look at every
 #: group more often than that.
 DEFERRED_FOR: Final = timedelta(hours=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 #: How many groups, or messages, one step looks at.
 MAX_PAGE: Final = 1000
 
@@ -80,27 +82,46 @@ class Order(NamedTuple):
 
     #: The field that says what a message waits for.
     field: str
-    #: The field by which those that wait for the same are ordered, and then by _id.
-    place: str
-    #: The name of the index of them: ``q``, the field, the place, _id.
+    #: The fields by which those that wait for the same are ordered, and then by _id.
+    places: tuple[str, ...]
+    #: The name of the index of them: ``q``, the field, the places, _id.
     by: str
+
+    @property
+    def sort(self) -> Sort:
+        """The order of those that wait for the same."""
+        return (*((name, 1) for name in self.places), ("_id", 1))
 
     def name_in(self, document: Mapping[str, Any]) -> Hashable:
         """Return what a message waits for."""
         return group_in(document) if self.field == "group" else document.get(self.field)
 
 
-GROUPED: Final = Order("group", "seq", GROUPS)
+GROUPED: Final = Order("group", ("seq", "no"), GROUPS)
+GROUP_KEYS: Final = (("q", 1), ("group", 1), *GROUPED.sort)
 
 
 # ---- the order of a group
 
 
-def rank(document: Mapping[str, Any]) -> tuple[int, bool, Any]:
+def place_at(when: datetime) -> dict[str, int]:
+    """Return the place in its group of a message that enters it with this ``when``.
+
+    ``seq`` has room for 1000 messages of a millisecond, which 0.1 numbers. The last one is for all
+    messages of this release, so they come behind those, and ``no`` orders them.
+    """
+    return {"seq": 1000 * ((when - FIRST) // _MILLISECOND) + 999, "no": next_number()}
+
+
+def rank(document: Mapping[str, Any]) -> tuple[int, int, bool, Any]:
     """Return the place of a message in its group, as the index orders it."""
-    seq, id = document.get("seq"), document["_id"]
-    number = seq if isinstance(seq, int) and not isinstance(seq, bool) else -1
-    return number, isinstance(id, ObjectId), id if isinstance(id, (ObjectId, str)) else repr(id)
+    seq, no = (_number(document.get(name)) for name in GROUPED.places)
+    id = document["_id"]
+    return seq, no, isinstance(id, ObjectId), id if isinstance(id, (ObjectId, str)) else repr(id)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
 
 
 def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> bool:
@@ -157,12 +178,12 @@ class FirstOfEach(Command[list[Document]]):
 
     def send(self, collection: Any) -> Any:
         """Send an aggregate that reads one index entry, and one document, of each group."""
-        group, place, index = self.order
+        group, places, index = self.order
         names = {"$gt": self.after} if self.names is None else {"$in": list(self.names)}
-        fields = {name: {"$first": f"${name}"} for name in {place, "when", "due"}}
+        fields = {name: {"$first": f"${name}"} for name in {*places, "when", "due"}}
         pipeline: list[dict[str, Any]] = [
             {"$match": {"q": self.queue, group: names}},
-            {"$sort": {"q": 1, group: 1, place: 1, "_id": 1}},
+            {"$sort": {"q": 1, group: 1, **dict(self.order.sort)}},
             {"$group": {"_id": f"${group}", "id": {"$first": "$_id"}, **fields}},
         ]
         if self.names is None:

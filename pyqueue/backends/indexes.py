@@ -16,6 +16,7 @@ from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Indexes, Plan
 
 __all__ = [
+    "FORMER_INDEXES",
     "LIMITED",
     "LIMIT_INDEXES",
     "SLOTS",
@@ -28,7 +29,9 @@ __all__ = [
 #: The unique index of the messages that take slots.
 SLOTS: Final = "slot"
 #: The messages that wait until the next one of their key may start.
-LIMITED: Final = Order("limited", "due", "limited")
+LIMITED: Final = Order("limited", ("due",), "limited")
+#: The indexes that processes of 0.1 use, and this release does not.
+FORMER_INDEXES: Final = frozenset({"group"})
 #: The indexes that a namespace needs once a queue of it has a limit on concurrency, or ``per`` key;
 #: see ``slots`` and ``deferring``.
 LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
@@ -37,7 +40,7 @@ LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
         {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
     ),
     LIMITED.by: (
-        [("q", 1), (LIMITED.field, 1), (LIMITED.place, 1), ("_id", 1)],
+        [("q", 1), (LIMITED.field, 1), *LIMITED.sort],
         {"partialFilterExpression": {LIMITED.field: {"$exists": True}}},
     ),
 }

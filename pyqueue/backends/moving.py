@@ -15,6 +15,7 @@ from pyqueue.backends.applying import (
     apply,
     settle,
 )
+from pyqueue.backends.groups import GROUPED
 from pyqueue.backends.kind import Kind, require, require_target
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pack_moving import SimpleMoveOptions
@@ -239,7 +240,9 @@ def move_settlement(
             put["key"] = key
             if held.key is not None:
                 put["last_key"] = held.key
-        keep = ("seq",) if stays and put.pop("seq", None) is not None else ()
+        keep = GROUPED.places if stays and "group" in put else ()
+        for each in keep:
+            del put[each]
         update = transitions.leaving(kind, queue, put, now, keep=keep)
         for operator, fields in (edits or {}).items():
             update[operator] = {**update.get(operator, {}), **fields}

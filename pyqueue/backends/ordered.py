@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from pyqueue.backends import transitions
-from pyqueue.backends.groups import GROUP_KEYS, GROUPS, LOCK_KEYS, LOCKS
+from pyqueue.backends.groups import GROUP_KEYS, GROUPED, GROUPS, LOCK_KEYS, LOCKS, place_at
 from pyqueue.backends.kind import IndexTerms, register
 from pyqueue.backends.standard import Standard
-from pyqueue.clock import next_sequence
 from pyqueue.documents import stored_group
 
 __all__ = ["Ordered"]
@@ -31,7 +30,7 @@ class Ordered(Standard):
     #: goes on.
     shape: Mapping[str, object] = MappingProxyType({"on_failure": "block"})
     lock_fields: Mapping[str, str] = MappingProxyType({"group": "lock"})
-    stay_fields = (*transitions.STAY_FIELDS, "group", "lock", "seq", "last_group")
+    stay_fields = (*transitions.STAY_FIELDS, "group", "lock", *GROUPED.places, "last_group")
     bare_pop = False
     indexes: Mapping[str, IndexTerms] = MappingProxyType(
         {
@@ -53,7 +52,7 @@ class Ordered(Standard):
         put = transitions.entering(queue, when)
         if group is None:
             return put
-        return put | {"group": stored_group(group), "seq": next_sequence(when)}
+        return put | {"group": stored_group(group), **place_at(when)}
 
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool

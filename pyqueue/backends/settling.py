@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyqueue import arguments
 from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
 from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
-from pyqueue.backends.groups import bring_forward
+from pyqueue.backends.groups import bring_forward, place_at
 from pyqueue.backends.handover import Handover, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, require_target
@@ -24,7 +24,6 @@ from pyqueue.backends.pack_settling import by_form
 from pyqueue.backends.pushing import new_document
 from pyqueue.backends.slots import go_on, slots_of
 from pyqueue.backends.transitions import UpdateFields
-from pyqueue.clock import next_sequence
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
@@ -238,7 +237,7 @@ def _skipping(build: Callable[[datetime], UpdateFields], now: datetime) -> Updat
     So the messages that entered before that instant come first.
     """
     update = build(now)
-    update["$set"]["seq"] = next_sequence(update["$set"]["when"])
+    update["$set"] |= place_at(update["$set"]["when"])
     return update
 
 

@@ -26,7 +26,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends.indexes import indexes_of, shell_command
+from pyqueue.backends.indexes import FORMER_INDEXES, indexes_of, shell_command
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
@@ -267,6 +267,9 @@ def check_indexes(client: Client) -> Finding:
     if different:
         text = f"wrong keys or options: {', '.join(different)}; drop them, then start a client"
         return Finding("indexes", "wrong", text)
+    if former := ", ".join(FORMER_INDEXES.intersection(found)):
+        text = f"unused: {former}; drop it once no process of pyqueue-mongo 0.1 is left"
+        return Finding("indexes", "advice", text)
     return Finding("indexes", "ok", ", ".join(indexes))
 
 

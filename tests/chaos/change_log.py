@@ -6,7 +6,7 @@ client believes. Each change that the checker needs is a line of JSON:
 
 ``["in", id, queue, n, pushed, at, when]``
     A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in
-    milliseconds. If it has a group, that and its ``seq`` follow.
+    milliseconds. If it has a group, that and its place, ``[seq, no]``, follow.
 ``["pack", id, queue, [n], pushed, at, when]``
     A pack was stored. The places of its messages are those in the list.
 ``["copy", id, queue, {name: n}, pushed, at, when, target, token, dead]``
@@ -73,7 +73,8 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         if is_pack(document):
             return ["pack", id, document["q"], [each["p"]["n"] for each in document["b"]], *times]
         line = ["in", id, document["q"], content, *times]
-        return [*line, document["group"], document["seq"]] if "group" in document else line
+        place = [document.get(name, 0) for name in ("seq", "no")]
+        return [*line, document["group"], place] if "group" in document else line
     if kind == "delete":
         return ["out", id, at]
     update = event["updateDescription"]

@@ -18,8 +18,8 @@ from tests.chaos.names import SHIFTS, shift_of
 __all__ = ["Groups", "Turn"]
 
 Line = list[Any]
-#: The place of a message in its group: its number, and its id.
-Rank = tuple[int, str]
+#: The place of a message in its group: its numbers, and its id.
+Rank = tuple[list[int], str]
 
 
 class Turn(NamedTuple):

@@ -143,8 +143,8 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
     """The place in a group, the bits of a pack, and the copy of a message that leaves it."""
     turns, parcels = client.queue("turns", kind="ordered"), client.queue("parcels", kind="bucket")
     (line,) = log.lines(turns.push, {"n": "a", "trail": []}, id="a", group="g")
-    group, seq = line[-2:]
-    assert (line[:4], group[4:], seq > 0) == (["in", "a", "turns", "a"], "g", True)
+    group, (seq, no) = line[-2:]
+    assert (line[:4], group[4:], seq > 0 < no) == (["in", "a", "turns", "a"], "g", True)
     held, token = log.reserve(turns, "a")
     assert log.lines(turns.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
 

@@ -32,8 +32,8 @@ def message(place: str) -> str:
 
 def good_group(scenario: Scenario) -> None:
     """Two messages of one group, the second one stored first, and one of another group."""
-    scenario.stored("b", TURNS, place=["g", 2])
-    scenario.stored("a", TURNS, place=["g", 1])
+    scenario.stored("b", TURNS, place=["g", [2, 0]])
+    scenario.stored("a", TURNS, place=["g", [1, 0]])
     scenario.stored("c", TURNS, place=["h", 1])
 
 
@@ -95,9 +95,9 @@ def test_checker_early_claim_that_no_caller_got_is_accepted(scenario: Scenario, 
 
 def test_checker_accepts_producers_that_race(scenario: Scenario) -> None:
     """The earlier message is stored when the later one is held."""
-    scenario.stored("b", TURNS, place=["g", 2])
+    scenario.stored("b", TURNS, place=["g", [2, 0]])
     scenario.held("b", "1", TURNS)
-    scenario.stored("a", TURNS, place=["g", 1])
+    scenario.stored("a", TURNS, place=["g", [1, 0]])
     scenario.settled("commit", "b", "1", TURNS)
     scenario.deleted("b")
     commit(scenario, "a", "2")
@@ -108,7 +108,7 @@ def test_checker_finds_a_group_that_is_forgotten() -> None:
     """It starves from the end of the claim before, whatever ``when`` says. Its rest does not."""
     scenario = Scenario()
     for id, seq in (("a", 1), ("b", 2), ("c", 3)):
-        scenario.inserted(id, TURNS, place=["g", seq])
+        scenario.inserted(id, TURNS, place=["g", [seq, 0]])
     scenario.claimed("a", "1", at=1.0, when=4.0)
     for id in "bc":
         scenario.updated(id, when=3600.0, at=1.1)  # deferred
@@ -127,7 +127,7 @@ def test_checker_finds_a_group_that_is_forgotten() -> None:
 def test_groups_end_with_the_messages_of_a_queue() -> None:
     """A buried message has no turn any more, also if it was the last one."""
     groups = Groups()
-    groups.add(["in", "a", TURNS, "a", 1, 0.0, 0.0, "g", 1])
+    groups.add(["in", "a", TURNS, "a", 1, 0.0, 0.0, "g", [1, 0]])
     groups.add(["set", "a", {"token": "1", "when": 3.0}, 1.0])
     assert groups.add(["set", "a", {"token": None, "q": "turns.dead", "dead": True}, 2.0])
     assert not groups.add(["out", "a", 3.0])

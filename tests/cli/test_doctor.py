@@ -57,6 +57,16 @@ def test_doctor_finds_missing_and_wrong_indexes(shell: Shell, client: Client) ->
     assert "key, expires" in finding.text
 
 
+def test_doctor_names_an_index_of_an_earlier_release(client: Client) -> None:
+    client.queue("a", kind="ordered").push(1)
+    assert doctor.check_indexes(client).level == "ok"
+    keys = [(name, 1) for name in ("q", "group", "seq", "_id")]
+    client.database[client.namespace].create_index(keys, name="group")
+    finding = doctor.check_indexes(client)
+    assert finding.level == "advice"
+    assert finding.text.startswith("unused: group; drop it")
+
+
 def test_doctor_finds_limits_that_cannot_be_read(client: Client) -> None:
     client.queue("a", limit=Limit(rate=2, per="headers.customer")).push(1)
     client.queue("b", kind="bucket").push(1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.backends.groups import rank
 from pyqueue.documents import stored_group
 from tests.contract.world import AnyClient, AnyQueue, World
 from tests.support.eventually import eventually
@@ -105,6 +106,31 @@ def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:
     queue.push("now", group="a")
     assert all_of(queue) == ["now"]
     eventually(lambda: all_of(queue) == ["later"], "its time has come")
+
+
+@pytest.mark.parametrize("on_failure", ["block", "skip"])
+def test_messages_of_an_earlier_release_keep_their_places(
+    world: World, client: AnyClient, name: str, on_failure: Any
+) -> None:
+    """It numbered the messages of a millisecond by ``seq`` alone. Some are scheduled ahead."""
+    queue = client.queue(name, on_failure=on_failure)
+    queue.push("made")
+    assert all_of(queue) == ["made"]
+    now = datetime.now(UTC).replace(microsecond=0)
+    ahead = now + timedelta(days=1)
+    for number, when in enumerate([now, now, ahead, ahead]):
+        put = {"when": when, "due": when, "pushed": now, "tries": 0, "payload": number}
+        place = {"group": stored_group("a"), "seq": int(when.timestamp()) * 10**6 + number % 2}
+        world.raw().insert_one({"_id": f"{name}-{9 - number}", "q": name, **place, **put})
+    queue.push_many([4, 5], groups=["a", "a"], at=ahead)
+    queue.push(6, group="a")
+    queue.rollback(next_one(world.connect().queue(name)), delay=0)
+    first = [0, 1, 6] if on_failure == "block" else [1, 6, 0]
+    assert all_of(world.connect().queue(name)) == first
+    world.raw().update_many(
+        {"q": name, "group": {"$exists": True}}, {"$set": {"when": now, "due": now}}
+    )
+    assert all_of(world.connect().queue(name)) == [2, 3, 4, 5]
 
 
 # ---- how a claim ends
@@ -232,7 +258,7 @@ def test_redrive_restores_the_group(world: World, client: AnyClient, queue: AnyQ
     queue.bury(held)
     dead = client.queue(f"{queue.name}.dead")
     assert dead.peek(1)[0].group == "a"
-    assert {"group", "lock", "seq"}.isdisjoint(world.document(held.id))
+    assert {"group", "lock", "seq", "no"}.isdisjoint(world.document(held.id))
     assert dead.redrive() == 1
     assert all_of(queue) == [2, 1]
 
@@ -242,9 +268,9 @@ def test_move_keeps_the_group_and_the_order(world: World, queue: AnyQueue, other
     places = []
     for _ in range(2):
         held = take(queue)
-        places += [(each.id, world.document(each.id)["seq"]) for each in held]
+        places += [(each.id, rank(world.document(each.id))) for each in held]
         queue.move(*reversed(held), to=other)
-    assert [world.document(id)["seq"] for id, _ in places] == [seq for _, seq in places]
+    assert [rank(world.document(id)) for id, _ in places] == [place for _, place in places]
     held = take(other)
     assert sorted(payloads(held)) == [1, 3]
     other.move(*held, to=queue, group="c")

@@ -277,7 +277,7 @@ class Store:
 
     def _first_of_each(self, request: FirstOfEach) -> list[Document]:
         firsts: dict[Any, Document] = {}
-        name, by, _ = request.order
+        name, (by, *_), _ = request.order
         every = [each for each in self.documents.values() if name in each]
         for each in sorted(
             every, key=rank if by == "seq" else lambda each: (each[by], each["_id"])

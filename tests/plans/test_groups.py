@@ -22,9 +22,7 @@ from pyqueue.backends import by_group, groups, recovering
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.scan import FIRST
 from pyqueue.backends.settling import Output, fan_out
-from pyqueue.clock import Sequence
 from pyqueue.documents import group_of, stored_group
 from pyqueue.messages import Backoff
 from pyqueue.requests import Delete, Insert, Plan, UpdateEach
@@ -58,24 +56,25 @@ def plans(queue: str = "a", **shape: Any) -> QueuePlans:
 # ---- the order
 
 
-@given(st.lists(st.sampled_from([0, 0, 0, 1, 2, 2000, 3_600_000]), max_size=30))
-def test_sequence_increases_strictly_for_each_time(delays: list[int]) -> None:
-    """Scheduled messages, whose time is later, do not disturb the order of the rest."""
-    take = Sequence().take
-    last: dict[int, int] = {}
-    for delay in delays:
-        when = NOW + timedelta(milliseconds=delay)
-        number = take(when)
-        assert number > last.get(delay, -1)
-        assert number // 1000 == (when - FIRST) // timedelta(milliseconds=1)
-        last[delay] = number
+#: By how many milliseconds each message of a group is scheduled ahead.
+PUSHES: dict[str, list[int]] = {
+    "many at once": [*[0] * 5000, 1, 1, 0],
+    "many instants in turn": [number % 100 for number in range(500)],
+    "a time that others share": [*[60_000] * 5, *range(70), 60_000, 60_000],
+}
 
 
-def test_sequence_goes_on_behind_a_large_push() -> None:
-    take = Sequence().take
-    many = [take(NOW) for _ in range(2500)]
-    many += [take(NOW + timedelta(milliseconds=2)) for _ in range(3)]
-    assert many == list(range(many[0], many[0] + 2503))
+def entering(delay: int, id: str) -> dict[str, Any]:
+    """Return a message that enters group "g"."""
+    when = NOW + timedelta(milliseconds=delay)
+    return {"_id": id, **lookup("ordered").entering("a", when, group="g")}
+
+
+@pytest.mark.parametrize("pushes", PUSHES)
+def test_messages_of_one_instant_keep_the_order_of_their_pushes(pushes: str) -> None:
+    """Their ids would sort the other way."""
+    found = [entering(each, f"{9999 - n}") for n, each in enumerate(PUSHES[pushes])]
+    assert sorted(found, key=groups.rank) == sorted(found, key=lambda each: each["when"])
 
 
 # ---- how a group is stored
@@ -169,7 +168,7 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
     waiters = Waiters("a")
     runner = Meddler(store, now=now + timedelta(seconds=1))
     done: list[str] = []
-    last: dict[str, int] = {}
+    last: dict[str, Any] = {}
     for _ in range(100):
         waiters.scan.forget()
         waiters.scan.lower_bound = None
@@ -180,8 +179,9 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
         for each in held:
             stored = store.documents[each.id]
             if each.group is not None:
-                assert stored["seq"] > last.get(each.group, 0), f"{each.id} comes too late"
-                last[each.group] = stored["seq"]
+                place = groups.rank(stored)
+                assert place > last.get(each.group, ()), f"{each.id} comes too late"
+                last[each.group] = place
         if held:
             runner.run(plans().commit(held))
             done += [str(each.id) for each in held]
@@ -543,7 +543,7 @@ class Ledger:
 
     def __init__(self, world: World, limit: int | None) -> None:
         self.world, self.limit = world, limit
-        self.finished: dict[str, list[tuple[int, Any]]] = {}
+        self.finished: dict[str, list[tuple[Any, Any]]] = {}
         world.store.on_change = self.changed
 
     def changed(self, before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
@@ -555,8 +555,9 @@ class Ledger:
             assert len(held) <= self.limit
         if then is None and "lock" in before:
             done = self.finished.setdefault(before["lock"], [])
-            assert not done or done[-1][0] < before["seq"], f"{before} is finished after {done[-1]}"
-            done.append((before["seq"], before["_id"]))
+            place = groups.rank(before)
+            assert not done or done[-1][0] < place, f"{before} is finished after {done[-1]}"
+            done.append((place, before["_id"]))
 
 
 def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
