@@ -10,6 +10,7 @@ concurrency.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -31,6 +32,16 @@ __all__ = ["MemoryCollection", "memory_database"]
 #: One lock for each store. Several clients may share a store.
 _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
+
+
+def _forked() -> None:
+    """Begin with free locks in a forked child: threads that it does not have may hold these."""
+    global _guard, _locks
+    _guard = threading.Lock()
+    _locks = weakref.WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def memory_database(name: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,9 @@ API_MODULES = {"queues", "async_queues", "client", "async_client"}
 MAX_MEMBERS = 30
 API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
 MAX_FUNCTION = 60
+
+#: What a forked child may inherit held, by a thread that it does not have.
+LOCKS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"}
 
 # ---- what breaks a limit today: lower or remove an entry as soon as you can
 
@@ -173,12 +176,39 @@ def private_access() -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def called(nodes: Iterable[ast.AST], *, deep: bool) -> set[str]:
+    """The names of what is called when a module is imported; ``deep``: in functions, too."""
+    found, left = set[str](), list(nodes)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Call):
+            found |= {str(getattr(node.func, name, None)) for name in ("id", "attr")}
+        if deep or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            left += ast.iter_child_nodes(node)
+    return found
+
+
+def locks_of(tree: ast.Module) -> set[str]:
+    """What a module makes when it is imported: locks, and objects of its classes that have some."""
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    having = {each.name for each in classes if LOCKS & called(each.body, deep=True)}
+    return called(tree.body, deep=False) & (LOCKS | having)
+
+
+def locks_without_a_fork() -> dict[str, int]:
+    """Modules with locks that a child of fork would inherit as they are."""
+    found = {name_of(path): len(locks_of(tree_of(path))) for path in package_files()}
+    renewed = {name_of(path) for path in package_files() if "register_at_fork(" in text_of(path)}
+    return {name: count for name, count in found.items() if count and name not in renewed}
+
+
 CHECKS = {
     "modules too long": (long_modules, LONG_MODULES),
     "classes with too many members": (large_classes, LARGE_CLASSES),
     "functions too long": (long_functions, LONG_FUNCTIONS),
     "modules in a circle": (in_a_circle, IN_A_CIRCLE),
     "private access": (private_access, PRIVATE_ACCESS),
+    "locks of a module that a fork inherits": (locks_without_a_fork, {}),
 }
 
 
@@ -213,6 +243,12 @@ def test_imports_under_type_checking_count() -> None:
 def test_circles_are_found_with_their_length() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set[str]()}
     assert circles(edges) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_locks_of_modules_are_found() -> None:
+    source = "class A:\n    def __init__(self): self.x = threading.RLock()\n{} = {}"
+    for made, count in {"Lock()": 1, "A().x": 1, "lambda: Lock()": 0, "[Event()]": 1}.items():
+        assert len(locks_of(ast.parse(source.format("it", made)))) == count
 
 
 def test_private_names_of_other_objects_are_found() -> None:

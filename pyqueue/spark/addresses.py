@@ -99,6 +99,15 @@ _clients: dict[tuple[int, NamespaceAddress, object], Connected[Any]] = {}
 _opening = threading.Lock()
 
 
+def _forked() -> None:
+    """Begin with a free lock in a forked child: a thread that it does not have may hold this."""
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def client_of(address: NamespaceAddress) -> TaskClient:
     """Return the client of this process for an address. Its writes wake no consumers."""
     return shared_client(address, _quiet)

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,9 +25,12 @@ from pyqueue import (
     LeaseLost,
     QueueClosed,
     Reservation,
+    memory,
     opened,
 )
+from pyqueue.clock import next_number
 from pyqueue.connecting import runner_of
+from pyqueue.spark import addresses
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
 from tests.support.processes import settle
@@ -57,6 +61,65 @@ def in_fork(call: Callable[[], object]) -> str:
 
 
 # ---- after a fork
+
+
+@pytest.fixture
+def pushing() -> Iterator[None]:
+    """Threads that open clients in memory, and push to their ordered queues."""
+    done = threading.Event()
+
+    def push() -> None:
+        while not done.is_set():
+            push_in_order()
+
+    push_in_order()  # it imports what they need
+    with ThreadPoolExecutor(3) as pool:
+        pushes = [pool.submit(push) for _ in range(3)]
+        yield
+        done.set()
+        for each in pushes:
+            each.result()
+
+
+def push_in_order() -> list[int]:
+    """Push to an ordered queue of a new client. Return the numbers that the messages got."""
+    with Client("memory:") as client:
+        client.queue("turns", kind="ordered").push_many([1, 2], groups=["a", "a"])
+        return [
+            each["no"] for each in client.database["pyqueue"].find({"group": {"$exists": True}})
+        ]
+
+
+@pytest.mark.parametrize("forks", [10, pytest.param(300, marks=pytest.mark.slow)])
+def test_child_forked_beside_threads_pushes(forks: int, pushing: None) -> None:
+    """A lock that another thread held at the fork would never be free in the child."""
+
+    def use() -> object:
+        signal.alarm(60)  # it ends a child that hangs
+        return len(push_in_order())
+
+    assert [in_fork(use) for _ in range(forks)] == ["returned 2"] * forks
+
+
+@pytest.mark.parametrize("guard", [(memory, "_guard"), (addresses, "_opening")])
+def test_child_forked_under_a_lock_works(guard: tuple[Any, str]) -> None:
+    module, name = guard
+
+    def use() -> object:
+        signal.alarm(10)
+        address = addresses.NamespaceAddress("memory:", None, "pyqueue")
+        return addresses.client_of(address) and len(push_in_order())
+
+    with getattr(module, name):
+        assert in_fork(use) == "returned 2"
+
+
+def test_child_numbers_its_messages_anew() -> None:
+    """Its parent may fork another one later, whose messages come behind."""
+    first = in_fork(next_number)
+    began = time.time_ns()
+    eventually(lambda: time.time_ns() > began + 1_000_000, "it is a millisecond later")
+    assert f"returned {next_number()}" < first < in_fork(next_number)
 
 
 @pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
