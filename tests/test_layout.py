@@ -454,7 +454,7 @@ BACKENDS: dict[str, set[str]] = {
     "slot_claims": {"invalid", "kind"},
     "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
     "byte_limit": {"scan"},
-    "claim_terms": {"kind", "levels", "locked", "options", "transitions"},
+    "claim_terms": {"invalid", "kind", "levels", "locked", "options", "transitions"},
     "claiming": {
         *("byte_limit", "claim_terms", "invalid", "kind", "levels", "locked", "namespace", "scan"),
         *("slot_claims", "transitions"),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
-from pyqueue.backends import transitions
+from pyqueue.backends import invalid, transitions
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
-from pyqueue.backends.locked import Scan
+from pyqueue.backends.locked import Alone, Scan
 from pyqueue.backends.options import Options
-from pyqueue.requests import Document, Filter
+from pyqueue.requests import Document, Filter, UpdateDocument
 
 __all__ = ["ClaimTerms"]
 
@@ -83,6 +84,11 @@ class ClaimTerms(NamedTuple):
     def alike(self) -> bool:
         """Whether one update claims any of the messages. Else each of them gets a slot."""
         return self.slots is None or len(self.slots) < 2
+
+    def alone(self, update: UpdateDocument, now: datetime) -> Alone:
+        """Return how to claim messages one by one."""
+        bury = partial(invalid.bury_refused, self.queue, self.kind, self.dead_letter)
+        return Alone(self.queue, update, now, self.until, bury)
 
     def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
         """Return how much of the time limit is left, without what is reserved for later."""

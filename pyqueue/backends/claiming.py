@@ -174,7 +174,7 @@ def take_first(
         if (
             limit_s
             and terms.alike
-            and (yield from retry_excluded(terms.queue, locked, update, now, few, terms.until))
+            and (yield from retry_excluded(terms.alone(update, now), locked, few))
         ):
             return room.cut((yield from _held(terms, update))), None, False
         if wanted == 1 and room.takes_any:
@@ -246,9 +246,8 @@ def _claim_unlocked(
     lost: Unavailable | None = None
     quick = True
     try:
-        quick = yield from claim_unlocked(
-            terms.queue, terms.scan, scan.locked, match, update, now, wanted, terms.until
-        )
+        alone = terms.alone(update, now)
+        quick = yield from claim_unlocked(alone, terms.scan, scan.locked, match, wanted)
     except Unavailable as error:
         lost = error
     documents = yield from _held(terms, update)
@@ -402,16 +401,11 @@ def _claim_each(
     if more and len(held) < wanted:
         free = yield from Find(match, {"_id": 1}, sort=order, limit=wanted - len(held), hint=index)
         for each in free:
-            one = terms.free([each["_id"]], now)
             try:
-                yield from Update(one, update, w1=True, server_limit_s=limit_s)
+                yield from terms.alone(update, now).claim(each["_id"], limit_s)
             except TimeLimitReached:
                 if limit_s is None:
                     raise  # else it may be locked, and the next claim finds out
-            except DuplicateKey:
-                continue  # another message of its group is held, or one has its slot
-            except InvalidMessage as refusal:
-                yield from invalid.bury_refused(queue, kind, terms.dead_letter, one, refusal, now)
         held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
     room.excess += held[wanted:]
     taken: list[Document] = []

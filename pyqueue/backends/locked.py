@@ -19,14 +19,14 @@ can wait for other members after it has deleted, so it never gets this limit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.transitions import record_id, still_claimable
 from pyqueue.documents import hashable_id
-from pyqueue.errors import DuplicateKey, TimeLimitReached, Unavailable
+from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.requests import (
     Document,
     Filter,
@@ -38,7 +38,7 @@ from pyqueue.requests import (
     UpdateDocument,
 )
 
-__all__ = ["CLAIM_LIMIT_S", "LockedMessages", "Scan", "claim_unlocked", "retry_excluded"]
+__all__ = ["CLAIM_LIMIT_S", "Alone", "LockedMessages", "Scan", "claim_unlocked", "retry_excluded"]
 
 log = logging.getLogger("pyqueue")
 
@@ -173,55 +173,63 @@ def _before(now: datetime, until: datetime | None) -> bool:
 # ---- plans
 
 
-def retry_excluded(
-    queue: str,
-    locked: LockedMessages,
-    update: UpdateDocument,
-    now: datetime,
-    wanted: int,
-    until: datetime | None,
-) -> Plan[int]:
+class Alone(NamedTuple):
+    """How one process claims messages of a queue one by one."""
+
+    queue: str
+    update: UpdateDocument
+    now: datetime
+    #: The end of the permits to start messages; None: they need none.
+    until: datetime | None
+    #: Buries what matches a filter and is malformed, given the refusal of the server.
+    bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
+
+    def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
+        """Claim a message that is free. Return how many were claimed, or 0 if it is buried.
+
+        Raises:
+            TimeLimitReached: a transaction may hold it, or the server is slow.
+        """
+        one = still_claimable(self.queue, [id], self.now, self.until)
+        try:
+            change = yield from Update(one, self.update, w1=True, server_limit_s=limit_s)
+        except DuplicateKey:
+            return 0  # another message of its group is held, or one has its slot
+        except InvalidMessage as refusal:
+            yield from self.bury(one, refusal, self.now)
+            return 0
+        return change.matched
+
+
+def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[int]:
     """Claim excluded messages whose pause is over, each alone. Return how many were claimed."""
     claimed = 0
-    while claimed < wanted and (exclusion := locked.due(now)) is not None:
+    while claimed < wanted and (exclusion := locked.due(alone.now)) is not None:
         try:
-            one = still_claimable(queue, [exclusion.id], now, until)
-            change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
+            claimed += yield from alone.claim(exclusion.id)
         except Unavailable:
-            locked.exclude_again(now, exclusion)
-        except DuplicateKey:
-            locked.forget(exclusion.id)  # another message of its group is held
+            locked.exclude_again(alone.now, exclusion)
         else:
-            locked.forget(exclusion.id)  # it is ours, or another process changed it
-            claimed += change.matched
+            locked.forget(exclusion.id)  # it is ours, or no longer free, or another one is held
     return claimed
 
 
 def claim_unlocked(
-    queue: str,
-    scan: Scan,
-    locked: LockedMessages,
-    match: Filter,
-    update: UpdateDocument,
-    now: datetime,
-    wanted: int,
-    until: datetime | None,
+    alone: Alone, scan: Scan, locked: LockedMessages, match: Filter, wanted: int
 ) -> Plan[bool]:
     """Claim messages one by one after a claim timed out, and exclude those that are locked.
 
     Args:
-        queue: the name of the queue.
+        alone: how to claim one message, by the update that timed out. It claimed nothing.
         scan: the order and the index of the claim.
-        locked: what is known of its locked messages.
+        locked: what is known of the locked messages of the queue.
         match: the filter of the claim that timed out.
-        update: the update of that claim. It claimed nothing.
-        now: the instant.
         wanted: how many to claim at most.
-        until: the end of the permits to start them; None: they need none.
 
     Returns:
         False if the server is slow: no write was done within the limit. Nothing is claimed then.
     """
+    now = alone.now
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(match, PLACE, sort=scan.order, limit=size, hint=scan.hint)
@@ -232,36 +240,29 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            one = still_claimable(queue, [each["_id"]], now, until)
-            change = yield from Update(one, update, w1=True, server_limit_s=CLAIM_LIMIT_S)
+            claimed += yield from alone.claim(each["_id"])
+            in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
             in_a_row += 1
-        except DuplicateKey:
-            in_a_row = 0  # another message of its group is held
-        else:
-            claimed += change.matched
-            in_a_row = 0
     if not timed_out:
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     if not claimed and not (
-        yield from _writes_are_quick(queue, scan, locked.passing_over(match, page), update, now)
+        yield from _writes_are_quick(alone, scan, locked.passing_over(match, page))
     ):
         locked.on_slow_server(now)
         return False
     log.warning(
         "queue %r: another transaction holds %s; claims pass over it until the transaction ends",
-        queue,
+        alone.queue,
         ", ".join(f"message {each['_id']}" for each in timed_out),
     )
     locked.exclude(now, timed_out, untried)
     return True
 
 
-def _writes_are_quick(
-    queue: str, scan: Scan, beyond: Filter, update: UpdateDocument, now: datetime
-) -> Plan[bool]:
+def _writes_are_quick(alone: Alone, scan: Scan, beyond: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is quick.
 
     The record decides if there is no other message that is free.
@@ -269,16 +270,16 @@ def _writes_are_quick(
     order, hint = scan.order, scan.hint
     try:
         document = yield from FindAndModify(
-            beyond, update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S
+            beyond, alone.update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S
         )
         if document is not None:
             return True
-    except DuplicateKey:
-        return True
+    except (DuplicateKey, InvalidMessage):
+        return True  # the server refused it in time; the next claim finds a malformed document
     except TimeLimitReached:
         pass
-    record = {"_id": record_id(queue)}
-    ahead = {"$set": {"when": now + RECORD_AHEAD}}
+    record = {"_id": record_id(alone.queue)}
+    ahead = {"$set": {"when": alone.now + RECORD_AHEAD}}
     try:
         change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
     except TimeLimitReached:

@@ -16,7 +16,7 @@ from pyqueue.backends.locked import LockedMessages
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import ScanState
-from pyqueue.errors import QueueError, TimeLimitReached, Unavailable
+from pyqueue.errors import InvalidMessage, QueueError, TimeLimitReached, Unavailable
 from pyqueue.payloads import Codec
 from pyqueue.requests import Command, FindAndModify, Plan, Update
 from pyqueue.waiters import Waiters
@@ -54,6 +54,9 @@ class LockingProcess(Process):
             raise Killed
         if isinstance(request, (Update, FindAndModify)):
             yield from self._wait_for_locks(request)
+            counts = "tries" in (request.update or {}).get("$inc", {})
+            if counts and any(isinstance(each["tries"], str) for each in self._met(request)):
+                raise InvalidMessage("the server cannot count a try")
         return (yield from super()._answer(request, slow))
 
     def _wait_for_locks(self, request: Update | FindAndModify) -> Generator[Pause, None, None]:
@@ -78,10 +81,12 @@ class LockingProcess(Process):
         raise TimeLimitReached("time limit")
 
     def _meets_a_lock(self, request: Update | FindAndModify) -> bool:
+        return any(each["_id"] in self.locked for each in self._met(request))
+
+    def _met(self, request: Update | FindAndModify) -> list[dict[str, Any]]:
         many = isinstance(request, Update) and request.many
         sort = request.sort if isinstance(request, FindAndModify) else None
-        found = self.world.store._found(request.filter, sort, 0, 0 if many else 1)
-        return any(each["_id"] in self.locked for each in found)
+        return self.world.store._found(request.filter, sort, 0, 0 if many else 1)
 
 
 class Bench:
@@ -133,6 +138,25 @@ def test_claim_gets_past_locked_messages(how: str) -> None:
     assert bench.world.time - began < 600
     assert received + [bench.receive()[0] for _ in range(20)] == bench.names[2 : 22 + len(received)]
     assert len(bench.process.timeouts) == 3
+
+
+#: How many messages are locked, and which one is malformed: it is claimed alone, after the page, or
+#: with those that were excluded untried.
+MALFORMED = {"on the page": (1, 2), "behind the page": (20, 20), "untried": (3, 5)}
+
+
+@pytest.mark.parametrize("where", MALFORMED)
+@pytest.mark.parametrize("how", ["reserve", "reserve_many", "pop_many"])
+def test_malformed_message_beside_locked_ones_is_buried(how: str, where: str) -> None:
+    locked, place = MALFORMED[where]
+    bench = Bench(30, locked=locked)
+    malformed = bench.world.store.documents[bench.names[place]]
+    bench.world.store._put(malformed | {"tries": "many"})
+    received: list[str] = []
+    while found := receiving(bench, how) or bench.receive(timeout=70):
+        received += found
+    assert sorted(received) == bench.names[locked:place] + bench.names[max(locked, place + 1) :]
+    assert bench.world.store.documents[bench.names[place]]["q"] == bench.queue.options.dead_letter
 
 
 @pytest.mark.parametrize("slow", [SLOW, VERY_SLOW])
@@ -232,7 +256,7 @@ def test_pauses_between_retries_double_up_to_a_minute() -> None:
     tries = [
         time
         for time, each in bench.process.timeouts
-        if isinstance(each, Update) and each.filter.get("_id") == {"$in": bench.names}
+        if isinstance(each, Update) and each.filter["_id"] in bench.names
     ]
     pauses = [round((after - before) / 1000) for before, after in pairwise(tries)]
     assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
