@@ -17,6 +17,7 @@ from bson import ObjectId
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
 __all__ = [
+    "eligible_since",
     "group_of",
     "hashable_id",
     "invalid_fields",
@@ -143,6 +144,19 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
     return "reserved" if "token" in document else "scheduled"
 
 
+def eligible_since(document: Mapping[str, Any]) -> datetime | None:
+    """Return since when a message is eligible; None: no stored value says so.
+
+    Another program may have written it without ``due``. ``when`` of a held message is the end of
+    its lease, so the time of the claim stands in for it.
+    """
+    for name in ("due", "reserved" if "token" in document else "when"):
+        value = document.get(name)
+        if isinstance(value, datetime):
+            return value
+    return None
+
+
 def message_of(
     document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
 ) -> Message[Any]:
@@ -169,7 +183,7 @@ def message_of(
         payload,
         get("headers") or {},
         key,
-        get("due", when),
+        eligible_since(document) or when,
         get("pushed", when),
         int(get("tries", 0)),
         get("error"),

@@ -23,6 +23,7 @@ from bson import ObjectId
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.levels import LevelStarts
 from pyqueue.backends.locked import LockedMessages
+from pyqueue.documents import eligible_since
 from pyqueue.limits import FollowedLimit
 from pyqueue.requests import Document
 
@@ -69,11 +70,7 @@ TOMBSTONE_LIFETIME: Final = timedelta(seconds=300)
 
 def due_of(document: Document) -> datetime:
     """Return when a message became eligible, or FIRST if the stored value is not a date."""
-    for name in ("due", "when"):
-        value = document.get(name)
-        if isinstance(value, datetime):
-            return value
-    return FIRST
+    return eligible_since(document) or FIRST
 
 
 def scan_position(document: Document, now: datetime) -> ScanStart:
@@ -81,7 +78,7 @@ def scan_position(document: Document, now: datetime) -> ScanStart:
 
     For a reclaimed message, and for a document of another program, it is a safe lower bound.
     """
-    id, due = document["_id"], due_of(document)
+    id, due = document["_id"], due_of({name: document.get(name) for name in ("due", "when")})
     return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
 
 

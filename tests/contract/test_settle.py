@@ -389,6 +389,18 @@ def test_release(world: World, queue: AnyQueue) -> None:
     assert (again.tries, again.when) == (1, held.when)
 
 
+@pytest.mark.needs("documents")
+def test_release_of_a_message_without_due(world: World, queue: AnyQueue) -> None:
+    """Another program wrote it. Its ``when`` is the end of the lease now, and no place."""
+    id = queue.push(1)
+    world.raw().update_one({"_id": id}, {"$unset": {"due": ""}})
+    held = queue.reserve(0)
+    assert held is not None
+    assert near(held.when, 0)
+    queue.release(held)
+    assert queue.reserve(0) is not None
+
+
 def _fields(document: bytes) -> dict[str, Any]:
     import bson
 

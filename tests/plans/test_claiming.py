@@ -538,6 +538,22 @@ def test_undo_of_a_pop_inserts_the_same_message() -> None:
     assert command.documents == [popped]
 
 
+@pytest.mark.parametrize("history_s", [None, 60.0])
+def test_undo_of_a_pop_of_a_message_without_due(history_s: float | None) -> None:
+    """Its ``when`` is the end of the lease that the pop had."""
+    runner, backend = (
+        Runner([] if history_s is None else Change(1, None)),
+        standard(history=history_s),
+    )
+    popped = document("m1", token="t1", when=after(60), reserved=NOW)
+    del popped["due"]
+    runner.run(undo_pop(*giving(backend), [(popped, decode(backend.codec, popped, NOW))]))
+    command: Any = runner.commands[0]
+    put = command.documents[0] if history_s is None else command.update["$set"]
+    assert put["when"] == NOW
+    assert runner.signals == [("a", NOW)]
+
+
 def test_undo_of_many_pops_takes_two_commands_at_most() -> None:
     runner = Runner([WriteFailure(1, "key", DuplicateKey("taken"))], [])
     backend = standard()
