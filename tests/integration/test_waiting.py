@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import AsyncClient, Client, QueueClosed
+from pyqueue import AsyncClient, Client, Limit, QueueClosed
 from pyqueue.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
@@ -259,6 +259,34 @@ def test_waiting_consumers_send_few_commands(connect: Connect, pool: ThreadPoolE
     assert idle()
     client.close()
     assert {type(future.exception(LONG)) for future in futures} == {QueueClosed}
+
+
+@pytest.mark.parametrize("how", ["push", "ordered", "limit"])
+def test_client_without_a_bus_wakes_its_own_consumers(
+    connect: Connect, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Also at the end of a claim, if its group or its slot goes on. No rescan finds it before."""
+    for name in ("IDLE_RESCAN_S", "BUSY_RESCAN_S"):
+        monkeypatch.setattr(f"pyqueue.backends.scan.{name}", NEVER)
+    client = connect(signals="none:")
+    options: dict[str, dict[str, Any]] = {
+        "push": {},
+        "ordered": {"kind": "ordered"},
+        "limit": {"limit": Limit(concurrency=1)},
+    }
+    queue = client.queue("jobs", poll=NEVER, **options[how])
+    groups = ["a", "a"] if how == "ordered" else None
+    queue.push_many([1] if how == "push" else [1, 2], groups=groups)
+    held = queue.reserve(0)
+    assert held is not None
+
+    def act() -> None:
+        if how == "push":
+            queue.push(2)
+        else:
+            queue.commit(held)
+
+    assert lag(pool, client, queue, "reserve", act) < SOON
 
 
 # ---- many waiters
