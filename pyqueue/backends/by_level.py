@@ -2,7 +2,8 @@
 
 The record of the queue lists the levels in use. A look by level finds nothing in other levels, nor
 a message without a priority. Looks by age find those: one look in 16, and each that found nothing
-from the very start. If the queue is strict, these give such messages the default priority instead.
+from the very start. If the queue is strict, these list such levels instead, and give messages
+without a priority the default one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def claim_next(
 
 
 def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:
-    """Give messages without a priority the default one. Return whether there were any.
+    """List the levels of messages that looks by level miss. Return whether there were any.
+
+    Other programs wrote these messages. Those without a priority get the default one.
 
     It looks at a few messages, by age, and at the next few when it is called again.
     """
@@ -69,12 +72,15 @@ def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:
     page = yield from Find(match, fields, sort=SCAN_ORDER, limit=WALK, hint=HOT)
     levels.walked_to = page_end(page) if len(page) == WALK else None
     without = [each for each in page if priority_of(each) is None]
-    if not without:
+    unlisted = [each for each in page if priority_of(each) not in levels.in_use]
+    if not unlisted:
         return False
-    yield from namespace.ensure(queue, terms.kind, None, [DEFAULT_PRIORITY])
-    levels.in_use = listed_levels([*levels.in_use, DEFAULT_PRIORITY])
-    ids = [each["_id"] for each in without]
-    still = {"_id": {"$in": ids}, "q": queue, "priority": {"$nin": PRIORITIES}}
-    yield from Update(still, {"$set": {"priority": DEFAULT_PRIORITY}}, many=True)
-    scan.move_start_back(min(map(due_of, without)))
+    new = {DEFAULT_PRIORITY if (level := priority_of(each)) is None else level for each in unlisted}
+    yield from namespace.ensure(queue, terms.kind, None, new)
+    levels.in_use = listed_levels([*levels.in_use, *new])
+    if without:
+        ids = [each["_id"] for each in without]
+        still = {"_id": {"$in": ids}, "q": queue, "priority": {"$nin": PRIORITIES}}
+        yield from Update(still, {"$set": {"priority": DEFAULT_PRIORITY}}, many=True)
+    scan.move_start_back(min(map(due_of, unlisted)))
     return True

@@ -303,6 +303,18 @@ def test_strict_queue_walks_on_to_find_unlisted_messages(
     assert 4 in store.documents[RECORD]["levels"]
 
 
+def test_strict_queue_finds_a_foreign_level() -> None:
+    store = stored(strict=True)
+    store.documents["none"]["priority"] = 7
+    waiters = Waiters("t")
+    received: list[Any] = []
+    for _ in range(3):
+        waiters.scan.rescan_at = None
+        received += Meddler(store).run(plans().receive(waiters, 1, timeout=0))
+    assert [(each.id, each.priority) for each in received][-1] == ("none", 7)
+    assert 7 in store.documents[RECORD]["levels"]
+
+
 def test_contested_look_by_level_skips_nothing() -> None:
     """Or it would claim lower levels before higher ones."""
     for _ in range(5):
