@@ -56,6 +56,8 @@ BUSY_RESCAN_S: Final = 5.0
 IDLE_RESCAN_S: Final = 1.0
 #: A rescan is not repeated before this many times its own duration has passed.
 RESCAN_REST_FACTOR: Final = 50
+#: That duration is the shortest of so many rescans.
+JUDGED_RESCANS: Final = 4
 #: The longest such rest. A message without a signal may wait for the rescan after it.
 MAX_RESCAN_REST_S: Final = 60.0
 #: Instants that go back further than this mean that the clock was set.
@@ -160,8 +162,8 @@ class ScanState:
     rescan_at: datetime | None = None
     recovery: Recovery = field(default_factory=Recovery)
     _idle_rescan_s: float = IDLE_RESCAN_S
-    #: How long the last rescan took.
-    _rescan_took_s: float = 0.0
+    #: How long the last rescans took. A stall makes a few of them slow, a long way makes all slow.
+    _rescans_took_s: tuple[float, ...] = (0.0,) * JUDGED_RESCANS
     #: The last instant that this state was used with.
     _observed: datetime = FIRST
     #: The earliest ``when`` that was announced since the last scan began.
@@ -234,9 +236,8 @@ class ScanState:
         # Of several concurrent rescans, the first sets the time of the next.
         if start is None and (self.rescan_at is None or self.rescan_at <= now):
             took_s = (after - now).total_seconds()
-            # A stall makes one rescan slow, a long way makes all of them slow.
-            cost_s = min(took_s, self._rescan_took_s)
-            self._rescan_took_s = took_s
+            self._rescans_took_s = (*self._rescans_took_s[1:], took_s)
+            cost_s = min(self._rescans_took_s)
             rest_s = BUSY_RESCAN_S if last is not None and not ended else self._idle_rescan_s
             rest_s = max(rest_s, min(RESCAN_REST_FACTOR * cost_s, MAX_RESCAN_REST_S))
             self.rescan_at = after + _seconds(rest_s)

@@ -573,13 +573,14 @@ def test_rescans_back_off_until_a_message_arrives() -> None:
 @pytest.mark.parametrize(
     ("durations", "rest"),
     [
-        ((0.2, 0.2), 10),  # a slow rescan is not repeated soon
-        ((1, 0.2), 10),
-        ((0.2, 1), 10),
+        ((0.2,) * 4, 10),  # a slow rescan is not repeated soon
+        ((1, 0.2, 1, 1), 10),
         ((0.01, 1), 2),  # a stall says nothing about the scan
-        ((0.01, 3600, 0.01), 4),
-        ((2, 2), 60),  # messages without a signal wait for this rescan
-        ((60, 60, 60), 60),
+        ((1, 1), 2),
+        ((1, 1, 1), 4),
+        ((0.01, 1, 3600, 1), 8),
+        ((2,) * 4, 60),  # messages without a signal wait for this rescan
+        ((60,) * 5, 60),
     ],
 )
 def test_rest_after_rescans_is_measured_and_bounded(
