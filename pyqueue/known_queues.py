@@ -18,7 +18,8 @@ __all__ = ["KnownQueues"]
 
 #: How long the record of a queue is taken as known, in seconds.
 _LIFETIME_S: Final = 30.0
-#: The same if the record has options that ``reshape`` changes, which all users then follow.
+#: The same if the record has options that ``reshape`` changes, which all users then follow, or if
+#: no program has named its kind.
 _SHAPED_LIFETIME_S: Final = 5.0
 
 
@@ -49,7 +50,10 @@ class KnownQueues:
         record, read = self._records.get(request.queue, (None, 0.0))
         if record is None:
             return None
-        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if record.shape else _LIFETIME_S
+        if record.open and not request.guessed:
+            return None  # the request names the kind
+        changes = record.shape or record.open
+        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
         if time.monotonic() - read >= lifetime_s:
             return None
         if request.shape and request.shape not in self._agreed.get(request.queue, ()):
@@ -64,7 +68,7 @@ class KnownQueues:
     def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
         """Read or create the record of a queue once for all who need it at the same time."""
         shape = repr(sorted(request.shape.items()))
-        how = (request.kind, request.any_kind, shape, tuple(request.levels))
+        how = (request.kind, request.guessed, shape, tuple(request.levels))
         key = ("ensure", request.queue, *how)
         return Coalesce(key, request, self._ensure_each, max_in_flight=1, threads=True)
 

@@ -419,8 +419,8 @@ class EnsureQueue(Request[str]):
     shape: Mapping[str, object] = field(default_factory=dict)
     #: The levels of priority that the caller uses, which the record then lists.
     levels: Sequence[int] = ()
-    #: Whether the caller uses the queue in any kind. Otherwise one of another kind stays deleted.
-    any_kind: bool = False
+    #: Whether the kind is a guess: the caller uses the queue in any kind. See ``naming_kind``.
+    guessed: bool = False
 
 
 @dataclass(slots=True)

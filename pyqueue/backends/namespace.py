@@ -16,9 +16,16 @@ from typing import Any, Final, NamedTuple
 from pyqueue.backends import kind as kinds
 from pyqueue.backends.kind import IndexTerms, Kind
 from pyqueue.backends.levels import listed_levels
+from pyqueue.backends.naming_kind import (
+    GUESSED_KIND,
+    SHAPED_VERSION,
+    name_kind,
+    put_level_records,
+    put_lock_bounds,
+)
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.shared_options import SharedOptions, named_options
-from pyqueue.backends.transitions import level_record_id, record_id
+from pyqueue.backends.transitions import record_id
 from pyqueue.errors import ConfigurationError, TargetRefused, Unavailable
 from pyqueue.messages import DEFAULT_PRIORITY, Id
 from pyqueue.payloads import Codec
@@ -91,10 +98,8 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
     ),
 }
 
-#: The versions of a record without a shape and of one with a shape, and the latest that this
-#: release reads. Releases that would ignore a shape refuse its record.
+#: The version of a record without a shape, and the latest that this release reads.
 VERSION: Final = 1
-SHAPED_VERSION: Final = 2
 LATEST_VERSION: Final = 2
 #: How often a plan reads a record again because another program changed it at the same time.
 MAX_RACES: Final = 20
@@ -122,8 +127,6 @@ _FLAGS: Final[Mapping[str, object]] = {
     "kind": 1,
     "drain": 1,
 }
-#: The _id and ``q`` of the document that keeps walks over the index of locks short.
-_LOCK_BOUNDS: Final = "~locks"
 _MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
 
 
@@ -134,6 +137,8 @@ class QueueRecord(NamedTuple):
     shape: Mapping[str, object]
     #: The levels of a queue with priorities that are in use.
     levels: frozenset[int] = frozenset()
+    #: Whether no program has named the kind.
+    open: bool = False
 
 
 # ---- the record of a queue
@@ -149,7 +154,7 @@ def read_or_create_record(
 ) -> Plan[QueueRecord]:
     """Return what the record of a queue says; create the record if it is missing.
 
-    An option of the request's shape that no program has named is named now.
+    What the request names and no program has named is named now: the kind, options of its shape.
 
     Args:
         request: the request. The record lists its levels before any message has them.
@@ -166,9 +171,13 @@ def read_or_create_record(
     for _ in range(MAX_RACES):
         record = yield from _find_or_create(request, shown, compare, by)
         kind = readable_kind(queue, record)
+        is_open = record.get("open") is True
+        if is_open and not request.guessed and request.kind in kinds.known():
+            yield from name_kind(queue, record, kinds.lookup(request.kind))
+            continue
         shared = SharedOptions(queue, record, default_shape(kind))
         if kind != request.kind:
-            return QueueRecord(kind, shared.shape)
+            return QueueRecord(kind, shared.shape, open=is_open)
         named = {} if agreed else shared.unnamed(request.shape)
         if not named:
             break
@@ -184,9 +193,9 @@ def read_or_create_record(
     known = listed_levels(record.get("levels"))
     if new := [each for each in request.levels if each not in known]:
         yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
-        yield from _put_level_records(queue, new)
+        yield from put_level_records(queue, new)
         yield from Signal(queue, None)
-    return QueueRecord(kind, {**shared.shape, **named}, frozenset((*known, *new)))
+    return QueueRecord(kind, {**shared.shape, **named}, frozenset((*known, *new)), is_open)
 
 
 def _find_or_create(
@@ -200,36 +209,21 @@ def _find_or_create(
     elif found:
         record = found[0]
         stored_kind = readable_kind(queue, record)
-        if "deleted" in record and (stored_kind == kind or request.any_kind):
+        if "deleted" in record and (stored_kind == kind or request.guessed):
             yield from revive_record(queue, record, by)
         if shown and compare and stored_kind == kind:
             yield from _show_options(queue, record.get("options"), shown)
         return record
     if kind in kinds.known() and kinds.known()[kind].lock_fields:
-        yield from _put_lock_bounds()
+        yield from put_lock_bounds()
     now = yield from ServerTime()
     new = _new_record(queue, now, kind, request.shape, by)
     if shown is not None:
         new["options"] = shown
+    if request.guessed:
+        new["open"] = True
     stored = yield from FindAndModify(match, {"$setOnInsert": new}, upsert=True)
     return stored or new
-
-
-def _put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
-    """Put a record at the end of each level; see ``levels``."""
-    now = yield from ServerTime()
-    for each in levels:
-        record = {"q": queue, "priority": each, "when": now, "record": True}
-        match = {"_id": level_record_id(queue, each)}
-        yield from Update(match, {"$setOnInsert": record}, upsert=True)
-
-
-def _put_lock_bounds() -> Plan[None]:
-    """Put entries that stay between the locks of groups, one for each hash of a group."""
-    # To insert a lock, the server walks over deleted ones, to the next entry that is there.
-    locks = [*(f"{number:03x}" for number in range(4096)), "g"]
-    record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
-    yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)
 
 
 def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:
@@ -317,7 +311,7 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
     if by is not None:
         put["made"] = {"by": by, "at": (yield from ServerTime())}
     yield from Update(match, {"$set": put, "$unset": _MARKS})
-    yield from _put_level_records(queue, listed_levels(record.get("levels")))
+    yield from put_level_records(queue, listed_levels(record.get("levels")))
 
 
 def ensure(
@@ -339,7 +333,9 @@ def ensure(
     if "priority" in kind.capabilities:
         levels = sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
     if options is None:
-        stored = yield from EnsureQueue(queue, name, levels=levels)
+        # The kind that ``target`` returned: a guess if no program had named it.
+        guessed = name == GUESSED_KIND
+        stored = yield from EnsureQueue(queue, name, levels=levels, guessed=guessed)
     else:
         shown = partial(options.shown, queue)
         stored = yield from EnsureQueue(queue, name, shown, options.shape, levels)
@@ -355,7 +351,10 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
     """
     stored = yield from kind_of(queue)
     if stored is not None and stored != kind.name:
-        yield from _refuse_kind(queue, kind, stored)
+        if stored == GUESSED_KIND:
+            yield from ensure(queue, kind, None)  # perhaps no program has named the kind
+        else:
+            yield from _refuse_kind(queue, kind, stored)
 
 
 def _refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
@@ -392,15 +391,16 @@ def kind_of(queue: str) -> Plan[str | None]:
 
 
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
-    """Return a queue that is known by its name only; if it is new, it becomes a standard queue.
+    """Return a queue that is known by its name only; if it is new, it is a standard queue.
 
-    ``priorities`` are those of the messages that enter it.
+    The first program that names a kind makes it a queue of that kind. ``priorities`` are those of
+    the messages that enter it.
 
     Raises:
         ConfigurationError: this release does not know its kind.
         TargetRefused: it is a stream.
     """
-    kind = target_kind(queue, (yield from EnsureQueue(queue, "standard", any_kind=True)))
+    kind = target_kind(queue, (yield from EnsureQueue(queue, GUESSED_KIND, guessed=True)))
     if "priority" in kind.capabilities and priorities:
         yield from ensure(queue, kind, None, priorities)
     return Target(queue, kind, Codec[Any](), None)

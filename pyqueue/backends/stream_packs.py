@@ -174,8 +174,8 @@ def check(stream: str, state: LogState) -> Plan[None]:
 def _refuse_queue(stream: str, stored: str) -> None:
     if stored != STREAM:
         raise ConfigurationError(
-            f"name: {stream!r} is a queue of kind {stored!r}: open it with client.queue(), or give "
-            "the stream another name"
+            f"name: {stream!r} is a queue of kind {stored!r}: open it with client.queue(), "
+            "remove it with client.delete_queue(), or give the stream another name"
         )
 
 

@@ -111,7 +111,7 @@ class Options:
 
 def _recorded_kind(queue: str) -> Plan[str]:
     # No options are given: the record keeps those of the queue's consumers.
-    kind = yield from EnsureQueue(queue, "standard", any_kind=True)
+    kind = yield from EnsureQueue(queue, "standard", guessed=True)
     if kind == STREAM:
         raise ConfigurationError(
             f'queue: {queue!r} is a stream: read it by .option("stream", {queue!r}); append to it '

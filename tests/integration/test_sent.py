@@ -299,6 +299,7 @@ def test_handover_is_at_majority_whatever_the_durability(
         bucket, results = place.client.queue("packs", kind="bucket"), place.client.queue("results")
         dead = place.client.queue("packs.dead")
         dead.paused()
+        assert results.reserve(timeout=0) is None
         ways = [
             lambda each: bucket.rollback(each, delay=0),
             bucket.bury,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -11,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, ConfigurationError, known_queues
-from pyqueue.backends import kind, listing, namespace
+from pyqueue import Client, ConfigurationError, Limit, known_queues
+from pyqueue.backends import kind, listing, managing, namespace, stream_packs
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.standard import Standard
 from pyqueue.connecting import runner_of
-from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.requests import EnsureQueue, Plan, Update
 from pyqueue.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.steps import Steps
@@ -161,13 +162,13 @@ def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, message: bool) 
     before = stored(steps)
     if after_s >= 120 and not message:
         assert steps.run(namespace.kind_of("a")) is None
-        steps.run(namespace.ensure("a", kind.lookup("standard"), None))
+        steps.run(namespace.ensure("a", kind.lookup("standard"), Options()))
         assert (stored(steps)["kind"], stored(steps)["q"]) == ("standard", "a")
         assert not {"deleted", "expires", "shape"} & stored(steps).keys()
         return
     text = r"'bucket', made by alice at \d{4}-.* UTC, deleted .*'standard'"
     with pytest.raises(ConfigurationError, match=text):
-        steps.run(namespace.ensure("a", kind.lookup("standard"), None))
+        steps.run(namespace.ensure("a", kind.lookup("standard"), Options()))
     assert stored(steps) == before, "another kind does not make it live again"
     assert steps.run(use("bucket", "bob")) == "bucket"
     assert stored(steps)["made"]["by"] == "bob"
@@ -232,6 +233,144 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
         final = steps.run(use("ordered", "dave"))
         assert (final, "deleted" in stored(steps)) == (stored(steps)["kind"], False)
     raise AssertionError("more commands than expected")
+
+
+# ---- queues that are known by their names only
+
+
+def moved_in(**fields: object) -> Steps:
+    """Return a store with a queue that was made by its name, and a message that was moved to it."""
+    steps = Steps()
+    steps.collection.drop_index("expires")
+    steps.run(namespace.target("a"))
+    steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW, "payload": 1, **fields})
+    return steps
+
+
+def consume(kind: str, **shape: object) -> Plan[list[Any]]:
+    """Receive once with an object that names a kind."""
+    plans = QueuePlans("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="carol")
+    return plans.receive(Waiters("a"), 1, timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("standard", {}), ("priority", {}), ("priority", {"strict": True})),
+        *(("ordered", {"on_failure": "skip"}), ("bucket", {"pack": 5})),
+    ],
+)
+@pytest.mark.parametrize("priority", [None, 7])
+def test_first_program_names_the_kind(
+    name: str, shape: Mapping[str, object], priority: int | None
+) -> None:
+    """It receives what was moved there before; a message keeps a priority from elsewhere."""
+    steps = moved_in(**({} if priority is None else {"priority": priority}))
+    assert (stored(steps)["kind"], stored(steps)["open"]) == ("standard", True)
+    found = steps.run(namespace.target("a", [7]))
+    steps.run(namespace.ensure("a", found.kind, found.options))
+    assert stored(steps)["open"], "another move leaves it open"
+    assert [each.id for each in steps.run(consume(name, **shape))] == ["m"]
+    record = stored(steps)
+    assert (record["kind"], "open" in record) == (name, False)
+    assert record.get("shape", {}) == {**kind.lookup(name).shape, **shape}
+    assert record["v"] == (2 if record.get("shape") else 1)
+    assert steps.run(namespace.target("a")).kind.name == name
+    other = "priority" if name != "priority" else "bucket"
+    with pytest.raises(ConfigurationError, match=f"is of kind '{name}'.* not '{other}'"):
+        steps.run(consume(other))
+
+
+def test_kind_is_named_by_any_operation() -> None:
+    steps = moved_in()
+    steps.run(QueuePlans("a", Options()).purge())
+    assert stored(steps)["open"], "a standard queue need not name its kind for it"
+    steps.run(QueuePlans("a", Options(), kind="bucket").purge())
+    assert stored(steps)["kind"] == "bucket"
+    assert [each.majority for each in steps.commands if isinstance(each, Update)][:1] == [True]
+
+
+def test_stream_never_takes_an_open_name() -> None:
+    steps = moved_in()
+    before = stored(steps)
+    with pytest.raises(ConfigurationError, match=r"is a queue .*delete_queue\(\)"):
+        steps.run(stream_packs.ensure("a", {}))
+    assert stored(steps) == before
+
+
+def test_limit_of_an_open_queue_must_suit_the_kind() -> None:
+    steps = moved_in()
+    limit = Limit(concurrency=2).stored()
+    steps.run(managing.reshape("a", {"limit": limit}, collection="pyqueue", by="bob"))
+    before = stored(steps)
+    with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'"):
+        steps.run(consume("bucket"))
+    assert stored(steps) == before
+    assert steps.run(consume("priority"))
+    assert stored(steps)["shape"] == {"strict": False, "limit": limit}
+
+
+@pytest.mark.parametrize("quick", ["standard", "bucket", "moves", "reshapes", "deletes"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
+    """One program names "priority", another one comes before each command."""
+    for at in range(30):
+        steps = moved_in(priority=7)
+        running = steps.steps(consume("priority", strict=True))
+        try:
+            for _ in range(at + 1):
+                next(running)
+        except StopIteration:
+            assert at > 5
+            return
+        seen = ""
+        if quick == "moves":
+            steps.run(namespace.target("a", [3]))
+        elif quick == "reshapes":
+            limit = {"limit": Limit(rate=5).stored()}
+            steps.run(managing.reshape("a", limit, collection="pyqueue", by="bob"))
+        elif quick == "deletes":
+            steps.run(listing.delete_queue("a", True))
+        else:
+            with suppress(ConfigurationError):
+                steps.run(namespace.ensure("a", kind.lookup(quick), Options()))
+                seen = quick
+        if dies:
+            running.close()
+        else:
+            with suppress(ConfigurationError):
+                list(running)
+        record = stored(steps)
+        assert record["kind"] == (seen or record["kind"]), "what a program was told stays true"
+        if quick == "reshapes":
+            assert record["shape"]["limit"] == Limit(rate=5).stored()
+        if quick in ("moves", "reshapes") and not dies:
+            assert (record["kind"], record["shape"]["strict"]) == ("priority", True)
+        if dies and record["kind"] == "priority" and quick != "deletes":
+            assert record["levels"] == list(range(10)), "its message is found"
+    raise AssertionError("more commands than expected")
+
+
+def test_process_names_the_kind_of_a_queue_that_it_knows(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that names the kind reads an open record again at once, by name after 5 s."""
+    monkeypatch.setattr(known_queues, "_LIFETIME_S", 3600.0)
+    known, runner = known_queues.KnownQueues("pyqueue"), runner_of(client)
+    for request, is_open in [
+        (EnsureQueue("a", "standard", guessed=True), True),
+        (EnsureQueue("a", "bucket"), False),
+    ]:
+        runner.run(known._ensure_each([request]))
+        assert ("open" in record(client)) is is_open
+    known._records["b"] = namespace.QueueRecord("standard", {}, open=True), time.monotonic()
+    by_name = EnsureQueue("b", "standard", guessed=True)
+    assert (known.kind_of(by_name), known.kind_of(EnsureQueue("b", "standard"))) == (
+        "standard",
+        None,
+    )
+    monkeypatch.setattr(known_queues, "_SHAPED_LIFETIME_S", 0.0)
+    assert known.kind_of(by_name) is None
 
 
 # ---- the options
