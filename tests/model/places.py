@@ -7,6 +7,7 @@ the virtual time. The bus delivers every signal to every client at once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import mongomock
 import pymongo
 import pytest
 
-from pyqueue import Client
+from pyqueue import Client, clock
 from pyqueue.client import runner_of
 from pyqueue.connecting import Connection
 from pyqueue.documents import message_of
@@ -44,8 +45,13 @@ class Time:
     """A ``time`` module for pyqueue's clocks; it shows the time of the machine that is running."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, and number messages anew: an example depends on no earlier one."""
         self.true = 0.0
         self.at = Computer(0, 0)
+        clock._numbers = itertools.count()
 
     def monotonic(self) -> float:
         """Return the seconds since the machine was switched on."""
@@ -59,8 +65,9 @@ class Time:
 @contextmanager
 def virtual_time() -> Iterator[Time]:
     """Make the clocks of pyqueue read a virtual time."""
-    time = Time()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "_numbers", clock._numbers)  # the old numbers go on afterwards
+        time = Time()
         patch.setattr("pyqueue.clock.time", time)
         patch.setattr("pyqueue.base_driver.time", time)
         yield time
@@ -78,6 +85,7 @@ class Cluster:
         #: Whether the bus loses every signal.
         self.deaf = False
         place.clear()
+        time.restart()
         self._advance(0)
         skews = (0.0, 18_000.0, -400.0)
         self.clients = [

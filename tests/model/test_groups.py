@@ -229,6 +229,20 @@ def server(url: str) -> Any:
         yield server_place(mongo.get_default_database())
 
 
+def test_examples_begin_with_the_same_time_and_number() -> None:
+    found = []
+    with virtual_time() as time:
+        for _ in range(2):
+            cluster = Cluster(plans_place(), time, clients=1)
+            cluster.clients[0].queue("a", kind="ordered").push_many(range(3), groups=["g"] * 3)
+            stored = cluster.world.store.documents.values()
+            found.append([(each["when"], each["no"]) for each in stored if "group" in each])
+            cluster.advance(1000)
+            cluster.close()
+    assert found[0] == found[1]
+    assert [number for _, number in found[0]] == [0, 1, 2]
+
+
 BOTH = pytest.mark.parametrize("on_failure", ["block", "skip"])
 
 
