@@ -2,8 +2,8 @@
 
 A message keeps its name in the records for life, whatever its id becomes. A message of a pack has
 the name "<_id of its first pack>:<place>". What leaves a pack may be stored as a part,
-"<_id of the first pack>/<token>.<place>". A result is pushed under the id of another message, so
-its name begins with that of its queue.
+"<_id of the first pack>/<token>.<place>-<checksum of all places>". A result is pushed under the id
+of another message, so its name begins with that of its queue.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BUCKETS: Final = (PACKED_QUEUE, CRATES, DELETED_QUEUE)
 RESULTS: Final = "results"
 #: The ordered queue with common instants.
 SHIFTS: Final = "shifts"
-#: An id of a message that is or was in a pack.
-_PACKED: Final = re.compile(r"([0-9a-f]{24})(?::|/[^.]+\.)(\d{1,4})")
+#: An id of a message that is or was in a pack, and the id of a part.
+_PACKED: Final = re.compile(r"([0-9a-f]{24})(?::|/[^.]+\.)(\d{1,4})(?:-[0-9a-f]{8})?")
 
 
 def name_of(id: object) -> str:

@@ -13,12 +13,12 @@ import pytest
 from bson import ObjectId
 from pymongo.change_stream import ChangeStream
 
-from pyqueue import Client, Queue, Reservation
+from pyqueue import Client, Queue, Reservation, packs
 from pyqueue.connecting import runner_of
 from tests.chaos import ledger
 from tests.chaos.change_log import END, line_of, watch
 from tests.chaos.conftest import Server
-from tests.chaos.names import name_of
+from tests.chaos.names import document_of, name_of
 
 
 def timeless(line: list[Any]) -> list[Any]:
@@ -167,6 +167,8 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
         assert decided == ["set", pack, put]
         assert shown == ["set", place, {"q": target}]
     assert [line[:2] for line in log.lines(parcels.commit, more[2])] == [["out", pack]]
+    part = packs.part_id(pack, token, [2, 3])
+    assert (name_of(part), document_of(part)) == (f"{pack}:2", pack)
     # A push that is repeated keeps its first pack out, and enters one by one.
     again = [f"{ObjectId()}:0"]
     (line,) = log.lines(parcels.push_many, [{"n": "e", "trail": []}], ids=again)

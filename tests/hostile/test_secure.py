@@ -259,7 +259,7 @@ def administer(secured: Secure, database: str) -> None:
     """Run the administrator's commands of the page."""
     text = "\n".join(each.text for each in blocks("docs/how-to/least-privileges.md"))
     made = set(re.findall(r'createIndex\(.*?\{name: "(\w+)"', text))
-    assert made == set(namespace.INDEXES)
+    assert made.issuperset(namespace.INDEXES)
     for name, (keys, options) in namespace.INDEXES.items():
         secured.admin[database]["pyqueue"].create_index(keys, name=name, **options)
     size = re.findall(r'createCollection\("pyqueue.signals", \{capped: true, size: (\d+)\}\)', text)

@@ -109,7 +109,7 @@ def matches(document: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
         if dot:  # a nested field
             if not matches(document.get(outer) or {}, {inner: wanted}):
                 return False
-        elif not isinstance(wanted, dict):
+        elif not isinstance(wanted, dict) or not all(each.startswith("$") for each in wanted):
             if document.get(name) != wanted:
                 return False
         elif not all(
