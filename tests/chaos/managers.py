@@ -20,10 +20,7 @@ class Managers(WorkloadState):
     """The generators that change queues beside the work."""
 
     def reshape(self, queue: str) -> Plan:
-        """Raise and lower the limit of a queue, and push to it.
-
-        Before the first limit there is one message: what is held without a limit has no slot.
-        """
+        """Raise and lower the limit of a queue, and push to it."""
         yield from self._push(queue, 1)  # makes the record
         while not self.stopping.is_set():
             for limit, seconds in ((LIMITS[queue], WIDE_S), (Limit(concurrency=NARROW), NARROW_S)):

@@ -62,7 +62,8 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
     RESULTS: {"lease": 3, "poll": POLL_S},
     **{name: {"lease": 3, "poll": POLL_S, "kind": "bucket"} for name in BUCKETS},
     **{name: {"lease": 3, "poll": POLL_S, "limit": limit} for name, limit in LIMITS.items()},
-    NARROW_QUEUE: {"lease": 5, "poll": POLL_S},  # it has a limit only by ``reshape``
+    # All programs name its first limit, so that no message is ever held without a slot.
+    NARROW_QUEUE: {"lease": 5, "poll": POLL_S, "limit": LIMITS[NARROW_QUEUE]},
     **{name: {"lease": 5, "poll": POLL_S} for name in MANY},
 }
 #: The options of the consumer groups.
