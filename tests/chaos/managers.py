@@ -21,16 +21,15 @@ class Managers(WorkloadState):
 
     def reshape(self, queue: str) -> Plan:
         """Raise and lower the limit of a queue, and push to it."""
-        yield from self._push(queue, 1)  # makes the record
         while not self.stopping.is_set():
-            for limit, seconds in ((LIMITS[queue], WIDE_S), (Limit(concurrency=NARROW), NARROW_S)):
+            for seconds, limit in ((WIDE_S, Limit(concurrency=NARROW)), (NARROW_S, LIMITS[queue])):
+                until = time.monotonic() + seconds
+                while time.monotonic() < until and not self.stopping.is_set():
+                    yield from self._push(queue, NARROW_BATCH)  # the first one makes the record
+                    yield NARROW_PAUSE_S
                 step = Step("reshape", queue, "reshape", (queue,), {"limit": limit})
                 step.on_client = True
                 yield step
-                until = time.monotonic() + seconds
-                while time.monotonic() < until and not self.stopping.is_set():
-                    yield from self._push(queue, NARROW_BATCH)
-                    yield NARROW_PAUSE_S
 
     def _push(self, queue: str, count: int) -> Plan:
         ids = self.new_ids(count)
