@@ -1,19 +1,24 @@
-"""``pymongo.timeout`` around one call: it limits this call, and nothing that other calls share."""
+"""One caller has a ``pymongo.timeout`` or a transaction, or forks: other callers notice nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from threading import Event
 from typing import Any
 
 import pymongo
 import pytest
 from pymongo import _csot
 
-from pyqueue import AsyncClient, Client, Unavailable
+from pyqueue import AsyncClient, Client, ConfigurationError, Unavailable
+from pyqueue.drivers import AsyncDriver, Driver
+from tests.integration.test_misuse import in_fork
+from tests.integration.test_transactions import Undo
 from tests.support.eventually import LONG
 
 CALLERS = 8
@@ -124,3 +129,147 @@ def test_ctrl_c_leaves_no_deadline(
         with pytest.raises(KeyboardInterrupt):
             queue.push(2) if call == "push" else queue.counts()
     assert _csot.get_deadline() == math.inf
+
+
+# ---- a transaction, a fork
+
+
+#: What a caller does in a transaction, and the kinds of queue in which it locks no other message.
+in_a_transaction = pytest.mark.parametrize(
+    ("call", "kind"), [("push", "standard"), ("push", "bucket"), ("commit", "standard")]
+)
+
+
+def act(queue: Any, call: str, held: Any, session: Any) -> Any:
+    given = "new" if call == "push" else held
+    return getattr(queue, call)(given, session=session)
+
+
+def check_the_rest(queue: Any, call: str, held: list[Any], answers: list[Any]) -> None:
+    """Check that all calls but the first one were done, and that this one was not."""
+    assert len(answers) == CALLERS - 1
+    if call == "push":
+        assert queue.counts().ready == CALLERS + CALLERS - 1
+    elif call == "commit":
+        queue.commit(held[0])
+        assert queue.counts().total == 0
+    else:
+        numbers = [each.payload for each in (*answers, queue.reserve(0))]
+        assert sorted(numbers) == list(range(CALLERS))
+
+
+@in_a_transaction
+def test_transaction_of_one_task_holds_up_no_other_call(
+    url: str, client: Client, call: str, kind: str
+) -> None:
+    queue = client.queue("jobs", kind=kind)
+    held = prepare(queue, call)
+
+    async def main() -> list[Any]:
+        answers: list[Any] = []
+        async with AsyncClient(url) as other, asyncio.timeout(LONG):
+            shared = other.queue("jobs", kind=kind)
+            await shared.counts()
+            calls = [CALLS[call][0](shared, each) for each in held[1:]]
+            with suppress(Undo):
+                async with other.transaction() as session:
+                    mine = act(shared, call, held[0], session)
+                    _, *answers = await asyncio.gather(mine, *calls)
+                    raise Undo
+        return answers
+
+    check_the_rest(queue, call, held, asyncio.run(main()))
+
+
+@in_a_transaction
+def test_transaction_of_one_thread_holds_up_no_other_call(
+    client: Client, call: str, kind: str
+) -> None:
+    queue = client.queue("jobs", kind=kind)
+    held = prepare(queue, call)
+    answers: list[Any] = []
+
+    def one(others: list[Future[Any]]) -> None:
+        with suppress(Undo), client.transaction() as session:
+            act(queue, call, held[0], session)
+            answers.extend(each.result(LONG) for each in others)
+            raise Undo
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        others = [pool.submit(CALLS[call][0], queue, each) for each in held[1:]]
+        pool.submit(one, others).result(LONG)
+    check_the_rest(queue, call, held, answers)
+
+
+def check_child(call: Callable[[], object]) -> None:
+    """Check that a call in a forked child is refused, and waits for no thread of its parent."""
+
+    def use() -> object:
+        signal.alarm(10)
+        return call()
+
+    outcome = in_fork(use)
+    assert outcome.startswith(ConfigurationError.__name__)
+    assert "fork" in outcome
+
+
+forks_meanwhile = pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
+
+
+@forks_meanwhile
+@pytest.mark.parametrize("call", ["push", "reserve", "commit"])
+def test_fork_of_one_task_ends_no_other_call(
+    url: str, client: Client, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = client.queue("jobs")
+    held = prepare(queue, call)
+
+    async def main() -> list[Any]:
+        sent, forked, ask = asyncio.Event(), asyncio.Event(), AsyncDriver.ask
+
+        async def slow(self: AsyncDriver, request: Any) -> Any:
+            sent.set()
+            await forked.wait()
+            return await ask(self, request)
+
+        async with AsyncClient(url) as other, asyncio.timeout(LONG):
+            shared = other.queue("jobs")
+            await shared.counts()
+            monkeypatch.setattr(AsyncDriver, "ask", slow)
+            calls = [asyncio.ensure_future(CALLS[call][0](shared, each)) for each in held[1:]]
+            await sent.wait()
+            check_child(lambda: CALLS[call][0](shared, held[0]).send(None))
+            forked.set()
+            return await asyncio.gather(*calls)
+
+    check_the_rest(queue, call, held, asyncio.run(main()))
+
+
+@forks_meanwhile
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [("push", "standard"), ("push", "bucket"), ("reserve", "bucket"), ("commit", "bucket")],
+)
+def test_fork_of_one_thread_ends_no_other_call(
+    client: Client, call: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads share the commands of these calls."""
+    queue = client.queue("jobs", kind=kind)
+    held = prepare(queue, call)
+    sent, forked, ask = Event(), Event(), Driver.ask
+
+    def slow(self: Driver, request: Any) -> Any:
+        sent.set()
+        assert forked.wait(LONG)
+        return ask(self, request)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(CALLERS) as pool:
+        patched.setattr(Driver, "ask", slow)
+        calls = [pool.submit(CALLS[call][0], queue, each) for each in held[1:]]
+        try:
+            assert sent.wait(LONG)
+            pool.submit(check_child, lambda: CALLS[call][0](queue, held[0])).result(LONG)
+        finally:
+            forked.set()
+        answers = [each.result(LONG) for each in calls]
+    check_the_rest(queue, call, held, answers)
