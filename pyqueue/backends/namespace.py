@@ -35,6 +35,7 @@ from pyqueue.requests import (
     EnsureQueue,
     Find,
     FindAndModify,
+    ForgetQueue,
     Plan,
     ServerTime,
     Signal,
@@ -383,8 +384,7 @@ def kind_of(queue: str) -> Plan[str | None]:
     Raises:
         ConfigurationError: this release does not know the kind.
     """
-    fields = {"kind": 1, "v": 1, "deleted": 1}
-    found = yield from Find({"_id": record_id(queue)}, fields, limit=1)
+    found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1, "deleted": 1}, limit=1)
     if not found or (yield from _is_past(queue, found[0])):
         return None
     return readable_kind(queue, found[0])
@@ -449,13 +449,18 @@ def flags(queue: str) -> Plan[Document]:
     return found[0] if found else {}
 
 
-def followed(queue: str, kind: Kind, by: str) -> Plan[Document]:
+def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document]:
     """Return the flags of a queue for a consumer; a queue that was deleted becomes live again.
 
     Raises:
         ConfigurationError: it was deleted, and made again with another kind.
     """
     record = yield from flags(queue)
+    if not record:
+        # A fail-over undid it, or the collection was dropped. Its limit must hold all the same.
+        yield from ForgetQueue(queue)
+        yield from ensure(queue, kind, options)
+        record = yield from flags(queue)
     if (stored := record.get("kind", kind.name)) != kind.name:
         yield from _refuse_kind(queue, kind, str(stored))
     if "deleted" in record:

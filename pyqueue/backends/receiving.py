@@ -165,7 +165,7 @@ def receive(
         while True:
             scan.observe(now)
             if _wants_record(scan, now):
-                yield from _read_record(terms, scan, now)
+                yield from _read_record(terms, options, scan, now)
             yield from recovering.recover_next(queue, scan, now)
             check_limit(queue, scan.limit.limit, "pop" if pop else None)
             if not _stopped(scan):
@@ -226,19 +226,20 @@ def _wants_record(scan: ScanState, now: datetime) -> bool:
     return scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL
 
 
-def _read_record(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[None]:
-    queue = terms.queue
+def _read_record(terms: ClaimTerms, options: Options, scan: ScanState, now: datetime) -> Plan[None]:
     scan.flag_read = now
     before = scan.limit.limit
-    record = yield from namespace.followed(queue, terms.kind, terms.owner)
+    record = yield from namespace.followed(terms.queue, terms.kind, options, terms.owner)
     try:
-        scan.limit.follow(queue, record.get("shape"))
+        scan.limit.follow(terms.queue, record.get("shape"))
     except ConfigurationError:
         scan.flag_read = None  # the next call raises it, too
         raise
-    yield from slots.follow_drain(queue, scan.limit, record, now)
+    yield from slots.follow_drain(terms.queue, scan.limit, record, now)
     if deferring.defers(before, instead=scan.limit.limit):
-        yield from deferring.lift(queue)  # this process may have deferred some since the change
+        yield from deferring.lift(
+            terms.queue
+        )  # this process may have deferred some since the change
     scan.paused = bool(record.get("paused"))
     scan.levels.follow(record)
 

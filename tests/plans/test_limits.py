@@ -159,6 +159,19 @@ def test_consumer_receives_nothing_while_the_limit_is_unreadable(client: Client)
     assert queue.pop(0) is not None
 
 
+def test_limit_holds_after_its_record_is_gone() -> None:
+    """A fail-over may undo the creation of a record that this process has read."""
+    with Client("memory:") as client:
+        queue = client.queue("a", limit=Limit(concurrency=1))
+        queue.push_many([1, 2])
+        assert queue.reserve(0) is not None
+        assert client.database["pyqueue"].delete_one({"_id": "~queue:a"}).deleted_count == 1
+        scan = client._connection.open().waiters("a").scan
+        scan.flag_read = scan.limit.blocked_until = None
+        assert queue.reserve(0) is None
+        assert record(client)["shape"] == {"limit": {"concurrency": 1}}
+
+
 # ---- the record
 
 
