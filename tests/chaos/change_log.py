@@ -89,6 +89,8 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     for name in ("processed", "dead"):
         if name in put:
             logged[name] = True
+    if "dead" in removed:
+        logged["dead"] = False
     if "dead" not in put:
         for name, value in put.items():
             logged |= _evidence(name, value)

@@ -166,7 +166,7 @@ def _end_of_claim(put: Mapping[str, Any]) -> str:
     if put["token"] is not None:
         return "taken"
     if "q" in put:
-        return "buried" if "dead" in put else "moved"
+        return "buried" if put.get("dead") else "moved"
     if not put.keys() & {"when", "by", "n"}:
         return "lapsed"  # a look that needed the slot has ended it
     return "replaced" if "n" in put else "back"

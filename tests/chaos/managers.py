@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from typing import Any
 
 from pyqueue import Limit
+from tests.chaos.ledger import Call
 from tests.chaos.limit_checker import LIMITS
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
 
@@ -21,20 +24,25 @@ class Managers(WorkloadState):
 
     def reshape(self, queue: str) -> Plan:
         """Raise and lower the limit of a queue, and push to it."""
+        made = False  # by the first push that is acknowledged: there is nothing to reshape before
         while not self.stopping.is_set():
             for seconds, limit in ((WIDE_S, Limit(concurrency=NARROW)), (NARROW_S, LIMITS[queue])):
                 until = time.monotonic() + seconds
                 while time.monotonic() < until and not self.stopping.is_set():
-                    yield from self._push(queue, NARROW_BATCH)  # the first one makes the record
+                    call = yield from self._push(queue, NARROW_BATCH)
+                    made = made or call.outcome == "ok"
                     yield NARROW_PAUSE_S
+                if not made:
+                    continue
                 step = Step("reshape", queue, "reshape", (queue,), {"limit": limit})
                 step.on_client = True
                 yield step
 
-    def _push(self, queue: str, count: int) -> Plan:
+    def _push(self, queue: str, count: int) -> Generator[Any, Any, Call]:
         ids = self.new_ids(count)
         payloads = [new_payload(id) for id in ids]
-        yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids)
+        call: Call = yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids)
+        return call
 
     def delete(self, queue: str) -> Plan:
         """Delete a queue with all of its messages now and then."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from bson import ObjectId
 
+from tests.chaos.change_log import line_of
 from tests.chaos.cluster import ids_of
 from tests.chaos.group_checker import Groups
 from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, NARROW_QUEUE, PACED_QUEUE
@@ -366,6 +368,34 @@ def test_checker_follows_what_leaves_a_pack(
 ) -> None:
     """A copy may be shown once its pack lists it, under its token, and then it must be."""
     assert list(copies(copy, *steps).wrong) == ([wrong] if wrong else [])
+
+
+def test_checker_dead_letter_that_is_overwritten_is_moved() -> None:
+    """A burial broke off, and the next holder of the message moves it."""
+    copy = message("0")
+    update = {
+        "updatedFields": {"handover": {"to": "crates", "token": "2"}},
+        "removedFields": ["dead"],
+    }
+    overwritten = line_of(
+        {
+            "operationType": "update",
+            "documentKey": {"_id": copy},
+            "wallTime": datetime.now(UTC),
+            "updateDescription": update,
+        }
+    )
+    assert overwritten is not None
+    hidden, target = "~handover:parcels", "parcels.dead"
+    log = PackLog(
+        [
+            ["pack", PACK, PARCELS, ["a", "b"], 1, 0.0, 0.0],
+            ["copy", copy, hidden, {copy: "a"}, 1, 1.0, 2.0, target, "1", True],
+            overwritten,
+            ["set", PACK, {"done": {"0": 1}, "left": 1, "handed": [["2", [copy]]]}, 3.0],
+        ]
+    )
+    assert list(log)[-1] == ["set", copy, {"token": None, "by": "2", "q": hidden}, 3.0]
 
 
 def test_checker_messages_that_come_back_to_a_pack_are_undone() -> None:
