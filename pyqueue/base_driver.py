@@ -46,6 +46,7 @@ from pyqueue.server_errors import (
     lacks_sessions,
     matched_count,
     shown_cause,
+    transient,
     translated,
     write_failures,
 )
@@ -102,9 +103,6 @@ READ_ONLY: Final[Mapping[str, Any]] = {
     "write_concern": WriteConcern(w=1),
     "read_preference": ReadPreference.PRIMARY,
 }
-
-#: What tells a retry loop to run a transaction again.
-REPEAT: Final = {"errorLabels": ["TransientTransactionError"]}
 
 #: How many forks lie between the first process and this one.
 _forks = 0
@@ -315,7 +313,7 @@ class BaseDriver(Generic[L]):
         """Return the answer that an error stands for, or raise the error that it means."""
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
-            raise errors.AutoReconnect(str(error), REPEAT) from error
+            raise transient(error) from error
         if (
             request.session is not None
             and isinstance(error, errors.PyMongoError)

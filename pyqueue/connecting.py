@@ -15,17 +15,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import pymongo
-from pymongo import WriteConcern
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
-from pymongo.read_concern import ReadConcern
 
 import signals as buses
-from pyqueue import arguments, opened
+from pyqueue import arguments, opened, transactions
 from pyqueue.backends import namespace as namespaces
 from pyqueue.base_driver import BaseDriver
 from pyqueue.drivers import AsyncDriver, Driver
@@ -56,15 +54,6 @@ class ConnectionOptions(TypedDict, total=False):
     durability: Durability
     owner: str | None
     command_timeout: Duration
-
-
-#: The options of a transaction.
-_TRANSACTION: Final[dict[str, Any]] = {
-    # Not "snapshot". A snapshot may be older than a claim at w:1 that was just acknowledged. The
-    # transaction would not see that claim, and its lease would seem lost.
-    "read_concern": ReadConcern("majority"),
-    "write_concern": WriteConcern(w="majority", j=True),
-}
 
 
 def process_label() -> str:
@@ -267,13 +256,6 @@ class BaseConnection(Generic[D]):
         bus = {f"bus {name}": count for name, count in getattr(driver.bus, "stats", {}).items()}
         return {**driver.stats, **bus}
 
-    def _check_transactions(self, driver: D) -> D:
-        if not driver.replicated:
-            raise ConfigurationError(
-                "transaction: needs a MongoDB replica set (a one-node set will do)"
-            )
-        return driver
-
 
 class Connection(BaseConnection[Driver]):
     """A connection for blocking code. Any number of threads may use it."""
@@ -318,36 +300,18 @@ class Connection(BaseConnection[Driver]):
     @contextmanager
     def transaction(self) -> Iterator[Any]:
         """Give a session for the block of ``Client.transaction``."""
-        driver = self._transactional()
-        with self._database.client.start_session() as session:
-            driver.sessions[id(session)] = []
-            try:
-                with session.start_transaction(**_TRANSACTION):
-                    yield session
-                driver.committed(session)
-            finally:
-                del driver.sessions[id(session)]
+        with transactions.transaction(self._transactional(), self._database.client) as session:
+            yield session
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
         """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
-        driver = self._transactional()
-        with self._database.client.start_session() as session:
-
-            def attempt(session: Any) -> R:
-                driver.sessions[id(session)] = []
-                return fn(session)
-
-            try:
-                result: R = session.with_transaction(attempt, **_TRANSACTION)
-                driver.committed(session)
-            finally:
-                driver.sessions.pop(id(session), None)
-            return result
+        return transactions.run_transaction(self._transactional(), self._database.client, fn)
 
     def _transactional(self) -> Driver:
         driver = self.open()
         driver.run(namespaces.ping())
-        return self._check_transactions(driver)
+        transactions.check_usable(driver)
+        return driver
 
     def close(self) -> None:
         """Wake the waiting consumers, and close what this connection opened."""
@@ -399,7 +363,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         try:
             driver = await self.opened()
             await driver.run(namespaces.ping())
-            await _maybe(self._bus_check(driver.bus))
+            await transactions.maybe_awaited(self._bus_check(driver.bus))
         except BaseException as error:
             await self.close()
             if isinstance(error, buses.BusError):
@@ -410,50 +374,24 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
     async def transaction(self) -> AsyncIterator[Any]:
         """Give a session for the block of ``AsyncClient.transaction``."""
         driver = await self._transactional()
-        async with await self._session() as session:
-            driver.sessions[id(session)] = []
-            try:
-                async with await _maybe(session.start_transaction(**_TRANSACTION)):
-                    yield session
-                driver.committed(session)
-            finally:
-                del driver.sessions[id(session)]
+        async with transactions.async_transaction(driver, self._database.client) as session:
+            yield session
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
         """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
         driver = await self._transactional()
-        async with await self._session() as session:
-
-            async def attempt(session: Any) -> R:
-                driver.sessions[id(session)] = []
-                return await fn(session)
-
-            try:
-                result = await session.with_transaction(attempt, **_TRANSACTION)
-                driver.committed(session)
-            finally:
-                driver.sessions.pop(id(session), None)
-            return cast(R, result)
-
-    async def _session(self) -> Any:
-        return await _maybe(self._database.client.start_session())
+        return await transactions.run_async_transaction(driver, self._database.client, fn)
 
     async def _transactional(self) -> AsyncDriver:
         driver = await self.opened()
         await driver.run(namespaces.ping())
-        return self._check_transactions(driver)
+        transactions.check_usable(driver)
+        return driver
 
     async def close(self) -> None:
         """Wake the waiting consumers, and close what this connection opened."""
         if not self._closed:
             await opened.close_opened_async(self._take_opened())
-
-
-async def _maybe(value: Any) -> Any:
-    """Return a value, awaited if need be. PyMongo and motor differ in what they await."""
-    if hasattr(value, "__await__"):
-        return await value
-    return value
 
 
 C_co = TypeVar("C_co", bound=BaseConnection[Any], covariant=True)

@@ -24,7 +24,14 @@ from pyqueue.errors import (
 from pyqueue.payloads import error_text
 from pyqueue.requests import RefusedWrite, WriteFailure
 
-__all__ = ["lacks_sessions", "matched_count", "shown_cause", "translated", "write_failures"]
+__all__ = [
+    "lacks_sessions",
+    "matched_count",
+    "shown_cause",
+    "transient",
+    "translated",
+    "write_failures",
+]
 
 #: Server error codes for "not primary" and shutdown. They also appear inside writeErrors.
 _NOT_PRIMARY: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
@@ -46,6 +53,11 @@ _NO_SESSIONS: Final = "Sessions are not supported"
 def lacks_sessions(error: Exception) -> bool:
     """Return whether a connection has no sessions because its member was not readable yet."""
     return isinstance(error, errors.ConfigurationError) and _NO_SESSIONS in str(error)
+
+
+def transient(error: Exception) -> errors.AutoReconnect:
+    """Return an error of a transaction as one that retry loops repeat."""
+    return errors.AutoReconnect(str(error), {"errorLabels": ["TransientTransactionError"]})
 
 
 def translated(error: Exception) -> Exception:

@@ -142,8 +142,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "renewal",
         "requests",
         "server_errors",
+        "transactions",
         "waiters",
     },
+    "transactions": {"base_driver", "drivers", "errors", "server_errors"},
     "_watchdog": set(),
     "embedded": {"_watchdog", "errors"},
     "retrying": {"messages"},
@@ -592,6 +594,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "requests",
         "server_errors",
         "spark.outputs",
+        "transactions",
     },
     "pydantic": {
         "demo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo import errors
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.synchronous.client_session import ClientSession
 
 from pyqueue import (
+    AsyncClient,
     Client,
     ConfigurationError,
     Counts,
@@ -553,30 +556,94 @@ def test_purge_gets_past_a_message_that_a_transaction_holds(client: Client) -> N
     assert queue.counts().total == 0
 
 
-@pytest.mark.parametrize("call", ["counts", "run_transaction", "transaction"])
-def test_connection_without_sessions_is_unavailable(
-    client: Client, call: str, monkeypatch: pytest.MonkeyPatch
+#: Commands that a connection may refuse, by their names and collections.
+QUEUE, USER, COMMIT = ("insert", "pyqueue"), ("insert", "things"), ("commitTransaction", 1)
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
+    """Let one command meet a connection without sessions. Return a list of it until it did.
+
+    PyMongo opened it while its member had no readable state, after a fail-over for example.
+    """
+
+    def patch(refused: Any) -> list[Any]:
+        refusals = [refused]
+        apply_to = ClientSession._apply_to  # the other one has the same
+
+        def refuse(self: Any, command: Any, *args: Any) -> None:
+            if not self._implicit and next(iter(command.items())) in refusals:
+                refusals.pop()
+                raise errors.ConfigurationError(
+                    "Sessions are not supported by this MongoDB deployment"
+                )
+            apply_to(self, command, *args)
+
+        for each in (ClientSession, AsyncClientSession):
+            monkeypatch.setattr(each, "_apply_to", refuse)
+        return refusals
+
+    return patch
+
+
+@pytest.mark.parametrize("refused", [QUEUE, USER, COMMIT])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_connection_without_sessions_repeats_a_transaction(
+    client: Client, things: Any, refuse: Any, repeats: bool, refused: Any
 ) -> None:
-    """PyMongo opened it while its member had no readable state, after a fail-over for example."""
     queue = client.queue("jobs")
     queue.push(1)
-    refusals = [1]
-    apply_to = ClientSession._apply_to
 
-    def refuse(self: Any, *args: Any) -> None:
-        if not self._implicit and refusals:
-            refusals.pop()
-            raise errors.ConfigurationError("Sessions are not supported by this MongoDB deployment")
-        apply_to(self, *args)
+    def act(session: Any) -> None:
+        queue.push(2, session=session)
+        client.database.things.insert_one({"_id": 1}, session=session)
 
-    monkeypatch.setattr(ClientSession, "_apply_to", refuse)
-    if call == "counts":
-        with pytest.raises(Unavailable, match="Sessions"):
-            queue.counts()
-    elif call == "transaction":
-        with pytest.raises(errors.AutoReconnect), client.transaction() as session:
-            queue.push(2, session=session)
+    def once(act: Callable[[Any], None]) -> None:
+        with client.transaction() as session:
+            act(session)
+
+    refusals = refuse(refused)
+    run = client.run_transaction if repeats else once
+    if repeats and refused is not COMMIT:
+        run(act)
     else:
-        client.run_transaction(lambda session: queue.push(2, session=session))
+        with pytest.raises(errors.AutoReconnect) as caught:
+            run(act)
+        assert caught.value.has_error_label("TransientTransactionError")
+        run(act)  # nothing of the first one is left
     assert not refusals
-    assert queue.counts().ready == (2 if call == "run_transaction" else 1)
+    assert (queue.counts().ready, ids(things)) == (2, [0, 1])
+
+
+def test_connection_without_sessions_repeats_async_transactions(
+    url: str, client: Client, things: Any, refuse: Any
+) -> None:
+    client.queue("jobs").pop(0)
+
+    async def main() -> None:
+        async with AsyncClient(url) as other:
+
+            async def act(session: Any) -> None:
+                await other.queue("jobs").push(2, session=session)
+                await other.database.things.insert_one({"_id": 1}, session=session)
+
+            refusals = refuse(USER)
+            await other.run_transaction(act)
+            assert not refusals
+            refusals = refuse(COMMIT)
+            with pytest.raises(errors.AutoReconnect):
+                async with other.transaction() as session:
+                    await other.queue("jobs").push(3, session=session)
+            assert not refusals
+
+    asyncio.run(main())
+    assert (client.queue("jobs").counts().ready, ids(things)) == (1, [0, 1])
+
+
+def test_connection_without_sessions_is_unavailable(client: Client, refuse: Any) -> None:
+    queue = client.queue("jobs")
+    queue.push(1)
+    refusals = refuse(("aggregate", "pyqueue"))
+    with pytest.raises(Unavailable, match="Sessions"):
+        queue.counts()
+    assert not refusals

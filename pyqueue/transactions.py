@@ -1,0 +1,132 @@
+"""Transactions: a session for the operations of a caller, and signals after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar, cast
+
+from pymongo import WriteConcern
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from pyqueue.base_driver import BaseDriver
+from pyqueue.drivers import AsyncDriver, Driver
+from pyqueue.errors import ConfigurationError
+from pyqueue.server_errors import lacks_sessions, transient
+
+__all__ = [
+    "async_transaction",
+    "check_usable",
+    "maybe_awaited",
+    "run_async_transaction",
+    "run_transaction",
+    "transaction",
+]
+
+R = TypeVar("R")
+
+#: The options of a transaction.
+_OPTIONS: Final[dict[str, Any]] = {
+    # Not "snapshot". A snapshot may be older than a claim at w:1 that was just acknowledged. The
+    # transaction would not see that claim, and its lease would seem lost.
+    "read_concern": ReadConcern("majority"),
+    "write_concern": WriteConcern(w="majority", j=True),
+}
+
+
+def check_usable(driver: BaseDriver[Any]) -> None:
+    """Refuse a server without transactions.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    if not driver.replicated:
+        raise ConfigurationError(
+            "transaction: needs a MongoDB replica set (a one-node set will do)"
+        )
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Raise the error of a connection without sessions as one that retry loops repeat.
+
+    A command of the user or the commit may meet such a connection, too. It was not sent then.
+    """
+    try:
+        yield
+    except PyMongoError as error:
+        if not lacks_sessions(error):
+            raise
+        raise transient(error) from error
+
+
+@contextmanager
+def transaction(driver: Driver, client: Any) -> Iterator[Any]:
+    """Give a session for a block. Commit at its end, or abort if it raises."""
+    with _repeatable(), client.start_session() as session:
+        driver.sessions[id(session)] = []
+        try:
+            with session.start_transaction(**_OPTIONS):
+                yield session
+            driver.committed(session)
+        finally:
+            del driver.sessions[id(session)]
+
+
+def run_transaction(driver: Driver, client: Any, fn: Callable[[Any], R]) -> R:
+    """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+    with _repeatable(), client.start_session() as session:
+
+        def attempt(session: Any) -> R:
+            driver.sessions[id(session)] = []
+            with _repeatable():
+                return fn(session)
+
+        try:
+            result: R = session.with_transaction(attempt, **_OPTIONS)
+            driver.committed(session)
+        finally:
+            driver.sessions.pop(id(session), None)
+        return result
+
+
+@asynccontextmanager
+async def async_transaction(driver: AsyncDriver, client: Any) -> AsyncIterator[Any]:
+    """Give a session for a block. See ``transaction``."""
+    with _repeatable():
+        async with await maybe_awaited(client.start_session()) as session:
+            driver.sessions[id(session)] = []
+            try:
+                async with await maybe_awaited(session.start_transaction(**_OPTIONS)):
+                    yield session
+                driver.committed(session)
+            finally:
+                del driver.sessions[id(session)]
+
+
+async def run_async_transaction(
+    driver: AsyncDriver, client: Any, fn: Callable[[Any], Awaitable[R]]
+) -> R:
+    """Await ``fn(session)`` in a transaction. See ``run_transaction``."""
+    with _repeatable():
+        async with await maybe_awaited(client.start_session()) as session:
+
+            async def attempt(session: Any) -> R:
+                driver.sessions[id(session)] = []
+                with _repeatable():
+                    return await fn(session)
+
+            try:
+                result = await session.with_transaction(attempt, **_OPTIONS)
+                driver.committed(session)
+            finally:
+                driver.sessions.pop(id(session), None)
+            return cast(R, result)
+
+
+async def maybe_awaited(value: Any) -> Any:
+    """Return a value, awaited if need be. PyMongo and motor differ in what they await."""
+    if hasattr(value, "__await__"):
+        return await value
+    return value
