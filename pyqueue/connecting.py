@@ -23,7 +23,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 import signals as buses
-from pyqueue import arguments, opened, transactions
+from pyqueue import arguments, opened, targets, transactions
 from pyqueue.backends import namespace as namespaces
 from pyqueue.base_driver import BaseDriver
 from pyqueue.drivers import AsyncDriver, Driver
@@ -119,12 +119,9 @@ class BaseConnection(Generic[D]):
         """Refuse an invalid target, without I/O."""
         target = self.target
         if isinstance(target, str):
-            known = target == "memory:" or target.startswith(("mongodb://", "mongodb+srv://"))
-            known = known or (target.startswith("embedded:") and target != "embedded:")
-        else:
-            known = self._accepts(target)
-        if not known:
-            raise arguments.invalid_target(target)
+            targets.check_url(target)
+        elif not self._accepts(target):
+            raise targets.invalid(target)
 
     def __reduce__(self) -> str:
         # The clients, and all that they make, hold their connection.
@@ -168,7 +165,7 @@ class BaseConnection(Generic[D]):
             )
             resources = self._opened()
             if resources.leaks:
-                label = f"a client of {_shown(self.target)!r}"
+                label = f"a client of {targets.shown(self.target)!r}"
                 self._finalizer = self.finalizer(self, label, resources)
             return self._driver
 
@@ -205,10 +202,9 @@ class BaseConnection(Generic[D]):
                 retryReads=True,
             )
             return self._mongo.get_default_database("pyqueue")
-        except PyMongoError as error:
-            raise ConfigurationError(f"target: {translated(error)}") from error
-        except (ValueError, OSError) as error:  # OSError: a certificate file cannot be read
-            raise ConfigurationError(f"target: {error}") from error
+        except (PyMongoError, ValueError, OSError) as error:  # OSError: of a certificate file
+            text = str(translated(error)).removeprefix("target: ")
+            raise ConfigurationError(f"target: {text}") from error
 
     def _bus(self, database: Any) -> Any:
         """Return the bus that ``signals`` names, or the default bus."""
@@ -424,12 +420,8 @@ class Connected(Generic[C_co]):
         return self._connection.stats
 
     def __repr__(self) -> str:
-        shown = _shown(self._connection.target)
+        shown = targets.shown(self._connection.target)
         return f"{type(self).__name__}({shown!r}, namespace={self._connection.namespace!r})"
-
-
-def _shown(target: object) -> str:
-    return arguments.redacted(target) if isinstance(target, str) else type(target).__name__
 
 
 def runner_of(client: Connected[C_co]) -> C_co:

@@ -78,6 +78,9 @@ class RedisTransport:
             given = type(self._target).__name__
             raise BusError(f"give a URL or a {module.__name__}.Redis client, not {given}")
         try:
+            path = self._target.partition("://")[2].partition("?")[0].partition("/")[2]
+            if "@" in path and not self._target.startswith("unix:"):
+                raise ValueError  # else a part of the password counts as the host, and is shown
             # No retries inside the client: the runner retries, and has to learn of every break.
             options = {
                 "socket_connect_timeout": 2,
@@ -90,7 +93,7 @@ class RedisTransport:
         except Exception:
             raise BusError(
                 "invalid Redis URL: use redis://[user:password@]host[:port][/db], rediss:// "
-                "or unix://"
+                "or unix://; quote user and password by urllib.parse.quote_plus"
             ) from None
 
     def __str__(self) -> str:

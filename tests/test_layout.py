@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": {"errors", "payloads"},
     "thread_pool": set(),
     "server_errors": {"errors", "payloads", "requests"},
+    "targets": {"errors"},
     "base_driver": {
         "backends",
         "clock",
@@ -142,6 +143,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "renewal",
         "requests",
         "server_errors",
+        "targets",
         "transactions",
         "waiters",
     },
@@ -150,7 +152,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "embedded": {"_watchdog", "errors"},
     "retrying": {"messages"},
     "delivery": {"arguments", "async_queues", "errors", "messages", "queues"},
-    "pipeline.graph": {"arguments", "async_queues", "delivery", "errors", "messages", "queues"},
+    "pipeline.graph": {
+        *("arguments", "async_queues", "delivery", "errors", "messages", "queues", "streams")
+    },
     "pipeline.blocking": {
         "blocking_adapter",
         "async_queues",

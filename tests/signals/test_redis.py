@@ -254,7 +254,11 @@ def test_missing_permission_is_reported(kind: Kind, own: RedisServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://:pa/ss@word@h:1:2/x", "redis://u:secret@h:port/0", "rediss://:secret@[/0"]
+    "url",
+    [
+        *("redis://:pa/ss@word@h:1:2/x", "redis://u:secret@h:port/0", "rediss://:secret@[/0"),
+        "redis://:p@secret/word@h:6379/0",
+    ],
 )
 def test_invalid_url_is_refused_but_not_shown(url: str) -> None:
     for opening in (signals.open, signals.open_async):

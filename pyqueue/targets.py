@@ -1,0 +1,61 @@
+"""Targets: what a client connects to, and how errors show it."""
+
+from __future__ import annotations
+
+from pyqueue.errors import ConfigurationError
+
+__all__ = ["check_url", "invalid", "redacted", "shown"]
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL that no client can use, without I/O.
+
+    Raises:
+        ConfigurationError: it has no known form, or its password is not quoted.
+    """
+    known = url == "memory:" or url.startswith(("mongodb://", "mongodb+srv://"))
+    if not known and not (url.startswith("embedded:") and url != "embedded:"):
+        raise invalid(url)
+    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    # Else a part of a password counts as the host or the database, and errors show it.
+    if url.startswith("mongodb") and "@" in path:
+        raise ConfigurationError(
+            'target: the URL has a "/" before an "@": quote the user name and the password by '
+            'urllib.parse.quote_plus, so that "p@ss/word" becomes "p%40ss%2Fword"'
+        )
+
+
+def invalid(value: object) -> ConfigurationError:
+    """Return the error of a target that a client cannot use."""
+    form = type(value)
+    shown = f"a {form.__module__}.{form.__name__}".replace("builtins.", "")
+    remedy = (
+        'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
+        "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
+    )
+    if isinstance(value, str):
+        shown = repr(redacted(value))
+    elif value is None:
+        shown = "None"
+    elif hasattr(form, "get_collection"):
+        remedy = (
+            "this is the database of the other kind of client: Client blocks, AsyncClient is async"
+        )
+    elif hasattr(form, "get_database"):
+        remedy = 'give a database of it, such as mongo["shop"]'
+    elif hasattr(form, "find_one_and_update"):
+        remedy = "give the database that it is in, and its name as namespace="
+    return ConfigurationError(f"target: {shown} is not allowed: {remedy}")
+
+
+def redacted(url: str) -> str:
+    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
+    before, at, rest = url.rpartition("@")
+    scheme = before.partition("://")[0]
+    shown = scheme if scheme.replace("+", "").isalnum() else "***"
+    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]
+
+
+def shown(target: object) -> str:
+    """Return a target for a text, without secrets."""
+    return redacted(target) if isinstance(target, str) else type(target).__name__
