@@ -244,6 +244,14 @@ class BaseConnection(Generic[D]):
         return None
 
     @property
+    def store(self) -> object:
+        """What is equal for clients of one database."""
+        database = self.database if self.target == "memory:" else self.target
+        if type(database).__module__.startswith("mongomock"):
+            return id(database)  # mongomock calls all of its databases equal
+        return self.url or database
+
+    @property
     def stats(self) -> Mapping[str, int]:
         """The counters of the driver and its bus; empty before the first command."""
         driver = self._driver

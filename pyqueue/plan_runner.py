@@ -27,8 +27,8 @@ class RunnerBase(Protocol):
         """The name of the collection that holds the queues."""
 
     @property
-    def url(self) -> str | None:
-        """The URL that another process can use, or None if there is none."""
+    def store(self) -> object:
+        """What is equal for runners of one database."""
 
     @property
     def renewer(self) -> LeaseRenewer:

@@ -60,9 +60,9 @@ class QueueBase(Generic[T, Runs]):
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
         if isinstance(to, QueueBase):
             other, own = to._runner, self._runner
-            if (other.namespace, other.url) != (own.namespace, own.url):
+            if (other.namespace, other.store) != (own.namespace, own.store):
                 raise ConfigurationError(
-                    f"to: queue {to.name!r} is of another namespace; "
+                    f"to: queue {to.name!r} is of another database or namespace; "
                     f"a message moves within one ({own.namespace!r})"
                 )
             to = to._backend

@@ -20,9 +20,9 @@ from pyqueue.async_queues import AsyncQueue
 from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
-from pyqueue.pipeline.blocking import AnyClient, connection_of
+from pyqueue.pipeline.blocking import AnyClient, connection_of, require_no_loop
 from pyqueue.pipeline.engine import Report, Run
-from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage
+from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage, source_name
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.running_stage import COUNTERS
 from pyqueue.pipeline.show import draw
@@ -104,7 +104,7 @@ class Runner:
         if isinstance(queue, QueueBase):
             source = self._made(queue, to, model is not None or bool(options))
         else:
-            source = self._client.queue(queue, model, **options)
+            source = self._client.queue(source_name(queue), model, **options)
 
         def add(function: Callable[..., Any]) -> None:
             stage = make_stage(
@@ -209,8 +209,10 @@ class Runner:
             finally:
                 self._run = None
 
-        blocking = isinstance(connection_of(self._client), Connection)
-        return anyio.run(work) if blocking else work()
+        if not isinstance(connection_of(self._client), Connection):
+            return work()
+        require_no_loop()
+        return anyio.run(work)
 
     def stop(self) -> None:
         """Stop the current run, if there is one. Any thread may call it.

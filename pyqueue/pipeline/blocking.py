@@ -6,6 +6,7 @@ adapter that runs each command in a thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from pyqueue.reserved import renewal
 from pyqueue.thread_pool import DaemonThreadPool
 from pyqueue.waiters import Waiters
 
-__all__ = ["AnyClient", "ClientRunner", "connection_of"]
+__all__ = ["AnyClient", "ClientRunner", "connection_of", "require_no_loop"]
 
 R = TypeVar("R")
 
@@ -51,6 +52,22 @@ def connection_of(client: AnyClient) -> Connection | AsyncConnection:
         )
     connection: Connection | AsyncConnection = runner_of(client)
     return connection
+
+
+def require_no_loop() -> None:
+    """Refuse to block a thread in which an event loop runs.
+
+    Raises:
+        ConfigurationError: one runs.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigurationError(
+        "run: an event loop runs in this thread: make the client an AsyncClient and await run(), "
+        "or call it in a thread, as in asyncio.to_thread(worker.run)"
+    )
 
 
 class ClientRunner:
@@ -93,9 +110,9 @@ class ClientRunner:
         return self._connection.namespace
 
     @property
-    def url(self) -> str | None:
-        """The URL that another process can use, or None if there is none."""
-        return self._connection.url
+    def store(self) -> object:
+        """What is equal for runners of one database."""
+        return self._connection.store
 
     @property
     def renewer(self) -> LeaseRenewer:
@@ -149,11 +166,12 @@ class ClientRunner:
         if isinstance(self._connection, Connection):
             yield self._connection
             return
-        if self.url is None:
+        url = self._connection.url
+        if url is None:
             raise ConfigurationError(
                 "spark: a Spark stage needs a client that was given a URL, or a blocking client"
             )
-        second = Connection(self.url, namespace=self.namespace)
+        second = Connection(url, namespace=self.namespace)
         second.enter()
         try:
             yield second

@@ -13,8 +13,18 @@ from pyqueue.delivery import To
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Duration
 from pyqueue.queues import Queue
+from pyqueue.streams import StreamBase
 
-__all__ = ["Graph", "Kind", "OnInvalid", "SparkOptions", "Stage", "make_spark_stage", "make_stage"]
+__all__ = [
+    "Graph",
+    "Kind",
+    "OnInvalid",
+    "SparkOptions",
+    "Stage",
+    "make_spark_stage",
+    "make_stage",
+    "source_name",
+]
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
@@ -79,6 +89,22 @@ class Stage:
         return "handler" if name == "<lambda>" else str(name)
 
 
+def source_name(queue: object) -> str:
+    """Return the name of the queue of a stage.
+
+    Raises:
+        ConfigurationError: it is not a str.
+    """
+    if isinstance(queue, str):
+        return queue
+    text = f"queue: give the name of a queue, not {type(queue).__name__}"
+    if isinstance(queue, StreamBase):
+        text += "; a consumer group of a stream is made by Stream.consumer()"
+    elif callable(queue):
+        text += '; a decorator names it: @worker.on("NAME")'
+    raise ConfigurationError(text)
+
+
 def make_stage(
     kind: Kind,
     queue: Queue[Any] | AsyncQueue[Any],
@@ -124,7 +150,7 @@ def make_stage(
         None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
         arguments.takes_second(f"handler: of queue {name!r}", handler, (first, second)),
         inspect.iscoroutinefunction(handler)
-        or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004
+        or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004  # its type
         on_invalid=on_invalid,
         batch=None if batch is None else arguments.count("batch", batch),
         window=0.0 if window is None else arguments.duration("window", window),
@@ -265,7 +291,7 @@ class Graph:
         """
         if not self.stages:
             raise ConfigurationError(
-                "pipeline: it has no stages; add one with link, choice or sink"
+                "pipeline: it has no stages; add one with link, choice or sink, or Worker.on()"
             )
         if not allow_cycles and (cycle := self.cycle()):
             raise ConfigurationError(
