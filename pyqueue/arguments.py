@@ -18,7 +18,7 @@ from bson import ObjectId
 from pyqueue.clock import BAND, seconds
 from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Reservation
+from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Message, Reservation
 
 __all__ = [
     "backoff",
@@ -30,7 +30,6 @@ __all__ = [
     "headers",
     "identity",
     "instant",
-    "invalid_target",
     "is_unicode",
     "key",
     "namespace_name",
@@ -40,7 +39,6 @@ __all__ = [
     "pack",
     "priority",
     "queue_name",
-    "redacted",
     "reservations",
     "retention",
     "session",
@@ -61,14 +59,16 @@ _MAX_HEADERS = 64
 _MAX_HEADERS_BYTES = 8192
 
 
-def queue_name(value: Any) -> str:
+def queue_name(value: Any, argument: str = "name") -> str:
     """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (".dead" not counted)."""
     if not isinstance(value, str):
-        raise InvalidName(f"name: give the name of a queue as a str, not {type(value).__name__}")
+        raise InvalidName(
+            f"{argument}: give the name of a queue as a str, not {type(value).__name__}"
+        )
     stem = value.removesuffix(".dead") or value
     if not _QUEUE.fullmatch(stem):
         raise InvalidName(
-            f"name: invalid queue name {value[:120]!r}: use 1-110 of A-Z a-z 0-9 _ - . : >"
+            f"{argument}: invalid queue name {value[:120]!r}: use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
@@ -81,7 +81,7 @@ def dead_letter(queue: str, value: Any) -> str:
         raise ConfigurationError(
             f"dead_letter: queue {queue!r} cannot be its own dead-letter queue; give another name"
         )
-    return queue_name(value)
+    return queue_name(value, "dead_letter")
 
 
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
@@ -121,8 +121,13 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
         function: the function. If it is seen to be wrong at once, it is not called.
         awaited: whether the caller awaits the result, as an AsyncClient does.
     """
-    fitting = "an async function to an AsyncClient" if awaited else "a plain function to a Client"
-    refused = ConfigurationError(f"{name}: give {fitting}")
+    fitting = (
+        "an async function, which the AsyncClient awaits"
+        if awaited
+        else "a plain function; an AsyncClient takes async functions"
+    )
+    given = "" if callable(function) else f", not {type(function).__name__}"
+    refused = ConfigurationError(f"{name}: give {fitting}{given}")
     if not callable(function) or (inspect.iscoroutinefunction(function) and not awaited):
         raise refused
 
@@ -286,6 +291,8 @@ def identity(value: Any) -> Id:
     """Return a valid id: an ObjectId, or a str of 1-512 characters not starting with "~"."""
     if isinstance(value, ObjectId):
         return value
+    if isinstance(value, Message):
+        raise ConfigurationError(f"id: give the id of the message, not a {type(value).__name__}")
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= 512
@@ -432,6 +439,10 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
                 text += "; for several give them one by one: commit(*batch)"
             elif each is None:
                 text += "; reserve() returned None because no message came in time"
+            elif isinstance(each, Message):
+                text += "; pop() has removed it already"
+            elif inspect.isawaitable(each):
+                text += "; await reserve() first"
             raise ConfigurationError(text)
         if each.queue != queue:
             raise ConfigurationError(
@@ -458,33 +469,3 @@ def session(value: Any) -> None:
             f"session: give the session of transaction() or run_transaction(), "
             f"not {type(value).__name__}"
         )
-
-
-def invalid_target(value: object) -> ConfigurationError:
-    """Return the error of a target that a client cannot use."""
-    form, shown = type(value), f"a {type(value).__module__}.{type(value).__name__}"
-    remedy = (
-        'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
-        "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
-    )
-    if isinstance(value, str):
-        shown = repr(redacted(value))
-    elif value is None:
-        shown = "None"
-    elif hasattr(form, "get_collection"):
-        remedy = (
-            "this is the database of the other kind of client: Client blocks, AsyncClient is async"
-        )
-    elif hasattr(form, "get_database"):
-        remedy = 'give a database of it, such as mongo["shop"]'
-    elif hasattr(form, "find_one_and_update"):
-        remedy = "give the database that it is in, and its name as namespace="
-    return ConfigurationError(f"target: {shown} is not allowed: {remedy}")
-
-
-def redacted(url: str) -> str:
-    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
-    before, at, rest = url.rpartition("@")
-    scheme = before.partition("://")[0]
-    shown = scheme if scheme.replace("+", "").isalnum() else "***"
-    return ((f"{shown}://***@" if at else "") + rest.partition("?")[0])[:200]

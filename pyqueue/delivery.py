@@ -78,6 +78,8 @@ class Many:
     __slots__ = ("outputs",)
 
     def __init__(self, outputs: Iterable[To[Any]]) -> None:
+        if isinstance(outputs, To):
+            raise ConfigurationError("outputs: give a list of To(...), not To")
         self.outputs = list(outputs)
         for each in self.outputs:
             if not isinstance(each, To):

@@ -14,7 +14,7 @@ import datetime as dt
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from decimal import Context, Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
@@ -110,6 +110,8 @@ _INSTEAD: Final[Mapping[type, str]] = {
     dt.timedelta: "give its total_seconds()",
     Enum: "give its value",
     Set: "give a list",
+    Awaitable: "await it first",
+    Iterator: "give a list",
     int: "give an int of at most 64 bits, or a str",
     str: "give a str of Unicode, without lone surrogates",
 }
@@ -295,9 +297,12 @@ class Codec(Generic[T]):
                 if not self._adapter.pydantic_complete:
                     self._adapter.rebuild(raise_errors=True)
             except Exception as error:  # pydantic raises errors of many types for what is no type
-                raise ConfigurationError(
-                    f"model: pydantic cannot validate {model!r}; give a type that it knows: {error}"
-                ) from error
+                form = type(model)
+                if hasattr(form, "__pydantic_validator__") or hasattr(form, "__dataclass_fields__"):
+                    text = f"give the type {form.__name__}, not a value of it"
+                else:
+                    text = f"pydantic cannot validate {model!r}; give a type that it knows: {error}"
+                raise ConfigurationError(f"model: {text}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Codec, (self.model,)  # adapters do not pickle, models do

@@ -12,6 +12,7 @@ from pyqueue import arguments
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.stream_consumers import GroupPlans
+from pyqueue.backends.stream_packs import check_start
 from pyqueue.backends.stream_plans import StreamPlans
 from pyqueue.errors import ConfigurationError, InvalidName
 from pyqueue.messages import (
@@ -64,6 +65,7 @@ class StreamBase(Generic[T, Runs]):
         """Check the options of a consumer group and return its plans."""
         arguments.group(name, "name")
         arguments.backoff(backoff)
+        check_start(start)
         try:
             buried = arguments.queue_name(dead_letter or f"{self.name}.{name}.dead")
         except InvalidName as error:

@@ -163,7 +163,10 @@ def lookup(name: object) -> Kind:
     kind = _kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         names = ", ".join(repr(each) for each in sorted(_kinds))
-        raise ConfigurationError(f"kind: invalid kind {name!r}: this release offers {names}")
+        raise ConfigurationError(
+            f"kind: invalid kind {name!r}: this release offers {names}, and "
+            "streams by client.stream()"
+        )
     return kind
 
 

@@ -204,7 +204,9 @@ def _one_each(
     if given is None:
         return [None] * length
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"{name}: give a sequence, one for each payload")
+        raise ConfigurationError(
+            f"{name}: give a list with one for each payload (or None), not {type(given).__name__}"
+        )
     values = list(given)
     if len(values) != length:
         raise ConfigurationError(

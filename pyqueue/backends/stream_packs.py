@@ -222,14 +222,15 @@ def position_at(stream: str, start: object) -> Plan[int]:
 
     An instant stands for the first pack that was appended then or later.
     """
-    if isinstance(start, datetime):
-        instant = arguments.instant("start", start)
-    elif start in ("first", "last") and isinstance(start, str):
-        if start == "first":
-            return (yield from first_position(stream))
-        return (yield from bounds(stream))[1]
-    else:
-        return position_argument("start", start)
+    instant = check_start(start)
+    if instant is None:
+        if isinstance(start, int):
+            return start
+        return (
+            (yield from first_position(stream))
+            if start == "first"
+            else (yield from bounds(stream))[1]
+        )
     low = yield from first_position(stream)
     _, high = yield from bounds(stream)
     while low < high:
@@ -246,6 +247,19 @@ def position_at(stream: str, start: object) -> Plan[int]:
         else:
             low = max(middle + 1, found[0]["s"] + found[0]["n"] if found else 0)
     return low
+
+
+def check_start(start: object) -> datetime | None:
+    """Refuse what stands for no position. Return the instant if it is one.
+
+    Raises:
+        ConfigurationError: it is neither "first" nor "last", nor an instant, nor a position.
+    """
+    if isinstance(start, datetime):
+        return arguments.instant("start", start)
+    if not isinstance(start, str) or start not in ("first", "last"):
+        position_argument("start", start)
+    return None
 
 
 def position_argument(name: str, value: object) -> int:

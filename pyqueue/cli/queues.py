@@ -210,9 +210,10 @@ def _value(payload: str | None, file: Path | None, text: bool) -> Any:
     """Return the payload to push, from the argument, the file or standard input."""
     if payload is not None and file is not None:
         raise ConfigurationError("--file: give a PAYLOAD or a file, not both")
+    source = "PAYLOAD"
     if payload is None or payload == "-":
         payload = _read_all(file)
-    source = "PAYLOAD" if file is None else f"--file {file}"
+        source = "standard input" if file is None else f"--file {file}"
     return payload if text else parse_json(payload, source)
 
 

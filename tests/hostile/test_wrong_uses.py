@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Callable
 from datetime import date, time, timedelta
@@ -16,10 +17,11 @@ from pydantic import BaseModel
 from pyqueue import (
     AsyncClient,
     Client,
-    ConfigurationError,
     InvalidMessage,
+    Many,
     Queue,
     QueueError,
+    To,
     Worker,
 )
 
@@ -36,6 +38,13 @@ class Order(BaseModel):
     n: int
 
 
+class Later:
+    """What a call returns that is not awaited; Python does not warn of this one."""
+
+    def __await__(self) -> Any:
+        yield
+
+
 #: A value that BSON cannot store, the type that the error names, and the remedy.
 UNSTORABLE: dict[str, tuple[Any, str, str]] = {
     "decimal": (Decimal("1.5"), "type Decimal", "bson.Decimal128"),
@@ -48,6 +57,8 @@ UNSTORABLE: dict[str, tuple[Any, str, str]] = {
     "object": (object(), "type object", "a model"),
     "large int": (1 << 64, "type int", "64 bits"),
     "surrogate": ("\ud800", "type str", "surrogates"),
+    "coroutine": (Later(), "type Later", "await it first"),
+    "iterator": (iter([1]), "type list_iterator", "a list"),
     "key": ({1: 2}, "a key of type int", "str keys"),
     "key with NUL": ({"a\0": 2}, "a key of type str", "without NUL"),
 }
@@ -105,6 +116,15 @@ def held(queue: Queue[Any]) -> Any:
     return queue.reserve(0)
 
 
+def popped(client: Client) -> Any:
+    client.queue("a").push(1)
+    return client.queue("a").pop(0)
+
+
+async def run_worker(client: Client) -> None:
+    Worker(client).on("a", print).run(until_empty=True)
+
+
 #: A wrong use, and words that its error has: the argument and the remedy.
 WRONG: dict[str, tuple[Callable[[Client], object], tuple[str, ...]]] = {
     "no target": (lambda client: Client(None), ("target: None", "mongodb://host/db")),
@@ -134,17 +154,90 @@ WRONG: dict[str, tuple[Callable[[Client], object], tuple[str, ...]]] = {
         ("reservations", "no message came in time"),
     ),
     "a worker on a URL": (lambda client: Worker("memory:"), ("client: give a Client",)),  # type: ignore[arg-type]
+    "bytes as target": (
+        lambda client: Client(b"mongodb://h"),
+        ("target: a bytes is not", "mongodb://"),
+    ),
+    "unquoted password": (
+        lambda client: Client("mongodb://u:p@ss/word@127.0.0.1:1/shop"),
+        ("target", "quote the user name and the password by urllib.parse.quote_plus"),
+    ),
+    "name of a database": (
+        lambda client: Client("mongodb://127.0.0.1:1/a b").queue("a").push(1),
+        ('target: Bad database name "a b"',),
+    ),
+    "kind of a stream": (
+        lambda client: client.queue("a", kind="stream"),
+        ("kind: invalid kind 'stream'", "client.stream()"),
+    ),
+    "a coroutine of a reserve": (
+        lambda client: client.queue("a").commit(Later()),  # type: ignore[arg-type]
+        ("reservations", "await reserve()"),
+    ),
+    "a popped message": (
+        lambda client: client.queue("a").commit(popped(client)),
+        ("reservations", "not Message; pop() has removed it already"),
+    ),
+    "a message as id": (
+        lambda client: client.queue("a").remove(popped(client)),
+        ("id: give the id of the message, not a Message",),
+    ),
+    "a str as keys": (
+        lambda client: client.queue("a").push_many([1], keys="k"),
+        ("keys: give a list with one for each payload (or None), not str",),
+    ),
+    "a queue of another store": (
+        lambda client: client.queue("a").move(
+            held(client.queue("a")), to=Client("memory:").queue("b")
+        ),
+        ("to: queue 'b' is of another database or namespace",),
+    ),
+    "async function in a transaction": (
+        lambda client: client.run_transaction(run_worker),
+        ("fn: give a plain function", "AsyncClient"),
+    ),
+    "called function in a transaction": (
+        lambda client: client.run_transaction(5),  # type: ignore[arg-type]
+        ("fn: give a plain function", "not int"),
+    ),
+    "decorator without a queue": (
+        lambda client: Worker(client).on(print),  # type: ignore[call-overload]
+        ("queue: give the name of a queue", "not builtin_function_or_method", '@worker.on("NAME")'),
+    ),
+    "a stream to consume": (
+        lambda client: Worker(client).on(client.stream("s"), print),  # type: ignore[call-overload]
+        ("queue: give the name of a queue", "not Stream", "Stream.consumer()"),
+    ),
+    "a worker without handlers": (
+        lambda client: Worker(client).run(until_empty=True),
+        ("it has no stages", "Worker.on()"),
+    ),
+    "a worker in an event loop": (
+        lambda client: asyncio.run(run_worker(client)),
+        ("run: an event loop runs in this thread", "AsyncClient", "asyncio.to_thread"),
+    ),
+    "Many of one": (lambda client: Many(To("a")), ("outputs: give a list of To(...), not To",)),  # type: ignore[arg-type]
+    "start of a group": (
+        lambda client: client.stream("s").consumer("g", start="begin"),
+        ("start: 'begin' is not allowed", '"first", "last"'),
+    ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_use_names_argument_and_remedy(client: Client, wrong: str) -> None:
     use, words = WRONG[wrong]
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(QueueError) as caught:
         use(client)
     text = str(caught.value)
     assert [word for word in words if word not in text] == [], text
     assert "\n" not in text
+
+
+def test_message_moves_between_clients_of_one_database(client: Client) -> None:
+    with Client(client.database) as other:
+        client.queue("a").move(held(client.queue("a")), to=other.queue("b"))
+        assert other.queue("b").counts().ready == 1
 
 
 def test_database_of_the_other_client_is_refused(url: str, client: Client) -> None:
