@@ -138,7 +138,8 @@ class Driver(BaseDriver[Listener]):
                 return contextvars.copy_context().run(self._carry_out, request)
             except Exception as error:
                 try:
-                    return self._failed(request, error)  # type: ignore[no-any-return]
+                    answer: R = self._failed(request, error)
+                    return answer
                 except MissingIndex:
                     if not again:
                         raise
@@ -311,7 +312,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     return request.read(await self._answered(request))
             except Exception as error:
                 try:
-                    return self._failed(request, error)  # type: ignore[no-any-return]
+                    answer: R = self._failed(request, error)
+                    return answer
                 except MissingIndex:
                     if not again:
                         raise

@@ -155,7 +155,7 @@ class Drain(NamedTuple):
 
     @classmethod
     def of(cls, stored: object) -> Drain | None:
-        """Return what the record of a queue stores; None: nothing, or what nobody can read."""
+        """Return what the record of a queue stores; None: nothing, or nothing readable."""
         if not isinstance(stored, Mapping):
             return None
         number, at = stored.get("concurrency"), stored.get("at")

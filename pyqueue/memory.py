@@ -173,7 +173,8 @@ class MemoryCollection:
         """Find documents. Compute their sizes here, which mongomock cannot."""
         find = self.__getattr__("find")
         if not projection or all(isinstance(each, int) for each in projection.values()):
-            return find(filter, projection, **options)  # type: ignore[no-any-return]
+            found: list[Any] = find(filter, projection, **options)
+            return found
         return [
             {
                 name: document[name]

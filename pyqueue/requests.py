@@ -232,7 +232,8 @@ class FindAndModify(Command[Document | None]):
 
     def read(self, raw: Any) -> Document | None:
         """Return the document."""
-        return raw if self.server_limit_s is None else raw["value"]  # type: ignore[no-any-return]
+        document: Document | None = raw if self.server_limit_s is None else raw["value"]
+        return document
 
 
 @dataclass(slots=True)

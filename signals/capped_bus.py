@@ -175,7 +175,8 @@ class CappedTransport:
 
     def _next(self, cursor: Any) -> Procedure[dict[str, Any] | None]:
         try:
-            return (yield cursor.next())  # type: ignore[no-any-return]
+            event: dict[str, Any] = yield cursor.next()
+            return event
         except (StopIteration, StopAsyncIteration):
             if not cursor.alive:
                 raise ConnectionError(

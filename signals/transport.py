@@ -41,7 +41,7 @@ def run(procedure: Procedure[T]) -> T:
         try:
             reply = procedure.send(reply)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return stop.value  # type: ignore[no-any-return]  # its result is its T
 
 
 async def run_async(procedure: Procedure[T]) -> T:
@@ -52,7 +52,7 @@ async def run_async(procedure: Procedure[T]) -> T:
         try:
             call = resume(reply)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return stop.value  # type: ignore[no-any-return]  # its result is its T
         try:
             reply, resume = await call, procedure.send
         except GeneratorExit:

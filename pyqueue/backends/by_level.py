@@ -1,7 +1,7 @@
 """Claim from a queue with priorities: by level, and from time to time by age.
 
-The record of the queue lists the levels in use. A look by level finds nothing in other levels, nor
-a message without a priority. Looks by age find those: one look in 16, and each that found nothing
+The record of the queue lists the levels in use. A scan by level finds nothing in other levels, nor
+a message without a priority. Scans by age find those: one scan in 16, and each that found nothing
 from the very start. If the queue is strict, these list such levels instead, and give messages
 without a priority the default one.
 """
@@ -24,7 +24,7 @@ from pyqueue.requests import Document, Find, Plan, Update
 
 __all__ = ["claim_next"]
 
-#: How many messages one look for those without a priority passes.
+#: How many messages one search for unlisted levels passes.
 WALK: Final = 100
 PRIORITIES: Final = list(range(HIGHEST_PRIORITY + 1))
 
@@ -58,7 +58,7 @@ def claim_next(
 
 
 def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:
-    """List the levels of messages that looks by level miss. Return whether there were any.
+    """List the levels of messages that scans by level miss. Return whether there were any.
 
     Other programs wrote these messages. Those without a priority get the default one.
 

@@ -96,7 +96,7 @@ class ClaimTerms(NamedTuple):
         return max(left_s, self.recovery_timeout_s)
 
     def free(self, ids: Sequence[Any], now: datetime) -> Filter:
-        """Return the filter of those of ``ids`` that are free and may start."""
+        """Return the filter of messages that are free and may start."""
         return transitions.still_claimable(self.queue, ids, now, self.until)
 
     def update(self, now: datetime) -> dict[str, dict[str, Any]]:

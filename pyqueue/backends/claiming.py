@@ -356,7 +356,7 @@ def _write_claims(
     timeout_s: float,
     limit_s: float | None,
 ) -> Plan[int]:
-    """Claim those of ``ids`` that are still free. Return how many."""
+    """Claim messages that are still free. Return how many."""
     if terms.slots is None or terms.alike:
         change = yield from Update(
             terms.free(ids, now),

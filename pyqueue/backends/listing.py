@@ -95,7 +95,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     """Delete a queue. Return how many messages were deleted, those of the history included.
 
     The record goes first, so that a process that still uses the queue makes it again. Without
-    ``force`` no live message is ever deleted, whatever arrives meanwhile.
+    ``force`` no live message is ever deleted, whatever arrives during the deletion.
 
     Raises:
         ConfigurationError: the queue has live messages, and ``force`` is False.

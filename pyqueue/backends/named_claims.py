@@ -250,7 +250,7 @@ class NamedClaims(ClaimGroup):
     def _stamp(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim those of ``ids`` that are still free. Return how many, at most."""
+        """Claim messages that are still free. Return how many, at most."""
         stamped = yield from concurrently(
             [
                 self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)

@@ -79,7 +79,7 @@ def leave(
         session: the session of the caller's transaction, or None.
 
     Returns:
-        The bits of those that were not held any more, and of those of which that is not known.
+        The bits of the messages that were not held any more, and of those for which it is unclear.
     """
     fields = dict.fromkeys(("b", "at", "w", "type", "pushed", "trail", "token"), 1)
     match = {"_id": group.pack, "token": group.token}

@@ -1,14 +1,14 @@
-"""The permits of one look at a queue with a rate: how it gets them, and how long they are valid.
+"""The permits of one claim of a queue with a rate: how it gets them, and how long they are valid.
 
 All that start messages at a rate ask here: claims, pops, named claims, packs and the groups of
 streams. A process may be stopped after it has asked, and another one uses the permits that come
 then. So permits are valid for a second, or for longer on a slow network. The update of the claim
 carries this limit, by the clock of the server, and what comes later claims nothing; see ``in_time``
-in ``transitions``. The look then gives its permits back, less what came since, and looks again.
+in ``transitions``. The claim then gives its permits back, less what came since, and scans again.
 
-With ``per``, each key has a bucket. A look chooses messages and asks for permits of their keys, as
-many as it can in half a second: then it uses what it has, before the first permits become too old.
-In place of messages whose key has none it chooses other ones. A refusal makes it likely that
+With ``per``, each key has a bucket. A claim chooses messages and asks for permits of their keys, as
+many as it can in half a second; then it uses what it has, before the first permits become too old.
+In place of messages whose key has none it chooses other messages. A refusal makes it likely that
 further keys have none either. So it then reads the buckets of the rest first, which costs less.
 """
 
@@ -29,12 +29,12 @@ __all__ = ["Permits"]
 
 log = logging.getLogger("pyqueue")
 
-#: How many commands a look may send from its question to the end of its claim. Permits are valid
-#: for as long as these take, if that is longer than ``VALID_S``.
+#: How many commands a claim may send from its question to its end. Permits are valid for as long
+#: as these take, if that is longer than ``VALID_S``.
 TRIPS: Final = 6
-#: How long a look asks for permits, in seconds.
+#: How long a claim asks for permits, in seconds.
 ASK_S: Final = 0.5
-#: How often a look asks for permits at most.
+#: The most times that a claim asks for permits.
 ROUNDS: Final = 3
 
 #: Chooses messages, so many of each key at most. Return how many of each key it chose.
@@ -42,7 +42,7 @@ Choose = Callable[[Mapping[str, int]], Mapping[str, int]]
 
 
 class _Held(NamedTuple):
-    """Permits of one key that a look holds."""
+    """Permits of one key that a claim holds."""
 
     key: str
     granted: Granted
@@ -57,7 +57,7 @@ class _Held(NamedTuple):
 
 
 class Permits:
-    """The permits that one look has got, by key.
+    """The permits that one claim has got, by key.
 
     Args:
         queue: the name of the queue.
@@ -69,7 +69,7 @@ class Permits:
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
-        #: The limit at the beginning of the look. Another thread may read a change.
+        #: The limit at the beginning of the claim. Another thread may read a change.
         self.limit = followed.limit
         self._held: list[_Held] = []
         #: When it began to ask, by the monotonic clock; None: it did not ask.

@@ -5,14 +5,14 @@ Each key of a limit has one document, a token bucket::
     _id        "~limit:QUEUE~KEY"; without ``q``, so that nothing takes it for a message
     tokens     how many messages could start at ``at``, at most ``burst``
     at         when the tokens were last counted, by the clock of the primary
-    granted    how many messages the last look may start
-    asked      when that look asked, by the clock of the primary
+    granted    how many messages the last claim may start
+    asked      when that claim asked, by the clock of the primary
     expires    when the bucket is full, and the server may delete it: one that is missing is full
     processed  the index ``expires`` has only documents with this field
 
-A look asks for permits after it has found messages, and starts as many as it got. The permits are
-stored by a majority before the look goes on. Otherwise a fail-over could grant them again. Permits
-of a look that dies are lost. What a look did not use, it gives back if it can. ``permitting`` has
+A claim asks for permits after it has found messages, and starts as many as it got. The permits are
+stored by a majority before the claim goes on. Otherwise a fail-over could grant them again. Permits
+of a claim that dies are lost. What a claim did not use, it gives back if it can. ``permitting`` has
 what all users of permits share.
 """
 
@@ -50,7 +50,7 @@ ROUNDING: Final = 1e-6
 
 
 class Granted(NamedTuple):
-    """The answer to a look that asked for permits."""
+    """The answer to a claim that asked for permits."""
 
     #: How many messages may start now.
     permits: int
@@ -203,7 +203,7 @@ def _take_one(queue: str, limit: Limit, key: str, wanted: int, stop: float) -> P
         try:
             granted = yield from TakePermits(permits_id(queue, key), limit, wanted, majority=True)
         except DuplicateKey:
-            continue  # two looks made the document at once
+            continue  # two claims made the document at once
         return granted._replace(sent=sent, trip_s=(yield from MonotonicTime()) - sent)
     return None
 

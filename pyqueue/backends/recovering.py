@@ -35,7 +35,7 @@ __all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
 
 log = logging.getLogger("pyqueue")
 
-#: In place of it: what was decided just now counts, too, by the clock of another process.
+#: For a deletion: what was decided just now counts, too, even by a clock that is ahead of ours.
 NO_GRACE: Final = -GRACE
 #: The time between two passes of a process over one queue.
 INTERVAL: Final = timedelta(seconds=10)
@@ -71,7 +71,7 @@ def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
 def recover(
     queue: str, start: ScanStart | None = None, grace: timedelta = GRACE
 ) -> Plan[tuple[ScanStart | None, int]]:
-    """Look at some hidden documents of a queue: show what was decided, delete what was abandoned.
+    """Read some hidden documents of a queue: show what was decided, delete what was abandoned.
 
     Args:
         queue: the name of the queue.

@@ -125,7 +125,6 @@ class Recovery:
     """What this process knows about the handovers of processes that died."""
 
     sweep: Sweep = field(default_factory=Sweep)
-
     #: When to look for them next, and where the last such look ended.
     at: datetime | None = None
     ended: ScanStart | None = None

@@ -191,7 +191,7 @@ def _has_lapsed(document: Document, now: datetime) -> bool:
 
 
 def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
-    """End claims whose leases have ended, unless they were extended meanwhile."""
+    """End claims whose leases have ended, unless they were extended since."""
     update = transitions.lapsing(kind)
     yield from UpdateEach(
         [

@@ -129,7 +129,7 @@ def in_time(until: datetime | None) -> Filter:
 def still_claimable(
     queue: str, ids: Sequence[object], now: datetime, until: datetime | None = None
 ) -> Filter:
-    """Return the filter of those of ``ids`` that can still be claimed, and until when."""
+    """Return the filter of messages that can still be claimed, and until when."""
     return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}, **in_time(until)}
 
 

@@ -107,10 +107,10 @@ class QueueProgressListener(StreamingQueryListener):
                 queries.setdefault(query, []).append(numbers)
         return queries
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing."""
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Finish the messages of the batch that was committed, and take in the numbers."""
         for source in event.progress.sources:
             fields = _document(source.endOffset)
@@ -128,10 +128,10 @@ class QueueProgressListener(StreamingQueryListener):
                     self._pending[key] = offset
                     self._start()
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Finish at once what the query has committed, because it will not do that itself."""
         with self._changed:
             if event.exception is not None and _FENCED in event.exception:

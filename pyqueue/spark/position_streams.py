@@ -37,7 +37,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, position: int) -> dict[str, Any]:
         return {"stream": self._options.queue, "position": position}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:
         """Return where a query without a checkpoint begins.
 
         Raises:
@@ -51,15 +51,15 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._offset(position)
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """Return the largest size of a batch."""
         return ReadMaxRows(self._options.max_messages)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """End at what is there now."""
         self._until = self._reader.bounds()[1]
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends.
 
         Raises:
@@ -94,7 +94,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic = runner_of(client).waiters(self._options.queue).topic
         return self._bus.listen(topic).__enter__()
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:
         """Return the last known end of the stream."""
         return self._offset(self._tail)
 

@@ -126,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         member = runner.claims.member
         return recorded_claims(options.address, options.queue, str(options.group), member)
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:
         """Return where a query begins that has committed no batch.
 
         Spark also asks this before it repeats the first batch after a crash. Only the offset of
@@ -135,15 +135,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         return Offset(0, "", options.queue, str(options.group), options.address).to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """Return the size of a batch."""
         return ReadMaxRows(self._options.max_messages)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """Take only what is ready by now."""
         self._since = self._options.run(_server_time())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Finish what is committed, and claim the next batch. An idle query waits for a signal."""
         looks = self._since is not None or self._idle.look()
         end = self._next(start, limit) if looks else start
@@ -211,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._batch = after, upto, ids
         return self._batch[2]
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:
         """Return the last claim, how many messages are ready, and the age of the oldest."""
         if self._count_at is not None and time.monotonic() >= self._count_at:
             backend = self._options.backend()

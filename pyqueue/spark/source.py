@@ -169,7 +169,7 @@ class QueueDataSource(DataSource):
         reader = FilteringReader if options.push_filters else BatchReader
         return reader(options, payload_column(options, schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming read."""
         options = _checked_read(self.options, self.parallelism)
         with _needs("4.2", "a streaming read"):
@@ -224,7 +224,7 @@ class QueueDataSource(DataSource):
             return DirectBatchWriter(options, schema)
         return BatchWriter(options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming write."""
         options = _checked_write(self.options)
         if overwrite:

@@ -66,7 +66,7 @@ class FilteringReader(BatchReader):
     Spark refuses a reader with this method unless a setting allows it, so this is another class.
     """
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Learn what Spark filters by. Return all filters: the database may let more through."""
         known = [each for each in map(condition, filters) if each is not None]
         self._choice = replace(

@@ -215,14 +215,14 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
             )
         return self._write(query, int(epoch), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Show what the tasks have staged. What was appended is visible: wake the consumers."""
         if self._options.at_least_once:
             _notify(self._options)
         else:
             self._commit(messages, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
 
 
