@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pymongo
 import pytest
+from bson import ObjectId
 from pymongo import errors
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
@@ -146,6 +147,37 @@ def test_taken_ids_do_not_abort_what_leaves_a_pack(client: Client) -> None:
     [moved] = done.peek()
     assert (moved.payload, moved.trail[-1]["id"]) == (3, held[3].id)
     assert results.counts().total == 3
+
+
+@pytest.mark.parametrize("holder", ["alive", "replaced", "gone"])
+def test_push_under_the_id_of_a_copy_does_not_abort(
+    client: Client, things: Any, holder: str
+) -> None:
+    """The holder of a message died when it handed the message over, or is about to decide."""
+    queue, results = client.queue("jobs", kind="bucket"), client.queue("results")
+    queue.push_many(range(3))
+    held, *_ = queue.reserve_many(3, timeout=0)
+    documents = client.database["pyqueue"]
+    pack, token = held.pack, held.token  # type: ignore[attr-defined]
+    source = ObjectId() if holder == "gone" else pack
+    mark = {"to": "jobs", "source": source, "token": token if holder == "alive" else "dead"}
+    copy = {"_id": held.id, "q": "~handover:jobs", "when": held.when, "handover": mark}
+    documents.insert_one(copy)
+
+    def act(session: Any) -> None:
+        with pytest.raises(DuplicateKey) if holder == "alive" else nullcontext():
+            assert results.push("result", id=held.id, session=session) == held.id
+        queue.commit(held, session=session)
+        client.database.things.insert_one({"_id": 1}, session=session)
+
+    with undone(client) as session:
+        act(session)
+    assert documents.count_documents({"_id": held.id, "handover": mark}) == 1
+    assert documents.count_documents({"_id": source}) == (holder != "gone")
+    client.run_transaction(act)
+    assert ids(things) == [0, 1]
+    assert [each.payload for each in results.peek()] == ["result"] * (holder != "alive")
+    assert queue.counts().total == 2
 
 
 def test_replace_with_and_without_keys_does_not_abort(client: Client, things: Any) -> None:
