@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
 from pyqueue.backends.listing import names as queue_names
-from pyqueue.backends.namespace import kind_of, options_of
+from pyqueue.backends.namespace import STREAM, kind_of, options_of
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
@@ -192,10 +192,17 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     """Return a queue with the options that its programs used last.
 
     A command must not change how the programs of a queue use it.
+
+    Raises:
+        ConfigurationError: It is a stream.
     """
     run = runner_of(client).run
     options = run(options_of(client.queue(name).name))
     kind = run(kind_of(name)) or "standard"
+    if kind == STREAM:
+        raise ConfigurationError(
+            f"QUEUE: {name!r} is a stream: use `pyqueue stream read`, `consumers` or `seek`"
+        )
     known = {
         key: options[key]
         for key in ("lease", "max_tries", "dead_letter", "history")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pyqueue import ConfigurationError
+from pyqueue import Client, ConfigurationError, Stream
+from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -21,6 +22,7 @@ from pyqueue.cli.common import (
     refuse_unknown,
     table,
 )
+from pyqueue.connecting import runner_of
 
 __all__ = ["app"]
 
@@ -42,8 +44,7 @@ def read(
 ) -> None:
     """Show messages by position. This takes nothing from any consumer group."""
     with connect(url, namespace) as client:
-        refuse_unknown(client, name)
-        messages = client.stream(name).read(after=after, limit=limit)
+        messages = _stream(client, name).read(after=after, limit=limit)
     columns = ("position", "pushed", "payload")
     rows: list[dict[str, Any]] = [
         {"position": each.position, "pushed": each.pushed, "payload": each.payload}
@@ -69,11 +70,10 @@ def consumers(
     """List the consumer groups of a stream, with their positions and what is before them."""
     numbers = ("ready", "scheduled", "reserved", "skipped")
     with connect(url, namespace) as client:
-        refuse_unknown(client, name)
         rows: list[dict[str, Any]] = [
             {"group": each.name, "position": each.position, "paused": each.paused}
             | {number: getattr(each.counts, number) for number in numbers}
-            for each in client.stream(name).consumers()
+            for each in _stream(client, name).consumers()
         ]
     if as_json:
         for row in rows:
@@ -102,8 +102,7 @@ def seek(
     """Let a consumer group go on at another position. Every lease of the group ends."""
     place = _place(to)
     with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        log = client.stream(name)
+        log = _stream(client, name)
         known = [each.name for each in log.consumers()]
         if group not in known:
             raise ConfigurationError(
@@ -111,6 +110,20 @@ def seek(
             )
         position = log.consumer(group).seek(place)
     emit({"position": position}) if as_json else print(position)
+
+
+def _stream(client: Client, name: str) -> Stream[Any]:
+    """Return a stream that exists.
+
+    Raises:
+        ConfigurationError: There is none of this name.
+    """
+    refuse_unknown(client, name, "STREAM")
+    if runner_of(client).run(kind_of(name)) != STREAM:
+        raise ConfigurationError(
+            f"STREAM: {name!r} is not a stream but a queue: use `pyqueue peek`"
+        )
+    return client.stream(name)
 
 
 def _place(text: str) -> str | int | datetime:

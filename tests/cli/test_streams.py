@@ -59,11 +59,11 @@ def test_ls_shows_the_kind(shell: Shell, client: Client) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("read", "clocks"), "did you mean 'clicks'?"),
+        (("read", "clocks"), "STREAM: namespace 'pyqueue' has no queue 'clocks'; did you mean"),
         (("seek", "clicks", "other", "first"), "has no consumer group 'other'"),
         (("seek", "clicks", "audit", "middle"), "TO: 'middle' is not allowed"),
         (("seek", "clicks", "audit", "2026-01-31"), "has no time zone"),
-        (("consumers", "jobs"), "open it with client.queue()"),
+        (("consumers", "jobs"), "STREAM: 'jobs' is not a stream but a queue"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -75,3 +75,11 @@ def test_wrong_arguments_are_refused(
     status, _, errors = shell.run("stream", *arguments)
     assert status != 0
     assert text in " ".join(errors.split())
+
+
+@pytest.mark.parametrize("command", ["peek", "pop", "purge", "redrive", "pause", "resume", "push"])
+def test_commands_of_queues_refuse_a_stream(command: str, shell: Shell, client: Client) -> None:
+    client.stream("clicks").append(1)
+    status, out, errors = shell.run(command, "clicks", *(["1"] if command == "push" else []))
+    assert (status, out, errors.count("\n")) == (2, "", 1), errors
+    assert "QUEUE: 'clicks' is a stream: use `pyqueue stream read`" in errors
