@@ -167,7 +167,10 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
             "mongodb://USER:PASSWORD@host/db"
         )
     if code in (13, 8000) or (vague and "not authorized" in text):
-        return NotPermitted(f"the database user is not permitted to do this: {text}")
+        return NotPermitted(
+            "the database user is not permitted to do this; grant it find, insert, update and "
+            f"remove on the collection: {text}"
+        )
     if code == 18:
         return ConfigurationError("target: the server refused the user name or the password")
     if code in (85, 86):

@@ -315,7 +315,7 @@ def test_missing_privilege_is_named(secured: Secure, database: str, kind: str, a
         with pytest.raises(ConfigurationError) as refusal:
             call(client.queue("a"))
         text = str(refusal.value)
-        assert text.startswith("the database user is not permitted to do this: ")
+        assert text.startswith("the database user is not permitted to do this; grant it find, ")
         assert f"not authorized on {database} to execute command {{ {word}:" in text
     result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["doctor", "--signals", "none:"])
     if action in ("find", "remove"):  # the doctor writes nothing, so it misses the rest
