@@ -469,3 +469,7 @@ def session(value: Any) -> None:
             f"session: give the session of transaction() or run_transaction(), "
             f"not {type(value).__name__}"
         )
+    if getattr(value, "has_ended", False):
+        raise ConfigurationError(
+            "session: it has ended: use it within transaction() or run_transaction()"
+        )

@@ -9,6 +9,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,12 @@ WRONG: dict[str, tuple[Callable[[Client], object], tuple[str, ...]]] = {
     "session": (
         lambda client: client.queue("a").push(1, session="x"),
         ("session: give the session of transaction()", "not str"),
+    ),
+    "session that has ended": (
+        lambda client: client.queue("a").push(
+            1, session=SimpleNamespace(in_transaction=False, has_ended=True)
+        ),
+        ("session: it has ended: use it within transaction()",),
     ),
     "session of a settle": (
         lambda client: client.queue("a").commit(held(client.queue("a")), session=object()),
