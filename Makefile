@@ -36,7 +36,7 @@ demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run r
 WORKERS = $$($(BIN)/python -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no more than one short Spark stream
+test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no Spark stream
 	@$(PYTEST) -m 'not slow and not spark_long' $(ARGS)
 
 test-spark: $(VENV)/.dev  ## the other tests of Spark

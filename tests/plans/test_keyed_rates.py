@@ -41,7 +41,7 @@ MESSAGES = 15
 
 #: ``make test`` stops at some commands, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(127, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 each_limit = pytest.mark.parametrize("limit", [RATE, BOTH], ids=["rate", "both"])
 

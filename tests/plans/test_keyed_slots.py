@@ -37,7 +37,7 @@ MESSAGES = 15
 
 #: ``make test`` stops at some commands, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(47, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 
 
@@ -366,7 +366,7 @@ def push(choose: random.Random, _: int) -> Plan[list[Any]]:
 
 @pytest.mark.parametrize("mortal", [False, True])
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 60))]
 )
 def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> None:
     """All messages are finished once."""

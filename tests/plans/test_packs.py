@@ -36,7 +36,7 @@ MOST_COMMANDS = 250
 
 #: ``make test`` stops at some commands, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(61, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 
 

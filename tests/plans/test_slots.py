@@ -43,7 +43,7 @@ MESSAGES = 12
 
 #: ``make test`` stops at some commands, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(23, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(47, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 
 
@@ -689,7 +689,7 @@ def push(choose: random.Random, _: int) -> Plan[list[Any]]:
 
 @pytest.mark.parametrize("mortal", [False, True])
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 60))]
 )
 def test_competing_processes_hold_no_more_messages(seed: int, mortal: bool) -> None:
     """All messages are finished once. While none dies, all slots are used."""

@@ -109,13 +109,16 @@ USERS: Final = {
 }
 
 
+@pytest.mark.parametrize(
+    "every", [pytest.param(3, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
 @pytest.mark.parametrize("user", USERS)
-def test_suspended_consumer_starts_no_more(user: str, reply: bool) -> None:
+def test_suspended_consumer_starts_no_more(user: str, reply: bool, every: int) -> None:
     made, make_slow, make_other, started = USERS[user]
     steps = made()
     steps.run(make_slow().work())
-    for at in range(len(steps.commands)):
+    for at in range(0, len(steps.commands), every):
         steps, slow, other, before = made(), make_slow(), make_other(), [0]
 
         def sleep(number: int, done: bool, at: int = at, steps: Steps = steps) -> None:

@@ -45,7 +45,7 @@ TAKERS: dict[str, Document] = {
 WORKS: dict[str, Faults[Any]] = {"ends": ends.FAULTS, "moves": moves.FAULTS}
 
 some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(41, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 each_case = pytest.mark.parametrize(
     ("work", "taker"),

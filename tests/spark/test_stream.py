@@ -66,6 +66,7 @@ def ended(query: Query) -> Query:
 # ---- the order of the calls, and the ends of queries
 
 
+@pytest.mark.spark_long
 def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..., Query]) -> None:
     ids = flow.raw.push_many(range(8), headers={"h": 1})
     query = ended(started(availableNow=True))
