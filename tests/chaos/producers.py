@@ -190,7 +190,7 @@ class Producers(WorkloadState):
 
     def hurry(self) -> Plan:
         """Push under a deadline that often passes. It must not end the calls of other callers."""
-        while not self.stopping.is_set():
+        while not (self.stopping.is_set() or self.draining):
             [id] = self.new_ids(1)
             push = Step("push", "orders", "push", (new_payload(id),), {"id": id}, [id])
             push.deadline_s = self.dice.choice([0.002, 0.005, 0.02])

@@ -59,7 +59,7 @@ def test_run_with_faults_loses_nothing(tmp_path: Path, kinds: tuple[str, ...]) -
         at_least=1,
         haste=0.25,
         pause=(0.1, 0.3),
-        rate=30,
+        rate=50,
         plot=plot,
         keep=kept,
     )
