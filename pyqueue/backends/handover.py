@@ -21,11 +21,24 @@ Copies may have ids that are made from the source, and any document may have tak
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from pyqueue.backends.applying import MAX_BATCH, SettlementUpdate, update_with_key
+from pyqueue.backends.hidden import (
+    CALL,
+    ENDED,
+    HANDED,
+    MARK,
+    TOKEN,
+    call_of,
+    copy_filter,
+    is_copy,
+    is_source,
+    lists,
+    token_of,
+)
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
 from pyqueue.backends.transitions import HIDDEN, hidden_queue, unset
@@ -48,22 +61,15 @@ from pyqueue.requests import (
 )
 
 __all__ = [
-    "ENDED",
     "GRACE",
-    "HANDED",
-    "MARK",
     "NOTHING",
     "Handover",
     "Result",
-    "copy_filter",
     "discard",
     "finish",
     "finish_decided",
     "hand_over",
     "hand_over_whole",
-    "is_copy",
-    "is_source",
-    "lists",
     "overwrite",
 ]
 
@@ -71,14 +77,6 @@ log = logging.getLogger("pyqueue")
 
 Name = TypeVar("Name", bound=Hashable)
 
-#: The field of a source that lists what it has handed over and may not be shown yet:
-#: ``{h: token, ids: [...]}`` for each handover.
-HANDED: Final = "handed"
-#: The field of a copy while it is hidden: ``{to, source, token, key}``.
-MARK: Final = "handover"
-_TOKEN: Final = f"{MARK}.token"
-#: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to the history.
-ENDED: Final = "ended"
 #: What was decided or copied less than this ago is left to its process.
 GRACE: Final = timedelta(seconds=5)
 #: How large a copy is taken to be when calls share commands.
@@ -105,6 +103,9 @@ class Handover(NamedTuple):
     token: str
     #: What begins: complete documents, whose ``q`` names the queue that each enters.
     copies: Sequence[Document]
+    #: Tells calls apart that hand over the same documents, each in its own way. None: there is one
+    #: way, and a call that is repeated makes equal copies.
+    call: str | None = None
 
     @property
     def hidden(self) -> str:
@@ -224,21 +225,30 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
     copies = [copy for copies in hidden for copy in copies]
     shown = yield from _show(copies)
     ended = [call.decided[ENDED]["at"] for call in calls if ENDED in call.decided]
-    if shown < len(copies) and (yield from ServerTime()) - min([now, *ended]) < GRACE:
-        yield from _report_missing(queue, [copy["_id"] for copy in copies])
+    if shown < len(copies):
+        if (yield from ServerTime()) - min([now, *ended]) < GRACE:
+            yield from _report_missing(queue, copies)
+        if any(map(call_of, copies)):  # another call may have put its copies in their place
+            return ["unknown"] * len(calls)
     yield from _end([call.decided for call in calls])
     return ["done"] * len(calls)
 
 
-def _report_missing(queue: str, ids: Sequence[Any]) -> Plan[None]:
+def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
     """Log which copies cannot be shown. It is too early for others to have shown them."""
-    found = yield from Find({"_id": {"$in": ids}, MARK: {"$exists": False}}, {"_id": 1})
-    there = [each["_id"] for each in found]
-    missing = [id for id in ids if id not in there]
-    if not missing:  # a claim of the source has shown them
-        return
-    text = "queue %r: %d of %d messages that left their documents cannot be shown: %s"
-    log.error(text, queue, len(missing), len(ids), missing)
+    ids = [each["_id"] for each in copies]
+    tokens, calls = set(map(token_of, copies)), set(map(call_of, copies))
+    found = yield from Find({"_id": {"$in": ids}}, {MARK: 1, "q": 1, "when": 1})
+    # Another call of the same holder, which has replaced some, shows them.
+    there = [
+        each["_id"]
+        for each in found
+        if MARK not in each
+        or (is_copy(each) and token_of(each) in tokens and call_of(each) not in calls)
+    ]
+    if missing := [id for id in ids if id not in there]:
+        text = "queue %r: %d of %d messages that left their documents cannot be shown: %s"
+        log.error(text, queue, len(missing), len(ids), missing)
 
 
 def _resolve(handover: Handover) -> Plan[Result]:
@@ -247,10 +257,14 @@ def _resolve(handover: Handover) -> Plan[Result]:
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
-    if decided is not None:
-        yield from finish_decided(decided)
-        return "done"
     still = {"_id": {"$in": ids}, "q": handover.hidden}
+    if decided is not None:
+        stored = [] if handover.call is None else (yield from Find(still, {MARK: 1}))
+        own = sum(call_of(each) == handover.call for each in stored)
+        if handover.call is not None and not own:
+            return "lost" if stored else "unknown"  # the other call shows its copies
+        yield from finish_decided(decided)
+        return "done" if own == len(stored) else "unknown"
     stored = yield from Find(still, {MARK: 1})
     mine = sum(each[MARK]["token"] == handover.token for each in stored)
     return "lost" if mine < len(stored) or mine == len(ids) else "unknown"
@@ -262,6 +276,8 @@ def _resolve(handover: Handover) -> Plan[Result]:
 def _hidden(handover: Handover, document: Document, now: datetime) -> Document:
     """Return the hidden form of a document."""
     mark = {"to": document["q"], "source": handover.source, "token": handover.token}
+    if handover.call is not None:
+        mark["call"] = handover.call
     copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
     if "key" in copy:  # keys are unique among hidden documents, too
         copy["last_key"] = mark["key"] = copy.pop("key")
@@ -347,11 +363,6 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
     raise Unavailable("other processes change what is handed over: try it again")
 
 
-def copy_filter(copy: Document) -> Filter:
-    """Return the filter of a hidden copy as it was read."""
-    return {"_id": copy["_id"], "q": copy["q"], _TOKEN: _token(copy)}
-
-
 def _show(copies: Sequence[Document]) -> Plan[int]:
     """Show hidden copies that were decided on. Return how many were hidden.
 
@@ -363,10 +374,10 @@ def _show(copies: Sequence[Document]) -> Plan[int]:
     pairs: list[tuple[Filter, UpdateDocument]] = []
     for to, members in _by(_target, (each for each in copies if "key" not in each[MARK])):
         for start in range(0, len(members), MAX_BATCH):
-            claims = _by(lambda each: (each["q"], _token(each)), members[start : start + MAX_BATCH])
+            calls = _by(_origin, members[start : start + MAX_BATCH])
             some = [
-                {"q": hidden, _TOKEN: token, "_id": {"$in": [each["_id"] for each in same]}}
-                for (hidden, token), same in claims
+                {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
+                for (q, token, call), same in calls
             ]
             pairs.append(({"$or": some}, {"$set": {"q": to}, **raised}))
     shown = 0
@@ -384,12 +395,12 @@ def _show(copies: Sequence[Document]) -> Plan[int]:
     return shown
 
 
+def _origin(copy: Document) -> tuple[str, str, str | None]:
+    return copy["q"], token_of(copy), call_of(copy)
+
+
 def _target(copy: Document) -> str:
     return str(copy[MARK]["to"])
-
-
-def _token(copy: Document) -> str:
-    return str(copy[MARK]["token"])
 
 
 def _by(
@@ -405,7 +416,7 @@ def _by(
 def discard(handover: Handover) -> Plan[None]:
     """Delete copies that were not decided on, if no other call has the same token and ids."""
     match = {"_id": {"$in": handover.ids}, "q": handover.hidden}
-    yield from Delete({**match, _TOKEN: handover.token}, many=True, w1=True)
+    yield from Delete({**match, TOKEN: handover.token}, many=True, w1=True)
 
 
 # ---- sources
@@ -434,40 +445,6 @@ def finish_decided(source: Document) -> Plan[None]:
     stored = yield from Find(match, {MARK: 1, "q": 1, "when": 1})
     yield from _show([each for each in stored if is_copy(each) and lists(source, each)])
     yield from _end([source])
-
-
-def lists(source: Mapping[str, Any], copy: Document) -> bool:
-    """Return whether a source lists this copy, under the token that it has."""
-    token, id = copy[MARK]["token"], copy["_id"]
-    return any(entry["h"] == token and id in entry["ids"] for entry in source[HANDED])
-
-
-def is_copy(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document is a hidden copy as this module writes it.
-
-    A source that has ended is hidden, too, and is no copy.
-    """
-    mark, q = document.get(MARK), document.get("q")
-    if not isinstance(mark, dict) or not isinstance(q, str) or ENDED in document:
-        return False
-    texts = isinstance(mark.get("to"), str) and isinstance(mark.get("token"), str)
-    return texts and q.startswith(HIDDEN) and isinstance(document.get("when"), datetime)
-
-
-def is_source(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document lists copies as this module writes it."""
-    entries, ended = document.get(HANDED), document.get(ENDED)
-    if not isinstance(entries, list):
-        return False
-    for each in entries:
-        ids = each.get("ids") if isinstance(each, dict) and isinstance(each.get("h"), str) else 0
-        if not isinstance(ids, list) or not ids:
-            return False
-    if ended is None:
-        return bool(entries)
-    if not isinstance(ended, dict) or "token" not in ended or not isinstance(document["q"], str):
-        return False
-    return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)
 
 
 def _end(sources: Sequence[Document]) -> Plan[None]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue.backends.handover import HANDED, MARK, copy_filter, is_copy
+from pyqueue.backends.hidden import HANDED, MARK, copy_filter, is_copy
 from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields

@@ -19,7 +19,8 @@ from pyqueue.backends import (
 )
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.bucket import Bucket
-from pyqueue.backends.handover import HANDED, finish
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, ScanStart, page_end
 from pyqueue.clock import BAND

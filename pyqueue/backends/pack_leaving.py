@@ -15,7 +15,8 @@ from typing import Any
 from pyqueue import packs
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import check_time_left
-from pyqueue.backends.handover import Handover, Result, copy_filter, hand_over, is_copy
+from pyqueue.backends.handover import Handover, Result, hand_over
+from pyqueue.backends.hidden import copy_filter, is_copy
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.pack_settling import (
@@ -91,6 +92,7 @@ def leave(
     for _, copy in copies:
         encode(copy)  # nothing is written if one of them is too large
     taken: set[Id] = set()
+    call = transitions.new_token()
     while bits:
         still = yield from still_held(group._replace(bits=bits, hold=hold), session)
         lost |= bits & ~still
@@ -103,7 +105,7 @@ def leave(
             if session is not None:
                 yield from _leave_in_transaction(group._replace(bits=bits), some, session)
                 return lost, 0
-            handover = Handover(group.queue, group.pack, group.token, some)
+            handover = Handover(group.queue, group.pack, group.token, some, call)
             result = yield from _hand_over_bits(group._replace(bits=bits), handover)
         except DuplicateKey as clash:
             if not clash.ids or not taken.isdisjoint(clash.ids):

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from pyqueue import arguments, packs
 from pyqueue.backends import managing, namespace, reading, transitions
 from pyqueue.backends.bucket import PACKS
-from pyqueue.backends.handover import HANDED, finish
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.pack_settling import REST, REST_FIELDS, end_rest

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from pyqueue import arguments, packs
 from pyqueue.backends import transitions
-from pyqueue.backends.handover import HANDED
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Target
 from pyqueue.backends.pack_leaving import Make, leave_each, passed

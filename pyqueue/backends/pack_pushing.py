@@ -18,7 +18,8 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments, packs
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import DEFAULT_PACK
-from pyqueue.backends.handover import MARK, NOTHING
+from pyqueue.backends.handover import NOTHING
+from pyqueue.backends.hidden import MARK
 from pyqueue.backends.inserting import find_usable, keep_out, raise_foreign_ids, was_in
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape

@@ -24,7 +24,8 @@ from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.giving_back import insert_again
-from pyqueue.backends.handover import HANDED, finish
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.pack_leaving import Leaver, burial, leave
 from pyqueue.backends.pack_settling import Group, emptied, end_claim, give_back
 from pyqueue.backends.pack_settling import finish as finish_packed

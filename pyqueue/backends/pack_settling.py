@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pyqueue import packs
 from pyqueue.backends import transitions
 from pyqueue.backends.applying import check_time_left
-from pyqueue.backends.handover import HANDED
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.kind import Kind
 from pyqueue.errors import LeaseLost, TimedOut, Unavailable
 from pyqueue.messages import Id, PackedReservation, Reservation

@@ -14,16 +14,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from pyqueue.backends import transitions
-from pyqueue.backends.handover import (
-    ENDED,
-    GRACE,
-    HANDED,
-    MARK,
-    finish_decided,
-    is_copy,
-    is_source,
-    lists,
-)
+from pyqueue.backends.handover import GRACE, finish_decided
+from pyqueue.backends.hidden import ENDED, HANDED, MARK, is_copy, is_source, lists
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import FIRST, SCAN_ORDER, ScanState, page_end

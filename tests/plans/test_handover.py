@@ -19,7 +19,8 @@ from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost, Unavailable
 from pyqueue.backends import handover, listing, recovering, transitions
-from pyqueue.backends.handover import HANDED, Handover
+from pyqueue.backends.handover import Handover
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST, Sweep

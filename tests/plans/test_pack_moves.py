@@ -280,6 +280,48 @@ def test_two_moves_of_the_same_messages_lose_none() -> None:
         audit(steps)
 
 
+#: Where two calls move the same messages.
+TARGETS = {
+    "buckets": (plans("c"), plans("d")),
+    "queues": tuple(QueuePlans(each, Options(dead_letter="dead")) for each in "ef"),
+    "one bucket": (plans("c"), plans("c")),
+}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize(
+    "stops",
+    [
+        pytest.param(((4, 5, 6), (5, 7, 8, 10), (2, 20)), id="some"),
+        pytest.param((range(14), range(14), range(14)), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_of_two_moves_of_the_same_messages_one_is_done(stops: Any, to: str) -> None:
+    """They are where and as this call moved them, and the other call learns that it lost them."""
+
+    def move(held: list[Any], number: int, done: list[Any]) -> Plan[None]:
+        target = TARGETS[to][number]
+        with suppress(LeaseLost):
+            yield from plans("a").move([(each, number) for each in held], to=target)
+            done.append((target.queue, number))
+
+    for first_at, second_at, first_again in product(*stops):
+        steps, done = Steps(stored()), list[Any]()
+        held = steps.run(Mover().receive("a", 4))[:2]
+        one, two = (steps.steps(move(held, number, done)) for number in (0, 1))
+        for some in (islice(one, first_at), islice(two, second_at), islice(one, first_again), two):
+            deque(some)
+        deque(one)
+        found = [each for queue in "cdef" for each in documents(steps, queue)]
+        payloads = [(each["q"], one) for each in found for one in payloads_of(each)]
+        assert payloads == done * 2
+
+
+def payloads_of(document: Document) -> list[Any]:
+    """Return the payloads of a message or of a pack."""
+    return [each["p"] for each in document["b"]] if "b" in document else [document["payload"]]
+
+
 def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
     steps, mover = Steps(stored()), Mover()
     held = steps.run(mover.receive("a", 5))

@@ -17,7 +17,7 @@ import pytest
 
 from pyqueue import DuplicateKey, packs
 from pyqueue.backends import recovering
-from pyqueue.backends.handover import ENDED, HANDED, MARK
+from pyqueue.backends.hidden import ENDED, HANDED, MARK
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.scan import FIRST

@@ -1,0 +1,87 @@
+"""Hidden documents: the fields of the copies and sources of a handover, and what is one.
+
+``handover`` writes them, and everything that meets them asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pyqueue.backends.transitions import HIDDEN
+from pyqueue.requests import Document, Filter
+
+__all__ = [
+    "CALL",
+    "ENDED",
+    "HANDED",
+    "MARK",
+    "TOKEN",
+    "call_of",
+    "copy_filter",
+    "is_copy",
+    "is_source",
+    "lists",
+    "token_of",
+]
+
+#: The field of a source that lists what it has handed over and may not be shown yet:
+#: ``{h: token, ids: [...]}`` for each handover.
+HANDED: Final = "handed"
+#: The field of a copy while it is hidden: ``{to, source, token, key, call}``.
+MARK: Final = "handover"
+TOKEN: Final = f"{MARK}.token"
+#: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to the history.
+ENDED: Final = "ended"
+CALL: Final = f"{MARK}.call"
+
+
+def token_of(copy: Document) -> str:
+    """Return the token of the claim that made a copy."""
+    return str(copy[MARK]["token"])
+
+
+def call_of(copy: Document) -> str | None:
+    """Return what tells the call that made a copy from other calls of the same holder."""
+    call: str | None = copy[MARK].get("call")
+    return call
+
+
+def copy_filter(copy: Document) -> Filter:
+    """Return the filter of a hidden copy as it was read."""
+    return {"_id": copy["_id"], "q": copy["q"], TOKEN: token_of(copy), CALL: call_of(copy)}
+
+
+def lists(source: Mapping[str, Any], copy: Document) -> bool:
+    """Return whether a source lists this copy, under the token that it has."""
+    token, id = copy[MARK]["token"], copy["_id"]
+    return any(entry["h"] == token and id in entry["ids"] for entry in source[HANDED])
+
+
+def is_copy(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document is a hidden copy as this module writes it.
+
+    A source that has ended is hidden, too, and is no copy.
+    """
+    mark, q = document.get(MARK), document.get("q")
+    if not isinstance(mark, dict) or not isinstance(q, str) or ENDED in document:
+        return False
+    texts = isinstance(mark.get("to"), str) and isinstance(mark.get("token"), str)
+    return texts and q.startswith(HIDDEN) and isinstance(document.get("when"), datetime)
+
+
+def is_source(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document lists copies as this module writes it."""
+    entries, ended = document.get(HANDED), document.get(ENDED)
+    if not isinstance(entries, list):
+        return False
+    for each in entries:
+        ids = each.get("ids") if isinstance(each, dict) and isinstance(each.get("h"), str) else 0
+        if not isinstance(ids, list) or not ids:
+            return False
+    if ended is None:
+        return bool(entries)
+    if not isinstance(ended, dict) or "token" not in ended or not isinstance(document["q"], str):
+        return False
+    return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)
