@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_sent import FAST, READS, SAFE, WRITES, concern, opened, seen
+from tests.integration.test_sent import FAST, RATE, READS, SAFE, WRITES, concern, opened, seen
 
 Call = Callable[[Any, Any, Any], object]
 
@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Call, set[str]]] = {
     "consumers": (lambda log, group, held: log.consumers(), set()),
     "delete_consumer": (lambda log, group, held: log.delete_consumer("g"), {SAFE}),
     "reserve": (lambda log, group, held: group.reserve(0), {FAST}),
+    "reserve at a rate": (lambda log, group, held: group.reserve(0), {FAST, SAFE}),
     "reserve_many": (lambda log, group, held: group.reserve_many(2, timeout=0), {FAST}),
     "commit": (lambda log, group, held: group.commit(*held), {SAFE}),
     "rollback": (lambda log, group, held: group.rollback(*held), {SAFE}),
@@ -53,7 +54,8 @@ def test_streams_read_and_write_the_log_at_majority(driver: str, durability: str
     wrong = []
     with opened(driver, url, durability) as place:
         for number, (name, (call, expected)) in enumerate(CASES.items()):
-            log = place.client.stream(f"log{number}")
+            limit = RATE if name == "reserve at a rate" else {}
+            log = place.client.stream(f"log{number}", **limit)
             for payload in range(3):
                 log.append(payload)
             group = log.consumer("g")
@@ -70,11 +72,12 @@ def test_streams_read_and_write_the_log_at_majority(driver: str, durability: str
             for each in commands:
                 # Without the session and the cluster time, which name nothing.
                 about = str({key: value for key, value in each.items() if key[0] != "$"})
-                if "~log:" not in about and each["name"] != "insert":
+                durable = "~log:" in about or "~limit:" in about
+                if not durable and each["name"] != "insert":
                     continue
                 if each["name"] in READS and seen(each) != "majority":
                     wrong.append(f"{name}: reads {seen(each)}")
-                if each["name"] in WRITES and "~log:" in about and concern(each) != SAFE:
+                if each["name"] in WRITES and durable and concern(each) != SAFE:
                     wrong.append(f"{name}: writes {concern(each)}")
             assert commands, name
     assert not wrong, "\n".join(wrong)
