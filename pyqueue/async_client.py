@@ -71,7 +71,7 @@ class AsyncClient(Connected[AsyncConnection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
-        kind: str = "standard",
+        kind: str | None = None,
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,

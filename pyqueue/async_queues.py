@@ -272,7 +272,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._run(self._backend.paused())
 
     async def notify(self) -> None:
-        return await self._run(self._backend.notify())
+        return await self._run(self._notify())
 
     async def purge(self) -> int:
         return await self._run(self._backend.purge())

@@ -13,7 +13,7 @@ import anyio.to_thread
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import hold, runner_lease_s
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Duration, Id
 from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
@@ -208,7 +208,8 @@ def claimed(
     max_bytes: int,
 ) -> Iterator[Claim]:
     """Claim for the block of ``Queue.claim``."""
-    claim = Claim(runner, *_checked(backend, group, limit, lease, max_bytes))
+    plans = runner.run(found(backend, names=True))
+    claim = Claim(runner, *_checked(plans, group, limit, lease, max_bytes))
     runner.run(claim._begin(limit, max_bytes))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
@@ -235,7 +236,8 @@ async def claimed_async(
     max_bytes: int,
 ) -> AsyncIterator[AsyncClaim]:
     """Claim for the block of ``AsyncQueue.claim``."""
-    claim = AsyncClaim(runner, *_checked(backend, group, limit, lease, max_bytes))
+    plans = await runner.run(found(backend, names=True))
+    claim = AsyncClaim(runner, *_checked(plans, group, limit, lease, max_bytes))
     await runner.run(claim._begin(limit, max_bytes))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))

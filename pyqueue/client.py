@@ -71,7 +71,7 @@ def make_backend(
     history: Duration | None,
     backoff: Backoff,
     poll: Duration,
-    kind: str,
+    kind: str | None,
     strict: bool | None,
     on_failure: OnFailure | None,
     pack: int | None,
@@ -181,7 +181,7 @@ class Client(Connected[Connection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
-        kind: str = "standard",
+        kind: str | None = None,
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,
@@ -200,7 +200,7 @@ class Client(Connected[Connection]):
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
-            kind: the kind of queue: "standard", "priority", "ordered" or "bucket".
+            kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
             strict: of a queue with priorities: whether high levels may starve the lower ones.
             on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
             pack: of a bucket: how many messages one document has at most, up to 1000.

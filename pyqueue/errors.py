@@ -133,6 +133,14 @@ class TargetRefused(ConfigurationError):
     """The target does not take a message, or an option of its move. Internal: a stage buries it."""
 
 
+class OtherKind(ConfigurationError):
+    """A queue is of another kind. Internal: a caller that names no kind tries again."""
+
+    def __init__(self, message: str, queue: str = "") -> None:
+        super().__init__(message)
+        self.queue = queue
+
+
 class TimeLimitReached(TimedOut):
     """The server ended a command at its time limit. Internal: a claim tries other messages."""
 

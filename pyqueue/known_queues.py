@@ -50,8 +50,10 @@ class KnownQueues:
         record, read = self._records.get(request.queue, (None, 0.0))
         if record is None:
             return None
-        if record.open and not request.guessed:
+        if record.open and not request.guessed and request.kind is not None:
             return None  # the request names the kind
+        if request.options is not None and not record.compared:
+            return None
         changes = record.shape or record.open
         lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
         if time.monotonic() - read >= lifetime_s:
@@ -100,7 +102,8 @@ class KnownQueues:
             stored.append(shown)
         if request.shape and request.shape not in agreed and record.kind == request.kind:
             agreed.append(request.shape)
-        self._records[queue] = record, time.monotonic()
+        if record.live:
+            self._records[queue] = record, time.monotonic()
         return record.kind
 
     def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:

@@ -21,6 +21,7 @@ __all__ = [
     "FollowedLimit",
     "Limit",
     "MayStart",
+    "check_call",
     "check_limit",
     "drain_of",
     "key_of",
@@ -250,6 +251,29 @@ def check_limit(value: Any) -> Limit:
     if not isinstance(value, Limit):
         raise ConfigurationError(f"limit: give a Limit, not {type(value).__name__}")
     return value
+
+
+def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
+    """Refuse a call that cannot obey the limit of a queue.
+
+    Args:
+        queue: The name of the queue.
+        limit: Its limit; None: it has none.
+        call: "pop" or "claim", which cannot obey each limit; None: a reserve.
+
+    Raises:
+        ConfigurationError: The call cannot obey it.
+    """
+    if limit is not None and limit.concurrency is not None and call is not None:
+        raise ConfigurationError(
+            f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
+            "reserve messages, and commit them"
+        )
+    if limit is not None and limit.per is not None and call == "claim":
+        raise ConfigurationError(
+            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey: reserve "
+            "messages, and commit them"
+        )
 
 
 def stored_limit(value: object) -> Limit:

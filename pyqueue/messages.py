@@ -275,7 +275,7 @@ class QueueOptions(TypedDict, total=False):
     history: Duration | None
     backoff: Backoff
     poll: Duration
-    kind: str
+    kind: str | None
     strict: bool | None
     on_failure: OnFailure | None
     pack: int | None

@@ -9,7 +9,7 @@ from pyqueue import arguments
 from pyqueue.backends import managing
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id
 from pyqueue.plan_runner import RunnerBase
@@ -77,7 +77,13 @@ class QueueBase(Generic[T, Runs]):
         return self._settles([each for each, _ in pairs], edits["session"], plan)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
-        return managing.reprioritize(self.name, self._backend.kind, id, priority)
+        def reprioritize(found: QueuePlans) -> Plan[bool]:
+            return managing.reprioritize(self.name, found.kind, id, priority)
+
+        return in_recorded_kind(self._backend, reprioritize)
+
+    def _notify(self) -> Plan[None]:
+        return managing.notify(self.name)
 
     def _settles(self, reservations: Iterable[Any], session: Any, plan: Plan[None]) -> Plan[None]:
         """Run a plan that settles reservations, and stop renewing them.

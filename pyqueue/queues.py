@@ -569,7 +569,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
     def notify(self) -> None:
         """Wake waiting consumers. Call it after a transaction that you committed yourself."""
-        return self._run(self._backend.notify())
+        return self._run(self._notify())
 
     def purge(self) -> int:
         """Delete all ready and scheduled messages.

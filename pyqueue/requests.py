@@ -413,7 +413,7 @@ class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing; see ``known_queues``. The answer: its kind."""
 
     queue: str
-    kind: str
+    kind: str | None  # None: any; then no record is made, and the answer is "" if there is none
     #: Returns the options that the record shows to people; None: leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
     #: The shared options that the caller gave. If another value was named, the request fails.

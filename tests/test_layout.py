@@ -196,6 +196,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipeline.calls",
         "pipeline.graph",
         "queues",
+        "requests",
         "retrying",
     },
     "pipeline.running_stage": {
@@ -392,6 +393,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.registration": {"spark.listener", "spark.options", "spark.session", "spark.source"},
     "spark.stage": {
         "arguments",
+        "backends",
         "client",
         "connecting",
         "errors",
@@ -459,7 +461,7 @@ BACKENDS: dict[str, set[str]] = {
     "deferring": {"groups", "indexes", "kind", "rates", "scan", "slots", "transitions"},
     "invalid": {"groups", "kind", "namespace", "slots", "transitions"},
     "slot_claims": {"invalid", "kind"},
-    "reading": {"invalid", "kind", "levels", "namespace", "scan", "transitions"},
+    "reading": {"invalid", "kind", "levels", "namespace", "options", "scan", "transitions"},
     "byte_limit": {"scan"},
     "claim_terms": {"invalid", "kind", "levels", "locked", "options", "transitions"},
     "claiming": {
@@ -545,10 +547,11 @@ BACKENDS: dict[str, set[str]] = {
         *("recovering", "scan", "stream_consumers", "stream_packs", "stream_retention"),
         "transitions",
     },
+    "taking_kind": {"kind", "namespace", "naming_kind", "options", "receiving"},
     "queue_plans": {
-        *("extending", "invalid", "kind", "managing", "moving", "namespace", "options"),
-        *("pack_managing", "pack_pushing", "pack_receiving", "pushing"),
-        *("reading", "receiving", "settling"),
+        *("extending", "invalid", "kind", "managing", "moving", "namespace", "naming_kind"),
+        *("options", "pack_managing", "pack_pushing", "pack_receiving", "pushing"),
+        *("reading", "receiving", "settling", "taking_kind"),
     },
     "encoded": set(),
     "slices": {"encoded", "kind", "namespace", "scan"},
@@ -980,7 +983,7 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind='standard', strict=None, on_failure=None, pack=None, limit=None",
+    "kind=None, strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None, limit=None",
     "queues": "*, cap=None, held=True",
     "delete_queue": "name, force=False",

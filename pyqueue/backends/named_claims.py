@@ -36,7 +36,7 @@ from pyqueue.backends.permitting import Permits
 from pyqueue.concurrently import concurrently
 from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.limits import FollowedLimit, limit_or_none
+from pyqueue.limits import FollowedLimit, check_call, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
@@ -161,7 +161,7 @@ class NamedClaims(ClaimGroup):
             if flags.get("paused"):
                 return None
             followed.limit = limit_or_none(backend.queue, flags.get("shape"))
-            receiving.check_limit(backend.queue, followed.limit, "claim")
+            check_call(backend.queue, followed.limit, "claim")
             now = yield from ServerTime()
             upto = now if since is None else min(now, since)
             ready = _ready(backend.queue, backend.kind, limit, upto)

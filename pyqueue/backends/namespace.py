@@ -26,8 +26,8 @@ from pyqueue.backends.naming_kind import (
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.shared_options import SharedOptions, named_options
 from pyqueue.backends.transitions import record_id
-from pyqueue.errors import ConfigurationError, TargetRefused, Unavailable
-from pyqueue.messages import DEFAULT_PRIORITY, Id
+from pyqueue.errors import ConfigurationError, OtherKind, TargetRefused, Unavailable
+from pyqueue.messages import DEFAULT_PRIORITY
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Delete,
@@ -59,16 +59,15 @@ __all__ = [
     "dead_letter_target",
     "default_shape",
     "ensure",
-    "find_anywhere",
     "flags",
     "followed",
     "kind_of",
-    "options_of",
     "paused",
     "ping",
     "read_or_create_record",
     "readable_kind",
     "record_id",
+    "refuse_kind",
     "revive_record",
     "set_paused",
     "target",
@@ -140,6 +139,10 @@ class QueueRecord(NamedTuple):
     levels: frozenset[int] = frozenset()
     #: Whether no program has named the kind.
     open: bool = False
+    #: Whether it may be taken as known: there is a record, and the queue was not deleted.
+    live: bool = True
+    #: Whether the options that it shows were compared with the caller's.
+    compared: bool = True
 
 
 # ---- the record of a queue
@@ -171,14 +174,18 @@ def read_or_create_record(
     queue, match = request.queue, {"_id": record_id(request.queue)}
     for _ in range(MAX_RACES):
         record = yield from _find_or_create(request, shown, compare, by)
+        if record is None:
+            return QueueRecord("", {}, live=False)
         kind = readable_kind(queue, record)
         is_open = record.get("open") is True
         if is_open and not request.guessed and request.kind in kinds.known():
             yield from name_kind(queue, record, kinds.lookup(request.kind))
             continue
         shared = SharedOptions(queue, record, default_shape(kind))
+        known = listed_levels(record.get("levels"))
         if kind != request.kind:
-            return QueueRecord(kind, shared.shape, open=is_open)
+            live, compared = "deleted" not in record, request.kind is not None
+            return QueueRecord(kind, shared.shape, frozenset(known), is_open, live, compared)
         named = {} if agreed else shared.unnamed(request.shape)
         if not named:
             break
@@ -191,7 +198,6 @@ def read_or_create_record(
             break
     else:
         raise Unavailable(f"queue {queue!r}: other programs change its options all the time")
-    known = listed_levels(record.get("levels"))
     if new := [each for each in request.levels if each not in known]:
         yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
         yield from put_level_records(queue, new)
@@ -201,12 +207,13 @@ def read_or_create_record(
 
 def _find_or_create(
     request: EnsureQueue, shown: Mapping[str, Any] | None, compare: bool, by: str
-) -> Plan[Mapping[str, Any]]:
-    """Return the record of a queue; create it if it is missing."""
+) -> Plan[Mapping[str, Any] | None]:
+    """Return the record of a queue; create it if it is missing and the request names a kind."""
     queue, kind, match = request.queue, request.kind, {"_id": record_id(request.queue)}
     found = yield from Find(match, limit=1)
     if found and (yield from _is_past(queue, found[0])):
-        yield from Delete({**match, "deleted": found[0]["deleted"]})
+        if kind is not None:
+            yield from Delete({**match, "deleted": found[0]["deleted"]})
     elif found:
         record = found[0]
         stored_kind = readable_kind(queue, record)
@@ -215,6 +222,8 @@ def _find_or_create(
         if shown and compare and stored_kind == kind:
             yield from _show_options(queue, record.get("options"), shown)
         return record
+    if kind is None:
+        return None
     if kind in kinds.known() and kinds.known()[kind].lock_fields:
         yield from put_lock_bounds()
     now = yield from ServerTime()
@@ -316,7 +325,12 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
 
 
 def ensure(
-    queue: str, kind: Kind, options: Options | None, priorities: Collection[int | None] = ()
+    queue: str,
+    kind: Kind,
+    options: Options | None,
+    priorities: Collection[int | None] = (),
+    *,
+    receives: bool = False,
 ) -> Plan[None]:
     """Create the record of a queue if it is missing.
 
@@ -325,6 +339,7 @@ def ensure(
         kind: its kind.
         options: the options of the Queue object; None: there is none.
         priorities: those of the messages that enter, if the kind has priorities; None: the default.
+        receives: whether the caller receives. That names the kind, even if the object does not.
 
     Raises:
         ConfigurationError: the queue is of another kind.
@@ -333,15 +348,13 @@ def ensure(
     levels: Sequence[int] = ()
     if "priority" in kind.capabilities:
         levels = sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
-    if options is None:
-        # The kind that ``target`` returned: a guess if no program had named it.
-        guessed = name == GUESSED_KIND
-        stored = yield from EnsureQueue(queue, name, levels=levels, guessed=guessed)
-    else:
-        shown = partial(options.shown, queue)
-        stored = yield from EnsureQueue(queue, name, shown, options.shape, levels)
+    # The kind that was read before: a guess if no program had named it.
+    guessed = name == GUESSED_KIND and not (receives or (options and options.names_kind))
+    shown = None if options is None else partial(options.shown, queue)
+    shape = {} if options is None else options.shape
+    stored = yield from EnsureQueue(queue, name, shown, shape, levels, guessed)
     if stored != name:
-        yield from _refuse_kind(queue, kind, stored)
+        yield from refuse_kind(queue, kind, stored)
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
@@ -355,10 +368,10 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
         if stored == GUESSED_KIND:
             yield from ensure(queue, kind, None)  # perhaps no program has named the kind
         else:
-            yield from _refuse_kind(queue, kind, stored)
+            yield from refuse_kind(queue, kind, stored)
 
 
-def _refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
+def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
     """Refuse to use a queue as one of another kind than is stored."""
     if stored == STREAM:
         raise ConfigurationError(
@@ -372,9 +385,10 @@ def _refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
         origin = f", made by {made.get('by') or '?'} at {made['at']:%Y-%m-%d %H:%M:%S} UTC"
     if found and "deleted" in found[0]:
         origin += ", deleted less than two minutes ago"
-    raise ConfigurationError(
+    raise OtherKind(
         f"kind: queue {queue!r} is of kind {stored!r}{origin}, and not {kind.name!r}: give "
-        f"kind={stored!r}, or use another name"
+        f"kind={stored!r}, or use another name",
+        queue,
     )
 
 
@@ -462,7 +476,7 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
         yield from ensure(queue, kind, options)
         record = yield from flags(queue)
     if (stored := record.get("kind", kind.name)) != kind.name:
-        yield from _refuse_kind(queue, kind, str(stored))
+        yield from refuse_kind(queue, kind, str(stored))
     if "deleted" in record:
         yield from revive_record(queue, record, by)
     return record
@@ -475,24 +489,6 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     put = {"paused": value, "q": record.pop("q")}
     update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)
-
-
-def options_of(queue: str) -> Plan[Mapping[str, Any]]:
-    """Return the options with which programs use a queue; empty if no program has used it."""
-    found = yield from Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
-    options = found[0].get("options") if found else None
-    if not isinstance(options, Mapping):
-        return {}
-    return {**Options(dead_letter=f"{queue}.dead").listed(), **options}
-
-
-# ---- all queues
-
-
-def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
-    """Return the current instant, and the messages with these ids in any queue."""
-    now = yield from ServerTime()
-    return now, (yield from Find({"_id": {"$in": list(ids)}}))
 
 
 def ping() -> Plan[None]:

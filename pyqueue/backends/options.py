@@ -27,6 +27,8 @@ class Options:
     poll: float = 15
     #: What the caller gave of the options that all users of the queue must agree on.
     shape: Mapping[str, object] = field(default_factory=dict)
+    #: Whether the caller named the kind of the queue.
+    names_kind: bool = True
 
     def listed(self) -> dict[str, object]:
         """Return the options that people see."""

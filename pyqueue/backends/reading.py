@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -12,14 +13,25 @@ from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.levels import LEVEL_ORDER, PRIOR, listed_levels, ready_by_level
 from pyqueue.backends.namespace import HOT, flags
+from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER
-from pyqueue.backends.transitions import messages_only
+from pyqueue.backends.transitions import messages_only, record_id
 from pyqueue.clock import BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["backlog", "count", "counts", "due_in", "get", "history", "next_when", "peek", "states"]
+__all__ = ["backlog", "count", "counts", "due_in", "get", "history", "next_when", "options_of"]
+__all__ += ["peek", "states"]
+
+
+def options_of(queue: str) -> Plan[Mapping[str, Any]]:
+    """Return the options with which programs use a queue; empty if no program has used it."""
+    found = yield from Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
+    options = found[0].get("options") if found else None
+    if not isinstance(options, Mapping):
+        return {}
+    return {**Options(dead_letter=f"{queue}.dead").listed(), **options}
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:

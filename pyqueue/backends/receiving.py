@@ -32,8 +32,8 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
-from pyqueue.limits import Limit
-from pyqueue.messages import MAX_RECEIVED_BYTES, Message
+from pyqueue.limits import check_call
+from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Message
 from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
@@ -54,7 +54,7 @@ __all__ = [
     "Reception",
     "Waiting",
     "accept",
-    "check_limit",
+    "checked",
     "finish_popped",
     "give_back_excess",
     "receive",
@@ -139,24 +139,22 @@ def receive(
     *,
     owner: str,
     command_timeout_s: float,
-    timeout: float | timedelta | None,
+    timeout: Duration | None,
     max_bytes: int = MAX_RECEIVED_BYTES,
     pop: bool = False,
-    lease: float | timedelta | None = None,
+    lease: Duration | None = None,
     misfits: invalid.Misfits | None = None,
     claims: Claims | None = None,
 ) -> Plan[list[Any]]:
     """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
     claims = claims or _STANDARD
-    arguments.count("limit", limit)
-    arguments.count("max_bytes", max_bytes)
-    timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
-    lease_s = command_timeout_s if pop else _lease(options, lease)
+    timeout_s, lease_s = checked(limit, max_bytes, timeout, lease)
+    lease_s = command_timeout_s if pop else lease_s or options.lease
     terms = ClaimTerms.of(queue, kind, options, owner, lease_s, command_timeout_s, not pop)
     misfits = misfits or waiting.misfits
     how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)
     scan = waiting.scan
-    yield from namespace.ensure(queue, kind, options)
+    yield from namespace.ensure(queue, kind, options, receives=True)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's may be set while the caller waits.
     deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
@@ -167,7 +165,7 @@ def receive(
             if _wants_record(scan, now):
                 yield from _read_record(terms, options, scan, now)
             yield from recovering.recover_next(queue, scan, now)
-            check_limit(queue, scan.limit.limit, "pop" if pop else None)
+            check_call(queue, scan.limit.limit, "pop" if pop else None)
             if not _stopped(scan):
                 claimed = yield from claims.together(how, scan, Limits(limit, max_bytes))
                 if claimed:
@@ -188,33 +186,15 @@ def receive(
         waiting.wake_next(found)
 
 
-def _lease(options: Options, given: float | timedelta | None) -> float:
-    if given is None:
-        return options.lease
-    return arguments.duration("lease", given, positive=True)
-
-
-def check_limit(queue: str, limit: Limit | None, call: str | None) -> None:
-    """Refuse a call that cannot obey the limit of a queue.
-
-    Args:
-        queue: the name of the queue.
-        limit: its limit; None: it has none.
-        call: "pop" or "claim", which cannot obey each limit; None: a reserve.
-
-    Raises:
-        ConfigurationError: the call cannot obey it.
-    """
-    if limit is not None and limit.concurrency is not None and call is not None:
-        raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
-            "reserve messages, and commit them"
-        )
-    if limit is not None and limit.per is not None and call == "claim":
-        raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey: reserve "
-            "messages, and commit them"
-        )
+def checked(
+    limit: int, max_bytes: int, timeout: Duration | None, lease: Duration | None
+) -> tuple[float | None, float | None]:
+    """Check the arguments of a receive. Return its timeout and its lease, in seconds."""
+    arguments.count("limit", limit)
+    arguments.count("max_bytes", max_bytes)
+    timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
+    lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
+    return timeout_s, lease_s
 
 
 # ---- waiting

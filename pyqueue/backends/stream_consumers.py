@@ -56,6 +56,9 @@ class GroupPlans:
         owner: returns the label that reservations carry.
     """
 
+    #: No record has to be asked for the kind.
+    kind_name: Final = "stream"
+
     def __init__(
         self,
         stream: str,

@@ -23,7 +23,8 @@ from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
 from pyqueue.backends.listing import names as queue_names
-from pyqueue.backends.namespace import STREAM, kind_of, options_of
+from pyqueue.backends.namespace import STREAM, kind_of
+from pyqueue.backends.reading import options_of
 from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
 
@@ -198,7 +199,7 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     """
     run = runner_of(client).run
     options = run(options_of(client.queue(name).name))
-    kind = run(kind_of(name)) or "standard"
+    kind = run(kind_of(name))
     if kind == STREAM:
         raise ConfigurationError(
             f"QUEUE: {name!r} is a stream: use `pyqueue stream read`, `consumers` or `seek`"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from pyqueue.arguments import identity
-from pyqueue.backends.namespace import options_of
 from pyqueue.backends.pack_managing import find_anywhere
+from pyqueue.backends.reading import options_of
 from pyqueue.cli.common import (
     Commands,
     Json,

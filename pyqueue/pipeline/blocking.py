@@ -10,10 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends.namespace import kind_of, target_kind
+from pyqueue.backends.namespace import ensure
+from pyqueue.backends.queue_plans import QueuePlans, found
+from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.blocking_adapter import BlockingAdapter
 from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.drivers import AsyncDriver
@@ -91,8 +94,6 @@ class ClientRunner:
         self._connection = connection
         self._driver = driver
         self._threads = threads
-        #: The kinds of the queues that stages only write to, by name, once they have records.
-        self._kinds: dict[str, str] = {}
 
     @classmethod
     async def open(cls, client: AnyClient, threads: DaemonThreadPool) -> Self:
@@ -137,16 +138,19 @@ class ClientRunner:
         """Return the consumers of a queue that wait in this run."""
         return self._driver.waiters(queue)
 
-    async def target(self, name: str) -> AsyncQueue[Any]:
-        """Return a queue with default options, of the kind that its record has.
+    def output(self, name: str) -> Queue[Any] | AsyncQueue[Any]:
+        """Return a queue that stages only write to."""
+        return self._client.queue(name)
+
+    async def name_kind(self, queue: Queue[Any] | AsyncQueue[Any]) -> None:
+        """Name the kind of a queue that a stage reads: the one that it has, or else "standard".
 
         Raises:
-            ConfigurationError: This release does not know the kind, or it is a stream.
+            ConfigurationError: It is a stream, or an option does not suit its kind.
         """
-        kind = self._kinds.get(name) or await self.run(kind_of(name))
-        if kind is not None:
-            self._kinds[name] = target_kind(name, kind).name
-        return self.adapt(self._client.queue(name, kind=kind or "standard"))
+        plans = backend_of(queue)
+        if plans.kind_name is None:
+            await self.run(again_in_kind([queue.name], partial(_named, plans)))
 
     def adapt(self, queue: Queue[Any] | AsyncQueue[Any]) -> AsyncQueue[Any]:
         """Return the async form of a queue of the client, with the same options."""
@@ -183,3 +187,8 @@ class ClientRunner:
         if isinstance(self._driver, BlockingAdapter):
             await self._driver.settled()
             self._driver.close_waiters()
+
+
+def _named(plans: QueuePlans) -> Plan[None]:
+    named = yield from found(plans, names=True)
+    yield from ensure(named.queue, named.kind, named.options)

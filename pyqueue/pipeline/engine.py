@@ -27,6 +27,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.recovering import pending
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
@@ -159,7 +160,7 @@ class Run:
         """Fetch and handle messages until the run is stopped, then drain."""
         async with anyio.create_task_group() as handling:
             with self._fetching:
-                if await self._check_outputs():
+                if await self._check_queues():
                     await self._fetch_all(handling)
             if self._in_flight:
                 with anyio.move_on_after(self._grace):
@@ -167,16 +168,21 @@ class Run:
             for call in self._in_flight:
                 call.cancel("stopped")
 
-    async def _check_outputs(self) -> bool:
-        """Return whether messages may move to every output. The run fails if one is a stream."""
+    async def _check_queues(self) -> bool:
+        """Name the kinds of the queues that stages read. Return whether the run may begin.
+
+        It fails if an output is a stream.
+        """
         try:
+            for stage in self._graph.stages.values():
+                await self._runner.name_kind(stage.queue)
             for name in self._graph.outputs:
-                await self._runner.target(name)
+                await self._runner.run(found_target(backend_of(self._runner.output(name))))
         except (ConfigurationError, QueueClosed) as error:
             self._fail(error)
             return False
         except QueueError:
-            log.info("the outputs were not checked, because the server did not answer")
+            log.info("the queues were not checked, because the server did not answer")
         return True
 
     async def _fetch_all(self, handling: TaskGroup) -> None:
@@ -318,8 +324,11 @@ class Run:
     async def _run_spark_stage(self, running: RunningStage, checked: anyio.Event) -> None:
         try:
             with self._runner.blocking_connection() as connection:
-                targets = [backend_of(await self._runner.target(name)) for name in running.stage.to]
-                batches = batches_of(running.stage, targets, connection)
+                queues = [running.stage.queue, *map(self._runner.output, running.stage.to)]
+                source, *targets = [
+                    await self._runner.run(found(backend_of(each), names=True)) for each in queues
+                ]
+                batches = batches_of(running.stage, source, targets, connection)
                 checked.set()
                 await run_batches(running.stage, batches, self._threads, running.count)
         except QueueError as error:

@@ -17,7 +17,6 @@ from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueClosed
 from pyqueue.messages import Backoff
 from pyqueue.pipeline.graph import Stage
-from pyqueue.queues import backend_of
 from pyqueue.retrying import RetryDelays
 from pyqueue.thread_pool import DaemonThreadPool
 
@@ -98,11 +97,14 @@ async def _run_batches(
         await anyio.sleep(next(idle))
 
 
-def batches_of(stage: Stage, targets: Sequence[QueuePlans], connection: Connection) -> Batches:
+def batches_of(
+    stage: Stage, source: QueuePlans, targets: Sequence[QueuePlans], connection: Connection
+) -> Batches:
     """Return what works on the batches of a Spark stage.
 
     Args:
         stage: a Spark stage.
+        source: the queue that it reads.
         targets: the queues that follow.
         connection: runs the plans.
 
@@ -117,9 +119,7 @@ def batches_of(stage: Stage, targets: Sequence[QueuePlans], connection: Connecti
             'pip install "pyqueue-mongo[spark]"'
         ) from error
     assert stage.spark is not None
-    return Batches(
-        connection, backend_of(stage.queue), targets, transform=stage.handler, **stage.spark
-    )
+    return Batches(connection, source, targets, transform=stage.handler, **stage.spark)
 
 
 def _run_once(batches: Batches) -> Report:

@@ -22,7 +22,9 @@ from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
+from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
@@ -39,6 +41,7 @@ from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queues import backend_of
+from pyqueue.requests import Plan
 from pyqueue.retrying import RetryDelays
 
 __all__ = ["UNAVAILABLE", "Decision", "Verdict", "Verdicts", "log_failure"]
@@ -430,17 +433,27 @@ class Verdicts:
         if not outputs:
             await self._queue.commit(message)
             return
+        queues = [
+            self._queue.name,
+            *(to if isinstance(to, str) else to.name for _, to, *_ in outputs),
+        ]
+        make = partial(self._fanned_out, outputs, message)
+        await self._runner.run(again_in_kind(queues, make))
+
+    def _fanned_out(self, outputs: Sequence[_Output], message: Reservation[Any]) -> Plan[None]:
+        source = yield from found(backend_of(self._queue))
         made = []
         for id, to, payload, priority, turn in outputs:
-            target = backend_of(await self._runner.target(to) if isinstance(to, str) else to)
+            queue = self._runner.output(to) if isinstance(to, str) else to
+            target = yield from found_target(backend_of(queue))
             if payload is UNCHANGED:
                 payload = backend_of(self._queue).codec.dump(message.payload)
             if priority is None and "priority" in target.kind.capabilities:
                 priority = message.priority
             if turn is None and "group" in target.kind.capabilities:
                 turn = message.group
-            made.append(Output(id, target.target, payload, priority, turn))
-        await self._runner.run(fan_out(backend_of(self._queue).target, message, made))
+            made.append(Output(id, target, payload, priority, turn))
+        yield from fan_out(source.target, message, made)
 
 
 def _dumped(payload: Any) -> Any:

@@ -14,9 +14,10 @@ from typing import Any, Final, Self
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import ClaimProgress
 from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.backends.namespace import options_of, target
+from pyqueue.backends.namespace import target
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.reading import options_of
 from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 

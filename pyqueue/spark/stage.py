@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 from pyspark.sql import DataFrame
 
 from pyqueue import arguments
+from pyqueue.backends.queue_plans import QueuePlans, found, in_kind
 from pyqueue.client import Client
 from pyqueue.connecting import runner_of
 from pyqueue.errors import Fenced, Occupied
@@ -102,16 +103,16 @@ class SparkStage:
         self._members = members
         self._batches: Batches | None = None
         # This refuses invalid arguments now, not with the first batch. It connects to no server.
-        self._make_batches(Client("memory:"))
+        self._make_batches(Client("memory:"), lambda plans: in_kind(plans, "standard"))
 
-    def _make_batches(self, client: Client) -> Batches:
+    def _make_batches(self, client: Client, kind_of: Callable[[QueuePlans], QueuePlans]) -> Batches:
         queue = client.queue(
             self._source, self._model, lease=self._lease, max_tries=self._max_tries
         )
         return Batches(
             runner_of(client),
-            backend_of(queue),
-            [backend_of(client.queue(name)) for name in self._to],
+            kind_of(backend_of(queue)),
+            [kind_of(backend_of(client.queue(name))) for name in self._to],
             self._group,
             self._transform,
             self._output,
@@ -122,7 +123,9 @@ class SparkStage:
 
     def _connected(self) -> Batches:
         if self._batches is None:
-            self._batches = self._make_batches(shared_client(self._address, _waking))
+            client = shared_client(self._address, _waking)
+            run = runner_of(client).run
+            self._batches = self._make_batches(client, lambda each: run(found(each, names=True)))
         return self._batches
 
     def __getstate__(self) -> dict[str, Any]:

@@ -129,11 +129,13 @@ def test_the_installed_script_prints_nothing_but_its_output(url: str, client: Cl
 
 
 def test_ctrl_c_exits_130(shell: Shell, client: Client) -> None:
+    client.queue("a").resume()  # makes the record, and leaves its kind open
     with shell.program("pop", "a", "--timeout", "600") as process:
         collection = client.database[client.namespace]
+        named = {"record": True, "open": {"$exists": False}}
         eventually(
-            lambda: collection.count_documents({"record": True}) == 1,
-            "a first look at the queue",
+            lambda: collection.count_documents(named) == 1,
+            "a first scan of the queue",
             alive=lambda: process.poll() is None,
         )
         process.send_signal(signal.SIGINT)

@@ -238,10 +238,11 @@ def test_pop_waits(shell: Shell, client: Client) -> None:
     collection = client.database[client.namespace]
 
     def push_late() -> None:
-        looked = {"record": True}
-        eventually(lambda: collection.count_documents(looked) == 1, "a first look at the queue")
+        named = {"record": True, "open": {"$exists": False}}
+        eventually(lambda: collection.count_documents(named) == 1, "a first scan of the queue")
         client.queue("a").push("late")
 
+    client.queue("a").resume()  # makes the record, and leaves its kind open
     with ThreadPoolExecutor(1) as pool:
         pushed = pool.submit(push_late)
         assert shell.run("pop", "a", "--timeout", "60") == (0, '"late"\n', "")

@@ -6,6 +6,7 @@ No client misreads a queue of another kind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, waiters
 
 
 @pytest.mark.needs("newest")
@@ -169,7 +170,41 @@ def test_queue_of_another_kind_is_refused(world: World, client: AnyClient, name:
     assert world.stored(name) == before
 
 
-@pytest.mark.parametrize("kind", ["unheard-of", "Standard", "", 1, None])
+@pytest.mark.parametrize("kind", ["unheard-of", "Standard", "", 1])
 def test_kind_that_this_release_lacks_is_refused(client: AnyClient, name: str, kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"kind: .*'standard'"):
         client.queue(name, kind=kind)
+
+
+# ---- objects that name no kind
+
+
+@pytest.mark.needs("standard")
+def test_producer_without_a_kind_comes_first(world: World, client: AnyClient, name: str) -> None:
+    """Whatever kind the first consumer names, it receives all, and the producer takes it."""
+    for kind in ("standard", "priority", "ordered", "bucket"):
+        producer, consumer = client.queue(f"{name}-{kind}"), world.connect()
+        pushed = [producer.push(1, key="k"), *producer.push_many([2, 3])]
+        assert world.document(f"~queue:{name}-{kind}")["open"] is True
+        found = consumer.queue(f"{name}-{kind}", kind=kind).reserve_many(9, timeout=0)
+        assert [each.id for each in found] == pushed
+        assert producer.counts().reserved == 3
+        assert "open" not in world.document(f"~queue:{name}-{kind}")
+
+
+@pytest.mark.needs("standard")
+def test_consumer_without_a_kind_waits_for_a_producer(
+    world: World, client: AnyClient, name: str
+) -> None:
+    """A mistyped name leaves no record. The first push wakes the consumer, in its kind."""
+    queue, before = client.queue(name), world.stored(name)
+    assert queue.reserve(0.02) is None
+    assert (queue.counts().total, queue.peek(), world.stored(name)) == (0, [], before)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(queue.reserve, 60)
+        eventually(lambda: waiters(client, name) == 1, "it waits")
+        ids = client.queue(name, kind="bucket").push_many([1, 2])
+        held = waiting.result(timeout=30)
+    assert (held.id, held.payload) == (ids[0], 1)
+    queue.commit(held)
+    assert queue.counts().total == 1

@@ -269,6 +269,8 @@ def sent(place: Place, case: Case, name: str) -> list[dict[str, Any]]:
     name = options.pop("name", name)
     queue = place.client.queue(name, options.pop("model", None), **options)
     feeder = queue
+    # An object without a kind sends nothing more, once the kind is named.
+    place.client.queue(name, kind=options.get("kind", "standard")).resume()
     if case.method == "redrive":
         feeder = place.client.queue(name.removesuffix(".dead"))
     if case.ready:
@@ -296,7 +298,10 @@ def test_handover_is_at_majority_whatever_the_durability(
 ) -> None:
     """A copy that a fail-over undoes after the decision is lost. Only the last write can wait."""
     with opened("blocking", url, durability) as place:
-        bucket, results = place.client.queue("packs", kind="bucket"), place.client.queue("results")
+        bucket, results = (
+            place.client.queue("packs", kind="bucket"),
+            place.client.queue("results", kind="standard"),
+        )
         dead = place.client.queue("packs.dead")
         dead.paused()
         assert results.reserve(timeout=0) is None

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqueue import UNCHANGED, Backoff, LeaseLost, Reservation
-from pyqueue.backends import receiving, transitions
+from pyqueue.backends import managing, receiving, transitions
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.receiving import PAUSE_READ_INTERVAL
@@ -248,7 +248,7 @@ class Scenario:
         queue, first = self.queues[operation.queue], min(self.pushed, default="none")
         plans: dict[str, Callable[[], Plan[Any]]] = {
             "redrive": queue.redrive,
-            "notify": queue.notify,
+            "notify": lambda: managing.notify(queue.queue),
             "pause": lambda: queue.pause(True),
             "resume": lambda: queue.pause(False),
             "purge": queue.purge,

@@ -107,6 +107,26 @@ def test_worker_commits(place: Place) -> None:
     assert report.stages["orders"]["out"] == 3
 
 
+def test_worker_names_the_kinds_of_its_queues(place: Place) -> None:
+    """Its queues show in a list from the start. An output stays open."""
+    place.queue("bucket", kind="bucket").push_many([1, 2])
+    place.queue("open").push(1)
+    seen: list[Any] = []
+
+    def build(client: Any) -> Worker:
+        worker = Worker(client).on("bucket", seen.append).on("new", seen.append)
+        return worker.on("open", lambda _: Many([To("made", 3), To("made", 4)]), to=["made"])
+
+    place.run(build, until_empty=True)
+    assert sorted(seen) == [1, 2]
+    kinds = {"bucket": "bucket", "new": "standard", "open": "standard", "made": "standard"}
+    assert {each.name: each.kind for each in place.client.queues()} == kinds
+    stored = place.collection().distinct("q", {"open": True})
+    assert stored == ["made"]
+    made = place.queue("made", kind="bucket")
+    assert [each.payload for each in made.reserve_many(9, timeout=0)] == [3, 4]
+
+
 @pytest.mark.parametrize("payload", [To("a", None), 0, "", [], {"a": 1}, 2.5])
 def test_link_takes_any_value_as_payload(memory: Place, payload: Any) -> None:
     memory.queue("in").push("x")

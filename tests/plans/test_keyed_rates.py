@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, Limit
-from pyqueue.backends import deferring, limiting, managing, rates, receiving
+from pyqueue.backends import deferring, limiting, managing, rates
 from pyqueue.backends.groups import DEFERRED_FOR
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import LeaseLost
-from pyqueue.limits import FollowedLimit, key_of
+from pyqueue.limits import FollowedLimit, check_call, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
 from pyqueue.waiters import Waiters
@@ -558,9 +558,9 @@ def test_long_values_have_keys_of_bounded_length() -> None:
 
 def test_named_claims_refuse_a_limit_per_key() -> None:
     with pytest.raises(ConfigurationError, match=r"^claim: .*per key.*reserve messages"):
-        receiving.check_limit("a", RATE, "claim")
-    receiving.check_limit("a", RATE, "pop")
-    receiving.check_limit("a", Limit(rate=1), "claim")
+        check_call("a", RATE, "claim")
+    check_call("a", RATE, "pop")
+    check_call("a", Limit(rate=1), "claim")
 
 
 def test_process_remembers_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, ConfigurationError, Limit, known_queues
-from pyqueue.backends import kind, listing, managing, namespace, stream_packs
+from pyqueue.backends import kind, listing, managing, namespace, reading, stream_packs
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.standard import Standard
@@ -87,7 +87,10 @@ def test_producer_follows_a_reshape_within_5_s(monkeypatch: pytest.MonkeyPatch) 
     now = 1000.0
     monkeypatch.setattr(known_queues, "time", SimpleNamespace(monotonic=lambda: now))
     with Client("memory:") as client:
-        bucket, plain = client.queue("a", kind="bucket", pack=4), client.queue("plain")
+        bucket, plain = (
+            client.queue("a", kind="bucket", pack=4),
+            client.queue("plain", kind="standard"),
+        )
         assert plain.push(1)
         assert [int(str(id)[-4:]) for id in bucket.push_many([1] * 4)] == [0, 1, 2, 3]
         put = {"$set": {"shape.pack": 2}}
@@ -399,7 +402,7 @@ def test_other_options_do_not_rewrite_the_record(
 def test_default_options_are_not_stored(client: Client) -> None:
     client.queue("a", lease=60, max_tries=20, dead_letter="a.dead").push(1)
     assert record(client)["options"] == {}
-    shown = runner_of(client).run(namespace.options_of("a"))
+    shown = runner_of(client).run(reading.options_of("a"))
     assert shown == {"lease": 60, "max_tries": 20, "dead_letter": "a.dead", "history": None}
 
 

@@ -1,0 +1,108 @@
+"""The kind of a queue for an object that names none: it takes the kind of the record.
+
+The kind is read before each operation, or known from before. Until the operation compares it with
+the record, another program may name another one. Nothing is written before, so the operation runs
+again. What only receives or reads makes no record, so that a mistyped name leaves none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.namespace import refuse_kind
+from pyqueue.backends.naming_kind import GUESSED_KIND
+from pyqueue.backends.options import Options
+from pyqueue.backends.receiving import Waiting
+from pyqueue.errors import OtherKind
+from pyqueue.requests import (
+    EnsureQueue,
+    Find,
+    ForgetQueue,
+    Listen,
+    MonotonicTime,
+    Plan,
+    ServerTime,
+    Wait,
+)
+
+__all__ = ["again_in_kind", "await_kind", "recorded_kind"]
+
+T = TypeVar("T")
+
+#: How often an operation runs if the kind changes each time. Programs name a kind once.
+_TRIES: Final = 3
+
+
+def recorded_kind(queue: str) -> Plan[str]:
+    """Return the kind of a queue, perhaps from memory, or "" if it has no record.
+
+    Raises:
+        ConfigurationError: it is a stream, or of a kind that this release does not know.
+    """
+    stored = yield from EnsureQueue(queue, None)
+    if stored and stored not in kinds.known():
+        yield from refuse_kind(queue, kinds.lookup(GUESSED_KIND), stored)
+    return stored
+
+
+def again_in_kind(queues: Collection[str], operation: Callable[[], Plan[T]]) -> Plan[T]:
+    """Run an operation; run it again if another program named the kind of a queue in between.
+
+    Args:
+        queues: the names of the queues whose kinds the operation reads.
+        operation: makes the plan. It writes nothing before it compares the kinds.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return (yield from operation())
+        except OtherKind as error:
+            if error.queue not in queues:
+                raise
+            yield from ForgetQueue(error.queue)
+    return (yield from operation())
+
+
+def await_kind(
+    queue: str, options: Options, waiting: Waiting, timeout_s: float | None
+) -> Plan[tuple[str, float | None]]:
+    """Wait until a queue has a record.
+
+    Args:
+        queue: the name of the queue.
+        options: the options of the Queue object. One on which all users agree makes the record.
+        waiting: the consumers of the queue that wait in this client.
+        timeout_s: how long to wait, in seconds; None: without a limit.
+
+    Returns:
+        The kind, or "" if the time is over, and the seconds that are left.
+    """
+    if kind := (yield from _usable_kind(queue, options)):
+        return kind, timeout_s
+    deadline = None if timeout_s is None else (yield from MonotonicTime()) + timeout_s
+    try:
+        while not kind:
+            if deadline is not None and (yield from MonotonicTime()) >= deadline:
+                return "", 0.0
+            now = yield from ServerTime()
+            if not (yield from Listen(waiting)):
+                # Any event will do: also one of a message that is ready later makes a record.
+                yield from Wait(waiting, now + timedelta(seconds=options.poll), deadline)
+            kind = yield from _usable_kind(queue, options)
+    finally:
+        waiting.wake_next(False)
+    if deadline is None:
+        return kind, None
+    return kind, max(0.0, deadline - (yield from MonotonicTime()))
+
+
+def _usable_kind(queue: str, options: Options) -> Plan[str]:
+    """Return the kind in which to receive, or "" if there is nothing to receive from."""
+    if kind := (yield from recorded_kind(queue)):
+        return kind
+    # A record may be lost, or a program that knew it stored a message after a deletion.
+    messages = {"q": queue, "record": {"$exists": False}}
+    used = options.shape or (yield from Find(messages, {"_id": 1}, limit=1))
+    return GUESSED_KIND if used else ""
