@@ -78,7 +78,9 @@ class KnownQueues:
         kinds: list[str] = []
         for request in requests:
             kind = self.kind_of(request)
-            if kind is None:
+            if kind is None and kinds and request.kind is None:
+                kind = kinds[0]  # what is missing is not remembered, but was read for all of them
+            elif kind is None:
                 kind = yield from self._ensure(request)
             kinds.append(kind)
         return kinds

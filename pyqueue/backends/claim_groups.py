@@ -180,7 +180,7 @@ class ClaimGroup:
             Occupied: another process runs the group, and its lease has not ended.
         """
         backend = self.backend
-        yield from namespace.ensure(backend.queue, backend.kind, backend.options, receives=True)
+        yield from namespace.ensure(backend.queue, backend.kind, backend.options)
         token = transitions.new_token()
         candidate = candidate or Candidate(backend.owner(), force=True)
         for _ in range(TAKEOVER_TRIES):

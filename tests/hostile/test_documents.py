@@ -410,7 +410,7 @@ def test_batch_refused_half_way_is_delivered(place: Place) -> None:
 def test_schema_validation_buries_nothing(place: Place, verb: str) -> None:
     """Here the collection has a rule that no message with a lease fits."""
     name = place.name()
-    queue = place.client.queue(name)
+    queue = place.client.queue(name, kind="standard")
     queue.push_many([1, 2])
     rule = {"q": {"$ne": name}}, {"token": {"$exists": False}}
     place.raw.database.command("collMod", "pyqueue", validator={"$or": list(rule)})

@@ -306,7 +306,7 @@ NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("action", NEEDS)
 def test_missing_privilege_is_named(secured: Secure, database: str, kind: str, action: str) -> None:
     with Client(secured.admin[database], signals="none:") as client:
-        client.queue("a").push_many([1, 2])
+        client.queue("a", kind="standard").push_many([1, 2])
     [first, *_] = roles()["queues"]
     less = first | {"actions": [each for each in first["actions"] if each != action]}
     url = granted(secured, database, "queues", [less])

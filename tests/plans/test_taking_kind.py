@@ -277,14 +277,17 @@ def test_operation_on_another_named_kind_runs_once() -> None:
 
 
 def test_deleted_queue_is_not_known_from_a_read() -> None:
-    """A push after it makes the queue live again."""
+    """A move by name after it makes the queue live again."""
     with Client("memory:") as client:
-        queue = client.queue("a")
+        queue, other = client.queue("a"), client.queue("b", kind="standard")
+        other.push(2)
         queue.push(1)
         client.delete_queue("a", force=True)
-        assert (queue.counts().total, client.queues()) == (0, [])
-        queue.push(2)
-        assert [each.name for each in client.queues()] == ["a"]
+        assert (queue.counts().total, len(client.queues())) == (0, 1)
+        other.move(*other.reserve_many(1, timeout=0), to="a")
+        stored = client.database["pyqueue"].find_one({"_id": "~queue:a"})
+        assert stored is not None
+        assert "deleted" not in stored
         known = runner_of(client).open().known
         assert known.kind_of(EnsureQueue("a", None)) == "standard", "an open kind is known, too"
 
