@@ -71,6 +71,8 @@ def claim_next(
         if scan.limit.limit is not None and (scan.rescan_at is None or scan.rescan_at <= now):
             yield from limiting.walk(terms.queue, scan)
             now = yield from ServerTime()
+        if scan.limit.limit is not None and scan.limit.limit.per is not None:
+            scan.locked.release(now)
         return (
             yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete, take=take)
         )

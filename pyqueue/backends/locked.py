@@ -53,6 +53,8 @@ FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
 #: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
+#: The same for claims that meet them beside others, and then try each alone.
+RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
 #: The longer limits of claims of a slow server, in seconds, and for how long they hold.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
@@ -145,6 +147,17 @@ class LockedMessages:
             return None
         found = [each for each in self.excluded.values() if not _before(now, each.retry_at)]
         return min(found, key=lambda each: (each.retry_at, each.when), default=None)
+
+    def release(self, now: datetime) -> None:
+        """Let claims meet the messages again whose pause is over.
+
+        For a limit per key: alone, one would start with the permit of another key.
+        """
+        if self.due(now) is None:
+            return
+        items = list(self.excluded.items())
+        self.excluded = {key: each for key, each in items if _before(now, each.retry_at)}
+        self._next_retry = now + RELEASE_INTERVAL
 
     @property
     def retry_at(self) -> datetime | None:

@@ -217,9 +217,8 @@ def _read_record(terms: ClaimTerms, options: Options, scan: ScanState, now: date
         raise
     yield from slots.follow_drain(terms.queue, scan.limit, record, now)
     if deferring.defers(before, instead=scan.limit.limit):
-        yield from deferring.lift(
-            terms.queue
-        )  # this process may have deferred some since the change
+        # This process may have deferred some since the change.
+        yield from deferring.lift(terms.queue)
     scan.paused = bool(record.get("paused"))
     scan.levels.follow(record)
 

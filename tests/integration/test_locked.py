@@ -130,7 +130,7 @@ def test_only_claims_have_a_short_limit_on_the_wire(url: str) -> None:
     sent = Sent()
     with pymongo.MongoClient[dict[str, Any]](url, event_listeners=[sent]) as mongo:
         client = Client(mongo.get_default_database(), signals="none:")
-        queue = client.queue("jobs")
+        queue = client.queue("jobs", kind="standard")
         queue.push_many(range(10))
         queue.push("a", key="k")
         sent.commands.clear()

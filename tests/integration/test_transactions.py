@@ -228,7 +228,8 @@ def everything(client: Client, session: Any, held: list[Any]) -> None:
 
 
 def test_abort_undoes_all_and_commit_does_all(client: Client, things: Any) -> None:
-    source, target = client.queue("source", history=600), client.queue("target")
+    source = client.queue("source", history=600)
+    target = client.queue("target", kind="standard")
     target.pop(0)
     source.push_many(["committed", "rolled back", "moved", "moved and changed"])
     held = source.reserve_many(4, timeout=0)

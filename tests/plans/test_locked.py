@@ -140,6 +140,25 @@ def test_claim_gets_past_locked_messages(how: str) -> None:
     assert len(bench.process.timeouts) == 3
 
 
+@pytest.mark.parametrize("limit", [{"concurrency": 1}, {"rate": 1, "period": 3600}])
+def test_freed_message_starts_with_a_permit_of_its_own_key(limit: dict[str, Any]) -> None:
+    shape = {"limit": {**limit, "per": "headers.t"}}
+    bench = Bench(0, shape=shape)
+    record = {"_id": "~queue:a", "q": "a", "when": NOW, "record": True, "shape": shape}
+    bench.world.store.documents["~queue:a"] = record
+    for name in ("x1", "x2", "y1", "y2", "z1", "w1"):
+        bench.run(bench.queue.push([name], ids=[name], headers={"t": name[0]}))
+    bench.world.run(bench.world.time + 1000)
+    bench.process.locked = {"x1"}
+    assert sorted(bench.receive()[0][0] for _ in range(4)) == list("wxyz")
+    bench.process.locked = set()
+    bench.run(bench.queue.push(["v1"], ids=["v1"], headers={"t": "v"}))
+    bench.world.run(bench.world.time + 5000)
+    assert bench.receive() == ["v1"]
+    assert bench.receive() == []
+    assert bench.state.excluded == {}
+
+
 #: How many messages are locked, and which one is malformed: it is claimed alone, after the page, or
 #: with those that were excluded untried.
 MALFORMED = {"on the page": (1, 2), "behind the page": (20, 20), "untried": (3, 5)}
@@ -354,7 +373,7 @@ def test_claim_is_repeated_after_a_network_error() -> None:
     """The driver does not repeat a command with a limit. The token shows that nothing was done."""
     message = {"_id": "m1", "q": "a", "when": NOW, "due": NOW, "pushed": NOW, "payload": 1}
     runner = Runner(
-        [],
+        [{"paused": False}],
         Unavailable("not primary"),
         [],
         lambda command: message | {"tries": 1} | command.update["$set"],
