@@ -53,7 +53,7 @@ FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
 #: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
-#: The same for claims that meet them beside others, and then try each alone.
+#: The same for claims of a page that meets them, and is then tried one by one.
 RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
 #: The longer limits of claims of a slow server, in seconds, and for how long they hold.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)

@@ -39,7 +39,7 @@ def claimed(command: Any, *ids: str) -> list[dict[str, Any]]:
     return [document(id, **command.update["$set"]) for id in ids]
 
 
-NOT_PAUSED: list[Any] = []
+NOT_PAUSED: list[Any] = [{"_id": "~queue:t"}]
 
 
 def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:

@@ -12,7 +12,7 @@ from pyqueue.waiters import Waiters
 from tests.contract.newest import Newest
 from tests.plans.runner import NOW, Runner, after
 
-NOT_PAUSED: list[Any] = []
+NOT_PAUSED: list[Any] = [{"_id": "~queue:t"}]
 
 
 def test_empty_claim_forgets_a_due_time_that_has_passed() -> None:
