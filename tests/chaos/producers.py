@@ -186,7 +186,7 @@ class Producers(WorkloadState):
             yield from self.until_ok(
                 Step("push", METERED_QUEUE, "push", (new_payload(id),), options, [id])
             )
-            yield self.dice.uniform(0, 0.4)
+            yield self.dice.uniform(0, 3)
 
     def hurry(self) -> Plan:
         """Push under a deadline that often passes. It must not end the calls of other callers."""
