@@ -20,6 +20,12 @@ from pymongo.errors import PyMongoError
 __all__ = ["hold"]
 
 _TRY_S = 10.0
+#: A fault may swallow a reply. Without a limit, the process would wait for it for ever.
+_LIMITS: dict[str, Any] = {
+    "socketTimeoutMS": 5000,
+    "connectTimeoutMS": 2000,
+    "serverSelectionTimeoutMS": 2000,
+}
 
 
 def hold(spec: dict[str, Any]) -> None:
@@ -29,7 +35,7 @@ def hold(spec: dict[str, Any]) -> None:
         spec: ``url``, ``database``, ``namespace``; ``queue``, and how many of its ``messages``;
             ``keys`` of the queue ``states``.
     """
-    with MongoClient[dict[str, Any]](spec["url"], appname="faults") as mongo:
+    with MongoClient[dict[str, Any]](spec["url"], appname="faults", **_LIMITS) as mongo:
         collection = mongo[spec["database"]][spec["namespace"]]
         with mongo.start_session() as session:
             deadline = time.monotonic() + _TRY_S
