@@ -113,13 +113,16 @@ def _insert(
     session: object,
 ) -> Plan[Written]:
     written = yield from _insert_once(queue, documents, encoded, given, session)
-    for place in written.free:
-        one = slice(place, place + 1)
-        alone = yield from _insert_once(queue, documents[one], encoded[one], given, session)
-        written.ids[one] = alone.ids
-        written.foreign += alone.foreign
-        if not alone.key_taken:
-            written.key_taken.remove(place)
+    try:
+        for place in written.free:
+            one = slice(place, place + 1)
+            alone = yield from _insert_once(queue, documents[one], encoded[one], given, session)
+            written.ids[one] = alone.ids
+            written.foreign += alone.foreign
+            if not alone.key_taken:
+                written.key_taken.remove(place)
+    except Unavailable as error:  # the caller repeats all of it
+        raise unknown_outcome(error, documents) from error
     return written
 
 

@@ -54,6 +54,15 @@ def coalesced(plan: Plan[Any]) -> Coalesce[Any, Any]:
     return request
 
 
+def test_unknown_second_try_names_all_ids_of_the_call() -> None:
+    """The first try met an id that was free when it was read."""
+    taken = WriteFailure(1, "_id", DuplicateKey("taken"))
+    runner = Runner([taken], [], Unavailable("no answer"))
+    with pytest.raises(Unavailable) as caught:
+        runner.run(standard().push(["a", "b"], ids=["1", "2"]))
+    assert caught.value.ids == ["1", "2"]
+
+
 def test_unknown_replacement_names_all_possible_ids() -> None:
     runner = Runner([], [], {"_id": "m0"}, [], [], Unavailable("gone"))
     with pytest.raises(Unavailable) as caught:
