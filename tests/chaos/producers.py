@@ -29,7 +29,7 @@ PRODUCED = {
     PACED_QUEUE: 0.02,
 }
 #: The same for the buckets.
-PACKED_SHARE = {PACKED_QUEUE: 0.1, DELETED_QUEUE: 0.05}
+PACKED_SHARE = {PACKED_QUEUE: 0.04, DELETED_QUEUE: 0.02}
 #: How many tenants have a rate each, and how often their messages become due together.
 METERED_TENANTS, METERED_EVERY_S = 200, 8.0
 #: How many instants of other messages pass between two pushes for one instant.
