@@ -166,7 +166,8 @@ class Producers(WorkloadState):
             for number in range(self.dice.choice([2, INSTANTS])):
                 if self.stopping.is_set():
                     return
-                yield from self._schedule(1, at + timedelta(milliseconds=1 + number), "others")
+                other = at + timedelta(milliseconds=1 + number)
+                yield from self._schedule(1, other, f"other-{number}")
             yield from self._schedule(2, at, group)
 
     def _schedule(self, count: int, at: datetime, group: str) -> Plan:
