@@ -19,6 +19,8 @@ from pyqueue.spark import QueueDataSource, registration
 from pyqueue.spark.frames import columns
 from tests.support.processes import ROOT
 
+pytestmark = pytest.mark.spark_long
+
 #: Import hooks for a fresh interpreter. The first refuses packages.
 REFUSE = """
 import sys

@@ -11,7 +11,7 @@ import pytest
 __all__ = ["at_each", "sample", "sampled", "some_or_all", "spread"]
 
 #: How many deaths ``make test`` tries, where a process may die at any point.
-FEW = 5
+FEW = 4
 
 
 def spread(count: int, few: int) -> list[int]:
@@ -48,7 +48,7 @@ def sample(
 
     Args:
         items: The collected tests.
-        few: How many cases of a test it runs; None: half of them.
+        few: How many cases of a test it runs; None: a third of them.
         where: Returns whether a case with these parameters belongs to the place.
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
@@ -57,7 +57,7 @@ def sample(
         if params and where(params) and item.get_closest_marker("slow") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for each in cases.values():
-        kept = spread(len(each), few or max(1, len(each) // 2))
+        kept = spread(len(each), few or max(1, len(each) // 3))
         for index, item in enumerate(each):
             if index not in kept:
                 item.add_marker(pytest.mark.slow)
