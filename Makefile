@@ -31,9 +31,9 @@ $(VENV)/.spark: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run real flights through a pipeline of queues, and check every figure
 	@$(BIN)/pyqueue demo $(ARGS)
 
-# Three workers for each core: most of the time a test waits for a server. The tests that share a Spark
+# Two workers for each core: half of the time a test waits for a server. The tests that share a Spark
 # session stay together in one worker.
-WORKERS = $$($(BIN)/python -c 'import os; print(min(12, 3 * (os.cpu_count() or 1)))')
+WORKERS = $$($(BIN)/python -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no Spark stream

@@ -189,7 +189,7 @@ class Consumers(WorkloadState):
 
     def roll_back_singly(self, group: str) -> Plan:
         """Commit, and now and then roll back many messages one by one, each with a delay."""
-        left, since = SINGLY, time.monotonic()
+        left, since = 0, time.monotonic()  # a short run must not wait for the delays
         while not self.stopping.is_set():
             call = yield Step("reserve", group, "reserve_many", (BATCH,), {"timeout": 0.5})
             held: Held = list(call.result or [])

@@ -11,7 +11,7 @@ import pytest
 __all__ = ["at_each", "sample", "sampled", "some_or_all", "spread"]
 
 #: How many deaths ``make test`` tries, where a process may die at any point.
-FEW = 4
+FEW = 5
 
 
 def spread(count: int, few: int) -> list[int]:
