@@ -84,18 +84,22 @@ def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
     Raises:
         InvalidMessage: as the function does. Of several payloads, the text names the index.
     """
-    results = []
-    for index, value in enumerate(values):
-        try:
-            results.append(function(value))
-        except InvalidMessage as error:
-            if len(values) == 1:
-                raise
-            text = str(error).replace("payload", f"payloads[{index}]", 1)
-        else:
-            continue
-        raise InvalidMessage(text)
-    return results
+    if len(values) == 1:
+        return [function(values[0])]
+    try:
+        return list(map(function, values))
+    except InvalidMessage as error:
+        fault = error
+    index = next(index for index, value in enumerate(values) if _refuses(function, value))
+    raise InvalidMessage(str(fault).replace("payload", f"payloads[{index}]", 1))
+
+
+def _refuses(function: Callable[[T], object], value: T) -> bool:
+    try:
+        function(value)
+    except InvalidMessage:
+        return True
+    return False
 
 
 # ---- the texts of errors

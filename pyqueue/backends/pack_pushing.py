@@ -180,9 +180,10 @@ def _packed(
             packed.documents.append(encode(alone))
             packed.ids.append([id])
             continue
-        pack = packs.new_pack(id, kind.entering(queue, now), now, type_name, some)
-        packed.documents.append(pack)
-        packed.ids.append(list(map(packs.naming(pack), range(len(some)))))
+        entering = kind.entering(queue, now)
+        packed.documents.append(packs.new_pack(id, entering, now, type_name, some))
+        name = packs.naming({"_id": id, "w": packs.DIGITS})  # to read it would decode its messages
+        packed.ids.append(list(map(name, range(len(some)))))
     return packed
 
 
