@@ -137,6 +137,8 @@ def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
 
 def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
     """Return where the first value is that BSON cannot store, what it is, and the remedy."""
+    if len(path) > _DEEPEST:
+        raise RecursionError
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str) or "\0" in key or not _encodes({key: 0}):
@@ -165,6 +167,8 @@ def _encodes(document: Mapping[str, Any]) -> bool:
     return True
 
 
+#: How deep the search for a value that BSON cannot store goes. A payload may contain itself.
+_DEEPEST: Final = 150
 #: How many mistakes of a payload an error lists.
 _MAX_MISTAKES: Final = 20
 #: What BSON says of a value that it cannot store: the value itself, and its type.

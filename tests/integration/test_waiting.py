@@ -296,7 +296,8 @@ def test_push_to_fifty_waiters_costs_few_commands(
     connect: Connect, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     consumer = connect()
-    queue, producer = consumer.queue("jobs", poll=NEVER), client.queue("jobs")
+    queue = consumer.queue("jobs", poll=NEVER, kind="standard")
+    producer = client.queue("jobs", kind="standard")
     producer.pop(0)  # its record and indexes are there
     futures = [pool.submit(queue.pop) for _ in range(50)]
     eventually(lambda: waiters(consumer, "jobs") == 50)
