@@ -121,7 +121,7 @@ def next_number() -> int:
 
 
 def _forked() -> None:
-    """Number the child's messages behind those of earlier children, forked of the same state."""
+    """Begin with the time: earlier children have used the numbers that come next."""
     global _numbers
     _numbers = _from_now()
 

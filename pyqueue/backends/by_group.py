@@ -67,11 +67,12 @@ def claim_next(
 ) -> Plan[tuple[list[Document], bool]]:
     """Claim the next messages of a queue of any kind. The arguments are those of ``claim``."""
     if "group" not in terms.kind.capabilities:
-        take = _limited(scan)
-        if scan.limit.limit is not None and (scan.rescan_at is None or scan.rescan_at <= now):
+        limit = scan.limit.limit  # another thread may read a change
+        take = _limited(limit)
+        if limit is not None and (scan.rescan_at is None or scan.rescan_at <= now):
             yield from limiting.walk(terms.queue, scan)
             now = yield from ServerTime()
-        if scan.limit.limit is not None and scan.limit.limit.per is not None:
+        if limit is not None and limit.per is not None:
             scan.locked.release(now)
         return (
             yield from by_level.claim_next(terms, scan, now, wanted, room, delete=delete, take=take)
@@ -84,9 +85,8 @@ def claim_next(
     return (yield from claim(terms, scan, now, wanted, room, delete=False, take=take))
 
 
-def _limited(scan: ScanState) -> Take | None:
+def _limited(limit: Limit | None) -> Take | None:
     """Return what claims from a queue without groups as its limit allows; None: it has none."""
-    limit = scan.limit.limit
     if limit is None:
         return None
     if limit.per is not None:

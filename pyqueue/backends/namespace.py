@@ -407,8 +407,8 @@ def kind_of(queue: str) -> Plan[str | None]:
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
     """Return a queue that is known by its name only; if it is new, it is a standard queue.
 
-    The first program that names a kind makes it a queue of that kind. ``priorities`` are those of
-    the messages that enter it.
+    The first program that names a kind makes it a queue of that kind. ``priorities``: the
+    priorities of the messages that enter it.
 
     Raises:
         ConfigurationError: this release does not know its kind.

@@ -1,8 +1,9 @@
 """The kind of a queue that programs so far know by its name only.
 
-A message that is moved to a queue by name, or buried, makes the record of a new queue. Such a
-record is ``open``: it counts as a standard queue, and the first program that names a kind makes it
-one of that kind. What is in the queue by then is an ordinary message in every kind.
+A message that is moved to a queue by name, or buried, or pushed by an object without a kind, makes
+the record of a new queue. Such a record is ``open``: it counts as a standard queue, and the first
+program that names a kind makes it one of that kind. What is in the queue by then is an ordinary
+message in every kind.
 
 Nothing is claimed from an open queue, since a program that receives names the kind. So a claim
 meets no pack that it takes for a message.
@@ -17,7 +18,7 @@ from pyqueue.backends.kind import Kind, require_limit
 from pyqueue.backends.transitions import level_record_id, record_id
 from pyqueue.limits import limit_or_none
 from pyqueue.messages import HIGHEST_PRIORITY
-from pyqueue.requests import Document, Plan, ServerTime, Update, UpdateDocument
+from pyqueue.requests import Plan, ServerTime, Update, UpdateDocument
 
 __all__ = ["GUESSED_KIND", "SHAPED_VERSION", "name_kind", "put_level_records", "put_lock_bounds"]
 
@@ -29,7 +30,7 @@ SHAPED_VERSION: Final = 2
 _LOCK_BOUNDS: Final = "~locks"
 
 
-def name_kind(queue: str, record: Mapping[str, Any] | Document, kind: Kind) -> Plan[None]:
+def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
     """Make an open queue one of a kind, unless another program changes its record first.
 
     Args:

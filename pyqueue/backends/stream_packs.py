@@ -226,11 +226,9 @@ def position_at(stream: str, start: object) -> Plan[int]:
     if instant is None:
         if isinstance(start, int):
             return start
-        return (
-            (yield from first_position(stream))
-            if start == "first"
-            else (yield from bounds(stream))[1]
-        )
+        if start == "first":
+            return (yield from first_position(stream))
+        return (yield from bounds(stream))[1]
     low = yield from first_position(stream)
     _, high = yield from bounds(stream)
     while low < high:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -109,7 +109,7 @@ class Faults(Generic[C]):
             steps, slow = self.made()
             quick = self.consumer()
             steps.safe = self.stored() if undone else None
-            running = self._stalled(steps, slow, at)
+            running = steps.stalled(slow.work(), at)
             if running is None:
                 assert at > 10
                 return
@@ -119,17 +119,6 @@ class Faults(Generic[C]):
                     self.check(steps)
             self.audit(steps, slow, quick, **audited)
         raise AssertionError("more commands than expected")
-
-    @staticmethod
-    def _stalled(steps: Steps, consumer: Works, at: int) -> Generator[Any, None, Any] | None:
-        """Run a process up to its command number ``at``. None: it has fewer."""
-        running = steps.steps(consumer.work())
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
-            return None
-        return running
 
     def sleeps_while_another_works(self, every: int) -> None:
         """Let another process work while one sleeps."""

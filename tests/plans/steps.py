@@ -182,6 +182,16 @@ class Steps:
         result: T = yield from self._drive(plan, fault, commands)
         return result
 
+    def stalled(self, plan: Plan[T], at: int) -> Generator[Any, None, T] | None:
+        """Run a plan up to its command number ``at``. None: it has fewer."""
+        running = self.steps(plan)
+        try:
+            for _ in range(at + 1):
+                next(running)
+        except StopIteration:
+            return None
+        return running
+
     def _drive(
         self, plan: Plan[Any], fault: Fault | None, commands: list[Command[Any]]
     ) -> Generator[Any, None, Any]:

@@ -209,11 +209,8 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
     """One program makes it as a queue with priorities, another one comes before each command."""
     for at in range(10):
         steps = deleted(120)
-        running = steps.steps(use("priority", "alice"))
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
+        running = steps.stalled(use("priority", "alice"), at)
+        if running is None:
             assert at > 2
             return
         if quick == "deletes":
@@ -319,11 +316,8 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
     """One program names "priority", another one comes before each command."""
     for at in range(30):
         steps = moved_in(priority=7)
-        running = steps.steps(consume("priority", strict=True))
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
+        running = steps.stalled(consume("priority", strict=True), at)
+        if running is None:
             assert at > 5
             return
         seen = ""

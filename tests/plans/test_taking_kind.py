@@ -69,11 +69,8 @@ def test_kind_is_named_while_messages_enter(
     for at in range(40):
         steps = made()
         steps.run(plans("b", "standard").push([1, 2, 3]))
-        running = steps.steps(enter())
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
+        running = steps.stalled(enter(), at)
+        if running is None:
             assert at > 2
             assert record(steps)["open"], "an object that names no kind leaves it open"
             assert len(steps.run(receive(name))) == 3
@@ -221,11 +218,8 @@ def test_receive_races_with_the_first_name(receives: bool) -> None:
     for at in range(20):
         steps = made()
         steps.run(plans().push([1]))
-        running = steps.steps(receive(None) if receives else plans().pause(True))
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
+        running = steps.stalled(receive(None) if receives else plans().pause(True), at)
+        if running is None:
             assert at > 2
             return
         try:
