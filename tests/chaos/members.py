@@ -180,7 +180,7 @@ class Member:
 
     def log_end(self) -> str:
         """Return the last lines of its log."""
-        return "\n".join((self._path / "mongod.log").read_text(errors="replace").splitlines()[-5:])
+        return "\n".join((self._path / "mongod.log").read_text(errors="replace").splitlines()[-8:])
 
 
 def _answers(member: Member) -> bool:
@@ -222,8 +222,7 @@ class ReplicaSet:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not condition():
             if time.monotonic() > deadline or not all(each.running for each in self.members):
-                logs = "\n".join(each.log_end() for each in self.members)
-                raise Unavailable(f"{error}; the ends of the logs:\n{logs}")
+                raise Unavailable(f"{error}; {self.state()}")
             time.sleep(0.05)
 
     @property
@@ -254,6 +253,16 @@ class ReplicaSet:
             (False, True),
             (True, False),
         ]
+
+    def state(self) -> str:
+        """Return what each member is, and the ends of their logs."""
+        members = []
+        for each in self.members:
+            hello = each.hello()
+            names = [name for name in ("isWritablePrimary", "secondary") if hello.get(name)]
+            state = ", ".join(names) or ("runs" if each.running else "has ended")
+            members.append(f"member {each.place}: {state}; the end of its log:\n{each.log_end()}")
+        return "\n".join(members)
 
     def keep_apart(self, member: Member, others: Sequence[Member]) -> None:
         """Let no message pass between a member and others, and all messages elsewhere."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyqueue import packs
-from pyqueue.backends.transitions import hidden_queue
+from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from tests.chaos.names import RESULTS, name_in, name_of
 
 __all__ = ["PackLog"]
@@ -170,7 +170,7 @@ class PackLog:
                 yield from ([kind, name, *rest] for name in copy.lines)
             return
         put = rest[0]
-        if "q" in put:
+        if not put.get("q", HIDDEN).startswith(HIDDEN):  # else it was overwritten from elsewhere
             del self._copies[id]
             if copy.decided:
                 yield from ([kind, name, *rest] for name in copy.lines)

@@ -82,7 +82,8 @@ class Schedule:
             if self._injection is not None:
                 self._advance(self._injection)
             if self._injection is not None and now - self._began > self._timeout:
-                raise Unavailable(f"{self.active}: not over after {self._timeout:.0f} s")
+                state = self._cluster.servers.state()
+                raise Unavailable(f"{self.active}: not over after {self._timeout:.0f} s; {state}")
         return self._injection is not None
 
     def _begin(self, more: bool) -> None:

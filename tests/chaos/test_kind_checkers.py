@@ -337,6 +337,7 @@ def copies(copy: str, *steps: str) -> PackLog:
             3.0,
         ],
         "overwrite": ["set", copy, {"with": "2"}, 4.0],
+        "write over another queue's": ["set", copy, {"q": "~handover:parcels", "with": "1"}, 2.0],
         "show": ["set", copy, {"q": PARCELS, "when": 5.0}, 5.0],
         "discard": ["out", copy, 6.0],
     }
@@ -355,6 +356,7 @@ def copies(copy: str, *steps: str) -> PackLog:
         (("copy", "decide", "show"), None),
         (("copy", "discard"), None),
         (("copy", "overwrite", "discard"), None),
+        (("copy", "write over another queue's", "decide", "show"), None),
         (("copy", "show"), "settled_twice"),
         (("decide",), "lost"),
         (("copy", "overwrite", "decide"), "lost"),

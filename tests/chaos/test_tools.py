@@ -83,7 +83,7 @@ def test_replica_set_start_failure_shows_the_logs(
     program.chmod(0o700)
     monkeypatch.setattr(embedded, "find_mongod", lambda: str(program))
     with pytest.raises(
-        Unavailable, match=r"(?s)member 0 did not start; the ends of the logs:.*there is no room"
+        Unavailable, match=r"(?s)member 0 did not start; member 0: has ended.*there is no room"
     ):
         ReplicaSet(tmp_path)
 
@@ -213,7 +213,9 @@ def test_suspend_consumer_waits_for_a_running_process(monkeypatch: pytest.Monkey
 
 def schedule(fault: Fault, timeout: float = 60.0) -> Schedule:
     faults, ready = {"something": fault}, lambda: True
-    return Schedule(faults, fake_cluster(), "1", ready, 1.0, (0.0, 0.0), timeout=timeout)
+    servers = SimpleNamespace(state=lambda: "member 2: has ended")
+    cluster = fake_cluster(servers=servers)
+    return Schedule(faults, cluster, "1", ready, 1.0, (0.0, 0.0), timeout=timeout)
 
 
 def test_schedule_raises_if_a_fault_does_not_end() -> None:
@@ -221,7 +223,7 @@ def test_schedule_raises_if_a_fault_does_not_end() -> None:
         while True:
             yield 0.0
 
-    with pytest.raises(Unavailable, match="something: not over after -1 s"):
+    with pytest.raises(Unavailable, match="something: not over after -1 s; member 2: has ended"):
         schedule(forever, timeout=-1).step(more=True)
 
 
