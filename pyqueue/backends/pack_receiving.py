@@ -104,11 +104,16 @@ def _claim_for_callers(
     claimed: list[Claimed] = []
     sizes: list[int] = []
     ended = False
+    look_on_until: datetime | None = None
     while (need := min(_wanted(limits), number) - len(claimed)) > 0:
-        if claimed and sum(sizes) >= sum(each.bytes for each in limits):
-            break
-        if claimed and (yield from permits.spent()):
-            break
+        if claimed:
+            now = yield from ServerTime()
+            look_on_until = look_on_until or now + timedelta(seconds=how.terms.lease_s / 4)
+            # Small packs may take many commands, and the leases of the first ones would end.
+            if now > look_on_until or sum(sizes) >= sum(each.bytes for each in limits):
+                break
+            if (yield from permits.spent()):
+                break
         if how.misfits.verdict is not None:
             if claimed:
                 break

@@ -491,6 +491,25 @@ def test_next_single_receive_needs_no_claim() -> None:
     assert [each.tries for each in held] == [1, 1]
 
 
+def test_receive_returns_what_it_has_while_its_leases_are_fresh() -> None:
+    """Small packs take many commands, and here each of them takes long."""
+    steps, waiting, held = Steps(), Waiters("a"), set[Any]()
+    for number in range(12):
+        steps.run(plans().push([number] * (1 + 4 * (number % 2))))
+
+    def received() -> Generator[Any, None, None]:
+        held.update(
+            each.id
+            for each in (yield from steps.steps(plans(lease=3).receive(waiting, 100, timeout=0)))
+        )
+
+    while len(held) < 36:
+        began = steps.seconds
+        for _ in received():
+            steps.seconds += 0.25
+        assert steps.seconds - began < 3
+
+
 def test_rest_of_a_pack_comes_back_without_a_try() -> None:
     """The process takes it again for a second. Then any other process gets it."""
     steps, consumer, other = made(), Consumer(), Consumer()
