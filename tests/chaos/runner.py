@@ -34,7 +34,7 @@ from tests.chaos.windows import windows_of
 
 __all__ = ["ALL_FAULTS", "run", "run_mutant"]
 
-RATE = 120.0
+RATE = 60.0
 #: In the last part of each period no fault begins, so that the run also shows times without faults.
 PERIOD_S, QUIET_S = 120.0, 30.0
 #: The length of a round with a mutant, and the time until a mutant must be noticed.
