@@ -89,7 +89,7 @@ class Place:
         """
         if self.name == "memory":
             return None
-        return 4 if self.name == "pymongo" else 2
+        return 3 if self.name == "pymongo" else 1
 
 
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These

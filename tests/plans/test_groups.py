@@ -569,7 +569,7 @@ def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
 @pytest.mark.parametrize("limit", [None, 2])
 @pytest.mark.parametrize("mortal", [False, True])
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 60))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 60))]
 )
 def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int | None) -> None:
     """All messages are finished once, those of a group in their order."""

@@ -110,7 +110,7 @@ USERS: Final = {
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(3, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
 @pytest.mark.parametrize("user", USERS)
