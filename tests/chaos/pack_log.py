@@ -170,7 +170,7 @@ class PackLog:
                 yield from ([kind, name, *rest] for name in copy.lines)
             return
         put = rest[0]
-        if not put.get("q", HIDDEN).startswith(HIDDEN):  # else it was overwritten from elsewhere
+        if "q" in put and not put["q"].startswith(HIDDEN):
             del self._copies[id]
             if copy.decided:
                 yield from ([kind, name, *rest] for name in copy.lines)
