@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pymongo import _csot
@@ -94,13 +93,13 @@ class Batch(Generic[P]):
                 self.items.append(request.item)
 
 
-def _seconds_left() -> float | None:
-    """Return how long the ``pymongo.timeout`` around a call still runs; None: there is none.
+def _deadline() -> float:
+    """Return when the ``pymongo.timeout`` around a call ends, on the monotonic clock.
 
-    PyMongo has no public name for it.
+    It is infinite if there is none. PyMongo has no public name for it.
     """
-    deadline = _csot.get_deadline()
-    return None if deadline == math.inf else deadline - time.monotonic()
+    deadline: float = _csot.get_deadline()
+    return deadline
 
 
 class Coalescer:
@@ -141,22 +140,18 @@ class Coalescer:
         if calls.running < request.max_in_flight:
             self._begin(calls)
             self._spawn(self._run(request.key, calls))
-        left_s = _seconds_left()
-        limit: AbstractAsyncContextManager[Any]
-        limit = nullcontext() if left_s is None else asyncio.timeout(left_s)
+        deadline = _deadline()
         try:
-            async with limit:
-                return await self._result(request, future)
-        except TimeoutError as error:
-            raise TimedOut("the time limit of pymongo.timeout is over") from error
-
-    async def _result(self, request: Coalesce[Any, R], future: asyncio.Future[R]) -> R:
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # If the result was there already, the cancelled caller never sees it.
+            if deadline == math.inf:
+                return await future
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await future
+        except (asyncio.CancelledError, TimeoutError) as error:
+            # If the result was there already, the caller never sees it.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._undo(request, future.result())
+            if isinstance(error, TimeoutError):
+                raise TimedOut("the time limit of pymongo.timeout is over") from error
             raise
 
     async def _run_alone(
@@ -273,7 +268,7 @@ class ThreadCoalescer:
     def join(self, request: Coalesce[Any, R]) -> R:
         """Process the item of a request in a batch. Return its result, or raise its error."""
         interruptible = threading.current_thread() is threading.main_thread()
-        if not request.threads or interruptible or _seconds_left() is not None:
+        if not request.threads or interruptible or _deadline() != math.inf:
             alone: R = self._drive(request.batch([request.item]))[0]
             return alone
         turn = _Turn()

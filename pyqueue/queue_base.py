@@ -54,7 +54,7 @@ class QueueBase(Generic[T, Runs]):
     def _push(
         self, payload: object, own: Mapping[str, Any], same: PushOptions
     ) -> Plan[list[Id | None]]:
-        one: Any = {name: None if value is None else [value] for name, value in own.items()}
+        one: Any = {name: [value] for name, value in own.items() if value is not None}
         return self._backend.push([payload], **same, **one)
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:

@@ -112,6 +112,18 @@ def _insert(
     given: Collection[Id],
     session: object,
 ) -> Plan[Written]:
+    # Only an id that the caller chose may have become free in between.
+    insert = _insert_or_repeat if given else _insert_once
+    return insert(queue, documents, encoded, given, session)
+
+
+def _insert_or_repeat(
+    queue: str,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    given: Collection[Id],
+    session: object,
+) -> Plan[Written]:
     written = yield from _insert_once(queue, documents, encoded, given, session)
     try:
         for place in written.free:
