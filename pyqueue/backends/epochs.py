@@ -12,6 +12,10 @@ finished by then, so their ids no longer tell that they were written. Therefore 
 
 A new attempt takes the record over, so a former one cannot decide any more. A row of a smaller
 attempt is replaced, a row of a larger one never is.
+
+Each query has a record of its own, since each counts its epochs from 0. A query that writes a stage
+is one *run* after the other. A run that begins puts the runs of all other queries of the stage
+*out*: they can decide nothing any more, however long they were suspended.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any, Final
 from bson import Int64
 
 from pyqueue.backends import namespace
+from pyqueue.backends.id_sketch import IdSketch
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.staging import (
@@ -39,6 +44,7 @@ from pyqueue.requests import (
     Count,
     Delete,
     Document,
+    Filter,
     Find,
     Insert,
     Plan,
@@ -48,14 +54,14 @@ from pyqueue.requests import (
     UpdateDocument,
 )
 
-__all__ = ["EpochWrites"]
+__all__ = ["RECORD", "EpochWrites", "hidden_queue"]
 
 #: How long a record is kept after its last epoch.
 LIFETIME: Final = timedelta(days=90)
 #: A query may take over the name of a stage that no other query has written for this long.
 FRESH: Final = timedelta(seconds=20)
-#: How many former jobs a record remembers. Only tasks that still run matter.
-FORMER_JOBS: Final = 100
+#: How many former jobs, and runs, a record remembers. Only those that still run matter.
+FORMER: Final = 100
 #: Hidden rows without a record are deleted at this age.
 ABANDONED: Final = timedelta(days=1)
 #: How often a compare-and-set, or the replacement of rows, is tried against concurrent ones.
@@ -63,7 +69,7 @@ TRIES: Final = 20
 #: The number of a task is below this.
 _TASKS: Final = 1 << 32
 #: The beginning of the _id of a record.
-_RECORD: Final = "~stage:"
+RECORD: Final = "~stage:"
 
 
 def hidden_queue(name: str, epoch: int, place: str = "") -> str:
@@ -77,13 +83,15 @@ class EpochWrites:
     Args:
         target: the queue of the places that name none. The record belongs to it.
         stage: the name of the stage; empty if the query has none.
-        query: the id of the query; empty if the caller numbers the epochs.
+        query: the id of the query; empty if it is not known.
+        run: the id of its run, which is another one after each start; empty if it is not known.
     """
 
-    __slots__ = ("_stage", "name", "target")
+    __slots__ = ("_query", "_run", "_stage", "name", "target")
 
-    def __init__(self, target: Target, stage: str, query: str) -> None:
+    def __init__(self, target: Target, stage: str, query: str, run: str = "") -> None:
         self.target = target
+        self._query, self._run = query, run
         # No part of the name contains "~".
         self._stage = f"{target.queue}~{stage}~"
         #: The name of the record. Hidden rows have it, too.
@@ -91,7 +99,7 @@ class EpochWrites:
 
     @property
     def _id(self) -> str:
-        return _RECORD + self.name
+        return RECORD + self.name
 
     def record(self) -> Plan[Document | None]:
         """Return the record, or None if there is none."""
@@ -109,8 +117,10 @@ class EpochWrites:
 
         Returns:
             The number of the attempt, or None if the epoch is decided: there is nothing to write.
+            ``check_repeated`` tells whether the rows are those that were decided.
 
         Raises:
+            ConfigurationError: a later epoch is decided: the query counts from another beginning.
             Fenced: a later run has taken over.
             Occupied: another query has written this stage a moment ago. It may write again.
         """
@@ -119,7 +129,14 @@ class EpochWrites:
             if state is None:
                 yield from self._create()
                 continue
-            if state["epoch"] >= epoch:
+            if self._is_out(state):
+                raise self._fenced()
+            if epoch < state["epoch"]:
+                raise self._behind(epoch, state["epoch"])
+            if state.get("entering") or (self._run and state.get("run") != self._run):
+                yield from self._enter(state)
+                continue
+            if state["epoch"] == epoch:
                 return None
             if state["places"]:  # the caller goes on without having run that epoch again
                 yield from self.show_left(state)
@@ -132,46 +149,153 @@ class EpochWrites:
             fields = {"attempt": attempt + 1, "job": job, "processed": now}
             take_over: UpdateDocument = {
                 "$set": fields | {"expires": now + LIFETIME},
-                "$push": {"former": {"$each": [state["job"]], "$slice": -FORMER_JOBS}},
+                "$push": {"former": {"$each": [state["job"]], "$slice": -FORMER}},
             }
-            same = {"_id": self._id, "attempt": attempt, "epoch": state["epoch"]}
+            same = {"_id": self._id, "attempt": attempt, "epoch": state["epoch"], **self._not_out}
             if (yield from Update(same, take_over)).matched:
                 return attempt + 1
         raise self._fenced()
 
+    @property
+    def _not_out(self) -> Filter:
+        """The filter of a record whose query this run may go on with."""
+        if self._run:
+            return {"out": {"$ne": self._run}}
+        return {} if self._query else {"heir": None}
+
+    def _is_out(self, state: Document) -> bool:
+        if self._run:
+            return self._run in state.get("out", ())
+        return not self._query and state.get("heir") is not None
+
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"{self._label()}: another run of this query writes its epochs now; this one has "
-            "written nothing more. One query at a time may use a checkpoint"
+            f"{self._label()}: another run writes it now; this one has written nothing more. One "
+            "query at a time may use a checkpoint, and one at a time may write a stage"
+        )
+
+    def _behind(self, epoch: int, decided: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"epoch: {self._label()}: this is batch {epoch}, and batch {decided} was written "
+            "before: the checkpoint was put back, or the batches are numbered anew. Nothing was "
+            f"written. {self._ways_out()}"
+        )
+
+    def _ways_out(self) -> str:
+        stage = self._stage.split("~")[1]
+        return (
+            "Give the write another stage, or run `pyqueue stage forget "
+            f"{' '.join(filter(None, (self.target.queue, stage)))}` with its server and "
+            "namespace: then it writes every row whose id neither the queue nor its history has"
         )
 
     def _label(self) -> str:
         stage = self._stage.split("~")[1]
         return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
 
+    def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
+        """Check that an epoch which is decided has these rows.
+
+        Fewer rows are no error: the source may have lost what was finished.
+
+        Raises:
+            ConfigurationError: it surely did not have one of them.
+        """
+        state = yield from self.record()
+        decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
+        if decided is not None and (new := decided.missing(ids)):
+            raise ConfigurationError(
+                f"epoch: {self._label()}: batch {epoch} was written before, with other rows: "
+                f"{new[0]!r} was not among them. Nothing was written. A batch that is repeated "
+                f"must have the same ids, so uuid() makes none. {self._ways_out()}"
+            )
+
+    # ---- one run at a time
+
     def _create(self) -> Plan[None]:
-        """Create the record. Show and delete what former queries have left behind."""
-        target = self.target
+        """Create the record. It goes on where a former release wrote without the query's id."""
+        target, now = self.target, (yield from ServerTime())
         yield from namespace.ensure(target.queue, target.kind, target.options)
+        self._check_rest((yield from self._others()), now)
+        epoch, ids = yield from self._inherited()
+        new = {"_id": self._id, "record": True, "epoch": epoch, "attempt": 0, "job": ""}
+        new |= {"former": [], "places": [], "ids": ids, "run": self._run, "out": []}
+        times = {"processed": now, "expires": now + LIFETIME}
+        yield from Insert([new | {"entering": True} | times])
+
+    def _inherited(self) -> Plan[tuple[int, object]]:
+        """Take over the record of writes that did not name their query.
+
+        Returns:
+            Its epoch and the ids of that, or -1 and None.
+        """
+        if not self._query or self._is_unnamed:
+            return -1, None
+        before = EpochWrites(self.target, self._stage.split("~")[1], "")
+        for _ in range(TRIES):
+            state = yield from before.record()
+            if state is None:
+                return -1, None
+            if (heir := state.get("heir")) is not None:
+                return (state["epoch"], state.get("ids")) if heir == self._query else (-1, None)
+            same = {"_id": state["_id"], "epoch": state["epoch"], "attempt": state["attempt"]}
+            yield from Update(same | {"heir": None}, {"$set": {"heir": self._query}})
+        raise self._fenced()
+
+    def _enter(self, state: Document) -> Plan[None]:
+        """Make this the run that writes the stage.
+
+        The record names this run before the others are read and put out. So of two runs that enter
+        at once, one at least is out. A run that wrote since this one began to enter stays in.
+        """
         now = yield from ServerTime()
-        same_stage = {"$gte": _RECORD + self._stage, "$lt": _RECORD + self._stage + "~"}
-        records = yield from Find({"_id": same_stage})
-        unnamed = self._stage.endswith("~~")
-        if not unnamed:
-            self._check_rest(records, now)
+        self._check_rest((yield from self._others()), now)
+        former = state.get("run")
+        if former != self._run:
+            put: Document = {"run": self._run, "entering": True, "processed": now}
+            update: UpdateDocument = {"$set": put, "$push": _out([former] if former else [])}
+            same = {"_id": self._id, "run": former, **self._not_out}
+            if not (yield from Update(same, update)).matched:
+                return
+        others = yield from self._others()
+        self._check_rest(others, now)
+        for each in others:
+            run = each.get("run")
+            if run and run not in each.get("out", ()):
+                there = {"_id": each["_id"], "run": run, "processed": each["processed"]}
+                if not (yield from Update(there, {"$push": _out([run])})).matched:
+                    return
             # The source may not read again what they have decided.
-            for each in records:
-                yield from self._named(each["_id"].removeprefix(_RECORD)).show_left(each)
+            writes = self._named(each["_id"].removeprefix(RECORD))
+            if (left := (yield from writes.record())) is not None:
+                yield from writes.show_left(left)
+        yield from self._delete_abandoned(now)
+        yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
+
+    @property
+    def _is_unnamed(self) -> bool:
+        return self._stage.endswith("~~")
+
+    def _others(self) -> Plan[list[Document]]:
+        """Return the records of other queries of this stage. Writes without a stage have none."""
+        if self._is_unnamed:
+            return []
+        same_stage = {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}
+        found = yield from Find({"_id": same_stage})
+        return [each for each in found if each["_id"] != self._id]
+
+    def _delete_abandoned(self, now: datetime) -> Plan[None]:
+        """Delete the hidden rows of this stage that no record claims."""
+        same_stage = {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}
+        records = yield from Find({"_id": same_stage}, {"_id": 1})
         yield from Delete(
             {
                 "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
-                "staged": {"$nin": [each["_id"].removeprefix(_RECORD) for each in records]},
+                "staged": {"$nin": [each["_id"].removeprefix(RECORD) for each in records]},
                 "processed": {"$lt": now - ABANDONED},
             },
             many=True,
         )
-        new = {"_id": self._id, "record": True, "epoch": -1, "attempt": 0, "job": "", "former": []}
-        yield from Insert([new | {"places": [], "processed": now, "expires": now + LIFETIME}])
 
     def _check_rest(self, records: Sequence[Document], now: datetime) -> None:
         """Raise Occupied if one of these records was changed a moment ago."""
@@ -269,7 +393,14 @@ class EpochWrites:
 
     # ---- the driver
 
-    def commit(self, job: str, epoch: int, attempt: int, counts: Mapping[str, int]) -> Plan[int]:
+    def commit(
+        self,
+        job: str,
+        epoch: int,
+        attempt: int,
+        counts: Mapping[str, int],
+        ids: IdSketch | None = None,
+    ) -> Plan[int]:
         """Decide an epoch, and show its messages.
 
         Args:
@@ -277,6 +408,7 @@ class EpochWrites:
             epoch: the number of the epoch.
             attempt: the attempt of the tasks.
             counts: how many messages the tasks have written, by place.
+            ids: the ids of their rows; None: they are not known.
 
         Returns:
             How many messages are shown.
@@ -285,13 +417,21 @@ class EpochWrites:
             Fenced: a later run has taken over. Nothing is shown by this one.
             QueueError: messages are missing. Nothing is shown.
         """
-        for place, expected in counts.items():
-            yield from self._check_count(epoch, place, expected)
+        try:
+            for place, expected in counts.items():
+                yield from self._check_count(epoch, place, expected)
+        except QueueError:
+            state = yield from self.record()
+            if state is None or self._is_out(state) or state["job"] != job:
+                raise self._fenced() from None  # the next run has removed the rows
+            raise
         now = yield from ServerTime()
-        mine = {"_id": self._id, "job": job, "attempt": attempt, "epoch": {"$lt": epoch}}
+        mine: Document = {"_id": self._id, "job": job, "attempt": attempt}
+        mine |= {"epoch": {"$lt": epoch}, "places": [], **self._not_out}
         places = [{"at": place, "n": count} for place, count in counts.items()]
-        decide = {"epoch": epoch, "places": places, "processed": now, "expires": now + LIFETIME}
-        yield from Update(mine | {"places": []}, {"$set": decide})
+        decide: Document = {"epoch": epoch, "places": places, "processed": now}
+        decide |= {"ids": ids and ids.to_document(), "expires": now + LIFETIME}
+        yield from Update(mine, {"$set": decide})
         return (yield from self.resume(epoch))
 
     def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
@@ -346,3 +486,8 @@ class EpochWrites:
             if count:
                 yield from Signal(queue, now)
         return done.total()
+
+
+def _out(runs: list[str]) -> Document:
+    """Return what ``$push`` takes to put runs out."""
+    return {"out": {"$each": runs, "$slice": -FORMER}}

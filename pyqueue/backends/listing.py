@@ -12,6 +12,7 @@ from pyqueue.backends import (
     pack_managing,
     reading,
     recovering,
+    stages,
     stream_consumers,
     stream_packs,
     stream_retention,
@@ -108,6 +109,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         return (yield from _delete_stream(queue, force))
     # Consumers do it later, if at all.
     yield from recovering.recover_queue(queue, recovering.NO_GRACE)
+    yield from stages.show_decided(queue)
     packs = kind == Bucket.name
     if not force:
         yield from _refuse_live(queue, packs)
@@ -137,6 +139,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
             deleted += yield from Delete(rest, many=True)
         levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
         yield from Delete(levels, many=True)
+        yield from stages.delete(queue)
         yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # what was decided since
     except Unavailable as error:
         raise Unavailable(

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyqueue.cli import checkout, doctor, managing, queues, streams, trace, work
+from pyqueue.cli import checkout, doctor, managing, queues, stages, streams, trace, work
 from pyqueue.cli.common import Commands, Json, emit
 
 __all__ = ["app"]
@@ -54,6 +54,7 @@ def pyqueue(
 for _part in (queues, managing, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
+app.add_typer(stages.app, name="stage")
 
 
 @app.command()

@@ -10,15 +10,19 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Generator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import bson
 import pytest
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, Fenced, Message, Queue, QueueError
 from pyqueue.backends import epochs as module
+from pyqueue.backends import stages
 from pyqueue.backends.epochs import EpochWrites
+from pyqueue.backends.id_sketch import IdSketch
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging, place_of
 from pyqueue.connecting import runner_of
@@ -51,8 +55,12 @@ class Scene:
         self.writes = self.query("query-1")
         self.seen: Counter[Any] = Counter()
 
-    def query(self, id: str, stage: str = "s") -> EpochWrites:
-        return EpochWrites(backend_of(self.queue).target, stage, id)
+    def query(self, id: str, stage: str = "s", run: str = "") -> EpochWrites:
+        return EpochWrites(backend_of(self.queue).target, stage, id, run)
+
+    def record(self, writes: EpochWrites) -> dict[str, Any]:
+        """Return the stored record of a query; empty if there is none."""
+        return self.client.database["pyqueue"].find_one({"_id": f"~stage:{writes.name}"}) or {}
 
     def run(self, plan: Plan[Any]) -> Any:
         """Run a plan to its end."""
@@ -97,15 +105,16 @@ def run_of(writes: EpochWrites, job: str, epoch: int = 7, other: str | None = No
 
     The second task may write to another queue.
     """
-    counts, attempt = {}, None
+    counts, attempt, ids = {}, None, list[str]()
     for task, rows in enumerate(TASKS):
         attempt = yield from writes.join(job, epoch)
         if attempt is not None:
             place = place_of(f"{attempt}:{task}:0", other if task else None)
             counts[place] = yield from writes.write(epoch, attempt, task, place, rows)
+            ids += [str(row.id) for row in rows]
     if attempt is None:
         return (yield from writes.resume(epoch))
-    return (yield from writes.commit(job, epoch, attempt, counts))
+    return (yield from writes.commit(job, epoch, attempt, counts, IdSketch.of(ids)))
 
 
 def advance(steps: Generator[None, None, None], count: int) -> bool:
@@ -297,13 +306,193 @@ def test_decided_epoch_with_rows_missing_is_an_error(client: Client) -> None:
         scene.run(run_of(scene.writes, "b"))
 
 
-def test_epochs_go_on_and_old_numbers_write_nothing(client: Client) -> None:
+def test_epochs_go_on_and_old_numbers_are_refused(client: Client) -> None:
+    """A query that counts from another beginning has other rows, which must not be dropped."""
     scene = Scene(client)
     for epoch in (0, 1, 2):
         assert scene.run(run_of(scene.writes, f"job{epoch}", epoch)) == 3
         scene.consume()
-    assert scene.run(run_of(scene.writes, "old", 1)) == 0
+    forget = f"`pyqueue stage forget {scene.queue.name} s`"
+    with pytest.raises(ConfigurationError, match="batch 2 was written before: .*" + forget):
+        scene.run(run_of(scene.writes, "old", 1))
     assert scene.seen == Counter({1: 3, 2: 3, 3: 3})
+    assert scene.run(stages.forget(scene.queue.name, "s")) == 1
+    assert scene.run(run_of(scene.writes, "old", 1)) == 3
+
+
+@pytest.mark.parametrize("count", [0, 3, 5000])
+def test_repeated_epoch_with_other_rows_is_refused(client: Client, count: int) -> None:
+    """Of many rows only a sample is known, so a single other one may not be noticed."""
+    scene = Scene(client)
+    ids = [f"s~{number}" for number in range(count)]
+    attempt = scene.run(scene.writes.join("a", 4))
+    scene.run(scene.writes.commit("a", 4, attempt, {}, IdSketch.of(ids)))
+    assert scene.run(scene.writes.join("b", 4)) is None
+    for same in (ids, ids[:1], []):
+        scene.run(scene.writes.check_repeated(4, same))
+    with pytest.raises(ConfigurationError, match="batch 4 was written before, with other rows"):
+        scene.run(scene.writes.check_repeated(4, [f"s~{count + 1 + each}" for each in range(200)]))
+
+
+def test_sketch_of_many_tasks_knows_what_is_missing() -> None:
+    ids = [f"id-{number}" for number in range(3000)]
+    whole = IdSketch.union(IdSketch.of(ids[start : start + 100]) for start in range(0, 3000, 100))
+    assert whole == IdSketch.of(ids)
+    assert IdSketch.stored(bson.decode(bson.encode(whole.to_document()))) == whole
+    assert whole.missing(ids) == []
+    others = [f"other-{number}" for number in range(3000)]
+    assert 900 < len(whole.missing(others)) < 1150  # about as many as the sketch has, 1024
+    few = IdSketch.of(ids[:3])
+    assert few.missing([*ids[:2], *others[:4]]) == others[:4]
+
+
+# ---- runs of queries
+
+
+@some_or_all
+def test_replica_that_sleeps_before_it_decides_shows_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, few: int | None
+) -> None:
+    """Another query writes the same batch in between. A new run of the first may go on later."""
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+
+    def run(at: int) -> int:
+        if at == 0:
+            return length(Scene(client))
+        scene = Scene(client)
+        client.database["pyqueue"].delete_many({"staged": {"$exists": True}})
+        first = scene.query("query-a", run="run-a")
+        scene.run(first.commit("z", 6, scene.run(first.join("z", 6)), {}))
+        steps = scene.steps(run_of(first, "a"))
+        advance(steps, at)
+        if scene.record(first).get("epoch") == 7:
+            return at  # what is decided is shown, also by the other query
+        scene.run(run_of(scene.query("query-b", run="run-b"), "b"))
+        scene.consume()
+        goes_on = advance(steps, 1000)
+        assert not goes_on
+        assert scene.seen == ONCE, f"slept before command {at}"
+        with pytest.raises(Fenced):
+            scene.run(first.join("a2", 7))
+        again = scene.query("query-a", run="run-a2")
+        assert scene.run(again.join("a3", 8)) is not None
+        with pytest.raises(Fenced):
+            scene.run(scene.query("query-b", run="run-b").join("b2", 8))
+        return at
+
+    assert at_each(run, few) > 12
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_of_two_runs_that_begin_at_once_one_is_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch, new: bool
+) -> None:
+    """At most one goes on, wherever each of them stops in between. Both may have written before."""
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    one_of_them = 0
+    for first in range(1, 16):
+        for second in (*range(1, 16, 4), 100):
+            scene = Scene(client)
+            for name in "" if new else "ab":
+                scene.run(scene.query(f"query-{name}", run="before").join("j", 0))
+            queries = [scene.query(f"query-{name}", run=f"run-{name}") for name in "ab"]
+            one, two = (scene.steps(each.join("j", 0)) for each in queries)
+            advance(one, first)
+            advance(two, second)
+            advance(one, 100)
+            advance(two, 100)
+            attempts = {}
+            for writes in queries:
+                with suppress(Fenced):
+                    if scene.record(writes).get("run") == writes._run:
+                        attempts[writes] = scene.run(writes.join("j", 0))
+            decided = 0
+            for writes, attempt in attempts.items():
+                with suppress(Fenced):
+                    scene.run(writes.commit("j", 0, attempt, {}))
+                    decided += 1
+            assert decided <= 1, f"{first} and {second} commands"
+            one_of_them += decided
+            again = scene.query("query-a", run="later")
+            assert scene.run(again.join("k", 1)) is not None, "a new start is admitted"
+    assert one_of_them
+
+
+def test_writes_of_a_former_release_go_on_in_one_query(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept one record for all queries of a stage. The first that begins takes it over."""
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    scene = Scene(client)
+    unnamed = scene.query("")
+    scene.run(run_of(unnamed, "a", 5))
+    gone = dict.fromkeys(("run", "out", "ids"), "")
+    client.database["pyqueue"].update_one({"_id": f"~stage:{unnamed.name}"}, {"$unset": gone})
+    scene.consume()
+    assert scene.run(run_of(scene.query("query-1", run="run-1"), "b", 5)) == 0
+    with pytest.raises(ConfigurationError, match="batch 5 was written before"):
+        scene.run(run_of(scene.query("query-1", run="run-1"), "b", 4))
+    with pytest.raises(Fenced):
+        scene.run(run_of(unnamed, "c", 6))
+    assert scene.run(scene.query("query-2", run="run-2").join("d", 0)) is not None
+
+
+def test_takeover_of_a_former_record_may_end_anywhere(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
+    at, more = 0, True
+    while more:
+        at += 1
+        scene = Scene(client)
+        scene.run(run_of(scene.query(""), "a", 5))
+        scene.consume()
+        query = scene.query("query-1", run="run-1")
+        more = advance(scene.steps(run_of(query, "b", 5)), at)
+        scene.run(run_of(scene.query("query-1", run="run-2"), "c", 5))
+        scene.consume()
+        assert scene.seen == ONCE, f"ended before command {at}"
+    assert at > 5
+
+
+def test_stages_end_with_their_queue(client: Client) -> None:
+    """What they have decided is shown first, and then belongs to the queue."""
+    scene = Scene(client)
+    run = scene.steps(run_of(scene.writes, "a"))
+    while scene.record(scene.writes).get("epoch") != 7:
+        next(run)
+    hidden = NewMessage("batch", 1)
+    scene.run(Staging(scene.writes.target, "0" * 32).write("x", [hidden]))
+    neighbour = client.queue(f"{scene.queue.name}:more")
+    kept = Staging(backend_of(neighbour).target, "1" * 32)
+    scene.run(kept.write("x", [NewMessage("kept", 1)]))
+    with pytest.raises(ConfigurationError, match="3 ready"):
+        client.delete_queue(scene.queue.name)
+    assert scene.record(scene.writes)
+    assert client.delete_queue(scene.queue.name, force=True) == 3
+    assert not scene.record(scene.writes)
+    assert scene.hidden() == 1, "that of another queue, whose name only begins like this one"
+    assert scene.run(run_of(scene.writes, "b", 0)) == 3, "a new queue begins with any epoch"
+
+
+def test_stages_are_listed_and_forgotten(client: Client) -> None:
+    scene = Scene(client)
+    name = scene.queue.name
+    scene.run(run_of(scene.writes, "a"))
+    scene.run(scene.query("query-2", "").join("b", 0))
+    found = scene.run(stages.stages(name))
+    assert [(each.stage, each.query, each.epoch) for each in found] == [
+        ("", "query-2", -1),
+        ("s", "query-1", 7),
+    ]
+    assert {each.queue for each in scene.run(stages.stages())} >= {name}
+    attempt = scene.run(scene.writes.join("c", 8))
+    scene.run(scene.writes.write(8, attempt, 1, "x", [NewMessage("s~9", 9)]))
+    assert scene.run(stages.forget(name, "other")) == 0
+    assert scene.run(stages.forget(name, "s")) == 1
+    assert scene.hidden() == 0
+    assert [each.stage for each in scene.run(stages.stages(name))] == [""]
+    assert scene.run(stages.forget(name, "")) == 1
 
 
 def test_decision_that_is_gone_is_an_error(client: Client) -> None:
@@ -319,7 +508,7 @@ def test_former_run_cannot_join_again(client: Client) -> None:
     scene = Scene(client)
     assert scene.run(scene.writes.join("a", 0)) == 1
     assert scene.run(scene.writes.join("b", 0)) == 2
-    with pytest.raises(Fenced, match="another run of this query"):
+    with pytest.raises(Fenced, match="another run writes it now"):
         scene.run(scene.writes.join("a", 0))
     assert scene.run(scene.writes.commit("b", 0, 2, {})) == 0
     assert scene.run(scene.writes.join("c", 0)) is None, "there is nothing to write"

@@ -1,0 +1,67 @@
+"""The commands on stages: ls and forget."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pyqueue import ConfigurationError
+from pyqueue.backends import stages
+from pyqueue.cli.common import Commands, Json, Namespace, Url, connect, emit, table
+from pyqueue.connecting import runner_of
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=Commands, help="Stages that Spark writes to queues: ls and forget.", no_args_is_help=True
+)
+
+
+@app.command()
+def ls(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="The first queue that they write to.")
+    ] = None,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    as_json: Json = False,
+) -> None:
+    """List the queries that write by batch, and the last batch that each has written."""
+    with connect(url, namespace) as client:
+        found = [each._asdict() for each in runner_of(client).run(stages.stages(queue))]
+    if as_json:
+        for each in found:
+            emit(each)
+    else:
+        table(stages.StageInfo._fields, found, right=("epoch",))
+
+
+@app.command()
+def forget(
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="The first queue that the stage writes to.")
+    ],
+    stage: Annotated[
+        str,
+        typer.Argument(
+            metavar="[STAGE]", help="The name of the stage. Default: writes without a stage."
+        ),
+    ] = "",
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    as_json: Json = False,
+) -> None:
+    """Let a stage begin again with any batch number. Stop its query first.
+
+    Rows are then left out only if the queue or its history still has their ids.
+    """
+    with connect(url, namespace) as client:
+        run = runner_of(client).run
+        count = run(stages.forget(queue, stage))
+        if not count:
+            known = sorted({each.stage for each in run(stages.stages(queue))})
+            raise ConfigurationError(
+                f"STAGE: queue {queue!r} has no stage {stage!r}; it has {known}"
+            )
+    emit({"forgotten": count}) if as_json else print(count)
