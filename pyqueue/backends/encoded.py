@@ -25,7 +25,8 @@ class FindEncoded(Command[list[bytes]]):
             find.filter,
             find.projection,
             sort=find.sort,
-            limit=find.limit,
+            limit=-find.limit if find.one_batch else find.limit,
+            **({"batch_size": find.limit} if find.one_batch else {}),
             hint=find.hint,
             session=self.session,
         )

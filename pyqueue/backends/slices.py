@@ -102,13 +102,15 @@ def page(
 def encoded_page(
     queue: str, kind: Kind, part: Slice, limit: int, choice: Choice = EVERYTHING
 ) -> Plan[list[bytes]]:
-    """Return the first documents of a slice in BSON, as ``page`` does."""
-    found: list[bytes] = []
+    """Return the next documents of a slice in BSON: up to ``limit``, and up to 16 MB.
+
+    The rest is a slice ``above`` the last of them. There is none if this returns none.
+    """
     for each in _finds(queue, kind, part, choice):
-        found += yield from FindEncoded(replace(each, limit=limit - len(found)))
-        if len(found) == limit:
-            break
-    return found
+        found = yield from FindEncoded(replace(each, limit=limit, one_batch=True))
+        if found:
+            return found
+    return []
 
 
 def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:

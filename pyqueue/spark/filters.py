@@ -15,7 +15,7 @@ from bson import ObjectId
 from pyspark.sql import datasource
 
 from pyqueue.errors import ConfigurationError, InvalidMessage
-from pyqueue.spark.frames import from_json
+from pyqueue.spark.row_reader import from_json
 
 __all__ = ["condition", "fields_of", "ids_of", "matching"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
@@ -14,6 +17,7 @@ from pyqueue import arguments
 from pyqueue.backends.claim_groups import MAX_MEMBERS
 from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.namespace import STREAM
+from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
@@ -24,17 +28,28 @@ from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns, log_columns
 from pyqueue.spark.filters import matching
 
-__all__ = ["CHUNK", "MAX_PARTITIONS", "Options", "checked", "payload_column", "read_columns"]
+__all__ = [
+    "CHUNK",
+    "CHUNK_BYTES",
+    "MAX_PARTITIONS",
+    "Options",
+    "checked",
+    "payload_column",
+    "read_columns",
+]
 
 R = TypeVar("R")
+
+log = logging.getLogger("pyqueue")
 
 OnBadRecord = Literal["bury", "null", "fail"]
 OnDuplicate = Literal["ignore", "replace", "error"]
 
 #: The most tasks of one read.
 MAX_PARTITIONS: Final = 10_000
-#: How many messages are read, or written, at once.
+#: How many messages are read, or written, at once, and how many bytes.
 CHUNK: Final = 10_000
+CHUNK_BYTES: Final = 2**24
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,10 @@ class Options:
     members: int
     stage: str | None
     epoch: int | None
+    query: str
     id_column: str | None
+    #: Goes before the values of ``id_column``; empty without it.
+    id_prefix: str
     at_least_once: bool
     staged: bool
     on_duplicate: OnDuplicate
@@ -68,6 +86,8 @@ class Options:
     #: The filter of a batch read.
     match: Mapping[str, Any] | None
     push_filters: bool
+    must_exist: bool
+    fail_on_data_loss: bool
     #: The import path of the model of the payloads.
     payload_model: str | None
     #: Whether it reads a stream, and where it begins and ends: "first", "last", a position or an
@@ -83,35 +103,50 @@ class Options:
             queue: The name of the queue. None: that of the options.
         """
         queue = self.queue if queue is None else queue
+        return self._plans(queue, self.run(_kind(queue, make=True)))
+
+    def source(self) -> QueuePlans:
+        """Return the plans of the queue that is read. This writes nothing.
+
+        Raises:
+            ConfigurationError: There is no such queue, and it must exist.
+        """
+        kind = self.source_kind()
+        if not kind and self.must_exist:
+            raise ConfigurationError(
+                f"queue: there is no queue {self.queue!r} in namespace {self.address.namespace!r}: "
+                'check both names, or give .option("mustExist", "false") to read no rows'
+            )
+        return self._plans(self.queue, kind or GUESSED_KIND)
+
+    def source_kind(self) -> str:
+        """Return the kind of the queue that is read, or "" if there is no such queue."""
+        return self.run(_kind(self.queue, make=False))
+
+    def _plans(self, queue: str, kind: str) -> QueuePlans:
         connection = runner_of(client_of(self.address))
         return QueuePlans(
             queue,
             QueueOptions(dead_letter=arguments.dead_letter(queue, None)),
-            kind=connection.run(_recorded_kind(queue)),
+            kind=kind,
             owner=connection.owner,
             command_timeout=connection.command_timeout,
         )
 
     def claims(self, member: int | None = None) -> NamedClaims:
-        """Return the plans of the group, or of a member of it.
-
-        Raises:
-            ConfigurationError: The option ``group`` is missing.
-        """
-        if self.group is None:
-            raise ConfigurationError(
-                'group: a stream needs the durable name of this consumer: .option("group", "...")'
-            )
-        return NamedClaims(self.backend(), self.group, member)
+        """Return the plans of the group, or of a member of it."""
+        assert self.group is not None
+        kind = self.source_kind() or GUESSED_KIND
+        return NamedClaims(self._plans(self.queue, kind), self.group, member)
 
     def run(self, plan: Plan[R]) -> R:
         """Run a plan with the client of this process."""
         return runner_of(client_of(self.address)).run(plan)
 
 
-def _recorded_kind(queue: str) -> Plan[str]:
+def _kind(queue: str, *, make: bool) -> Plan[str]:
     # No options are given: the record keeps those of the queue's consumers.
-    kind = yield from EnsureQueue(queue, "standard", guessed=True)
+    kind = yield from EnsureQueue(queue, GUESSED_KIND if make else None, guessed=make)
     if kind == STREAM:
         raise ConfigurationError(
             f'queue: {queue!r} is a stream: read it by .option("stream", {queue!r}); append to it '
@@ -122,6 +157,7 @@ def _recorded_kind(queue: str) -> Plan[str]:
 
 _OPTIONS: Final = (
     "uri",
+    "url",
     "uriEnv",
     "namespace",
     "queue",
@@ -135,6 +171,8 @@ _OPTIONS: Final = (
     "columns",
     "match",
     "pushFilters",
+    "mustExist",
+    "failOnDataLoss",
     "group",
     "maxMessagesPerBatch",
     "maxBytesPerBatch",
@@ -145,17 +183,20 @@ _OPTIONS: Final = (
     "members",
     "stage",
     "epoch",
+    "query",
     "idColumn",
+    "idPrefix",
     "delivery",
     "staged",
     "onDuplicate",
 )
 #: The options of a read of a stream by position.
 _OF_STREAMS: Final = (
-    *("uri", "uriEnv", "namespace", "stream", "startingPosition", "endingPosition"),
+    *("uri", "url", "uriEnv", "namespace", "stream", "startingPosition", "endingPosition"),
     *("payloadType", "payloadModel", "numPartitions", "columns", "maxMessagesPerBatch"),
-    *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord"),
+    *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord", "failOnDataLoss"),
 )
+_POSITIONS: Final = {"startingposition", "endingposition"}
 _YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
 _MOST_EPOCHS: Final = 10**12 - 1
@@ -163,6 +204,15 @@ _MOST_BYTES: Final = 2**40
 #: Spark adds these to the options of a stream; the name comes from Declarative Pipelines.
 _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "queryname", "querytimeout"}
 _KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
+#: Tables of Spark's catalogs have these, and each option twice, once after "option.".
+_OF_CATALOGS: Final = {"comment", "external", "location", "owner", "provider"}
+_BY_LOWER_CASE: Final = {name.lower(): name for name in _OPTIONS}
+#: How much alike an unknown option and a known one are if one of them was meant; 1 is the same.
+_NEAR: Final = 0.8
+#: The environment variable that names the server if no option does, as for the command line.
+DEFAULT_ENV: Final = "PYQUEUE_URL"
+#: The warnings that were given.
+_warned: Final[set[str]] = set()
 #: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.
 _PAYLOAD_TYPE: Final = re.compile(
     r"(?i)json$|(variant|struct|array|map|string|boolean|byte|tinyint|short|smallint|int|integer|"
@@ -199,7 +249,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         raise ConfigurationError("payloadType, payloadModel: give one of the two")
     match = option("match")
     return Options(
-        NamespaceAddress.of(option("uri"), option("uriEnv"), option("namespace", "pyqueue") or ""),
+        _address(option("uri"), option("url"), option("uriEnv"), option("namespace") or "pyqueue"),
         queues[0],
         () if option("queues") is None else queues,
         payload_type,
@@ -211,7 +261,9 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _count("members", option("members", "1"), MAX_MEMBERS),
         option("stage") and arguments.group(option("stage"), "stage"),
         _epoch(option("epoch")),
+        arguments.group(option("query"), "query") if option("query") else "",
         option("idColumn"),
+        _id_prefix(option("idPrefix"), option("idColumn")),
         arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
         == _DELIVERIES[1],
         _yes("staged", option("staged", "true")),
@@ -221,6 +273,8 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _columns(option("columns"), stream),
         None if match is None else matching(match),
         _yes("pushFilters", option("pushFilters", "false")),
+        _yes("mustExist", option("mustExist", "true")),
+        _yes("failOnDataLoss", option("failOnDataLoss", "true")),
         model,
         stream is not None,
         _position("startingPosition", option("startingPosition", "first") or ""),
@@ -229,24 +283,51 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
 
 
 def _check_names(given: Mapping[str, str]) -> None:
-    """Refuse unknown options, and those that do not go with the option ``stream``."""
-    unknown = sorted(name for name in given if name.lower() not in _KNOWN_OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"options: {', '.join(unknown)}: unknown option; use {', '.join(_OPTIONS)}"
-        )
-    names = {name.lower() for name in given} - _SPARK_OPTIONS
+    """Refuse options that seem to be mistyped, and those that do not go with ``stream``.
+
+    Spark and its catalogs add options of their own, so the rest is ignored with a warning.
+    """
+    ignored = []
+    for name in sorted(given):
+        lower = name.lower()
+        if lower in _KNOWN_OPTIONS or lower in _OF_CATALOGS or lower.startswith("option."):
+            continue
+        if near := get_close_matches(lower, _BY_LOWER_CASE, 1, _NEAR):
+            raise ConfigurationError(
+                f"options: {name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]]}? There "
+                f"are {', '.join(_OPTIONS)}"
+            )
+        ignored.append(name)
+    if ignored and (text := ", ".join(ignored)) not in _warned:
+        _warned.add(text)
+        log.warning("options: %s: the data source pyqueue does not know these", text)
+    names = _BY_LOWER_CASE.keys() & {name.lower() for name in given}
     if "stream" in names:
         known = {name.lower() for name in _OF_STREAMS}
         if more := sorted(name for name in given if name.lower() in names - known):
             raise ConfigurationError(
                 f"{', '.join(more)}: a read of a stream takes {', '.join(_OF_STREAMS)}"
             )
-    elif more := sorted(name for name in given if name.lower().endswith("ingposition")):
+    elif more := sorted(name for name in given if name.lower() in names & _POSITIONS):
         raise ConfigurationError(
             f"{', '.join(more)}: only a stream has positions: name it by the option stream, in "
             "place of queue"
         )
+
+
+def _address(
+    uri: str | None, url: str | None, uri_env: str | None, namespace: str
+) -> NamespaceAddress:
+    """Return the address. Spark keeps the value of ``url`` out of what it shows."""
+    given = [each for each in (uri, url, uri_env) if each is not None]
+    if not given and os.environ.get(DEFAULT_ENV):
+        uri_env = DEFAULT_ENV
+    elif len(given) != 1:
+        raise ConfigurationError(
+            "uri, url, uriEnv: give one of them, or set the environment variable "
+            f"{DEFAULT_ENV}: the server's URI, or the name of the variable that holds it"
+        )
+    return NamespaceAddress.of(uri or url, uri_env, namespace)
 
 
 def _position(name: str, given: str) -> str:
@@ -300,6 +381,20 @@ def _epoch(given: str | None) -> int | None:
             "passes as its second argument"
         )
     return None if given is None else int(given)
+
+
+def _id_prefix(given: str | None, column: str | None) -> str:
+    if given is None:
+        return ""
+    if column is None:
+        raise ConfigurationError(
+            "idPrefix: it goes before the values of a column: give idColumn, too; or give stage, "
+            "which makes ids that begin with its name"
+        )
+    try:
+        return str(arguments.identity(given))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"idPrefix: {error}") from None
 
 
 def _columns(given: str | None, stream: str | None) -> list[str]:

@@ -23,7 +23,8 @@ from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailabl
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
 from pyqueue.server_errors import shown_cause, translated
-from pyqueue.spark.frames import Reader, label
+from pyqueue.spark.frames import label
+from pyqueue.spark.row_reader import Reader
 
 __all__ = ["Held", "Moved", "Output", "Report", "Transform"]
 

@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType
 
 from pyqueue.backends import stream_packs
 from pyqueue.backends.stream_packs import MAX_PACK, LogState, Pack
+from pyqueue.errors import QueueError
 from pyqueue.requests import Document, Plan
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import log_rows_of
@@ -42,11 +43,14 @@ class PositionReader:
     Args:
         options: The options of the read.
         payload: The type of the payloads. None means JSON.
+        fails: Whether it is an error that messages were deleted before they were read. Else they
+            are left out with a warning.
     """
 
-    def __init__(self, options: Options, payload: DataType | None) -> None:
+    def __init__(self, options: Options, payload: DataType | None, *, fails: bool = False) -> None:
         self._options = options
         self._payload = payload
+        self._fails = fails
 
     def position(self, place: str) -> int:
         """Return the position that an option stands for."""
@@ -59,19 +63,30 @@ class PositionReader:
     def divided(self, start: int, end: int) -> list[InputPartition]:
         """Divide what lies between two positions among tasks.
 
-        What the retention deleted meanwhile is left out, with a warning.
+        Raises:
+            QueueError: The retention has deleted some of it.
         """
         first, _ = self.bounds()
         if first > start:
-            gone = min(first, end) - start
-            text = "stream %r: %d messages from position %d on were deleted before they were read"
-            log.warning(text, self._options.queue, gone, start)
+            self._missed(start, min(first, end))
             start = first
         # A task that begins within a pack reads all of it.
         count = max(0, end - start)
         parts = min(self._options.partitions, math.ceil(count / MAX_PACK))
         cuts = [start + count * number // max(1, parts) for number in range(parts + 1)]
         return [_PositionRange(*each) for each in pairwise(cuts)]
+
+    def _missed(self, start: int, end: int) -> None:
+        text = (
+            f"stream {self._options.queue!r}: {end - start} messages from position {start} on were "
+            "deleted before they were read"
+        )
+        if self._fails:
+            raise QueueError(
+                f"{text}: the query is slower than the retention. Give the stream a longer one; to "
+                'go on with what is left, .option("failOnDataLoss", "false")'
+            )
+        log.warning("%s", text)
 
     def rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of a part."""
@@ -81,8 +96,11 @@ class PositionReader:
             packs = options.run(
                 stream_packs.fetch(options.queue, low, part.end, limit=min(CHUNK, part.end - low))
             )
+            there = packs[0].first if packs else part.end
+            if there > low:  # since the parts were made
+                self._missed(low, there)
             if not packs:
-                return  # the retention took them
+                return
             found = [
                 each for pack in packs for each in _documents(options.queue, pack, low, part.end)
             ]

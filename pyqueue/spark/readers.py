@@ -21,7 +21,7 @@ from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, NamedClaims, di
 from pyqueue.backends.reading import backlog, due_in
 from pyqueue.concurrently import concurrently
 from pyqueue.connecting import runner_of
-from pyqueue.errors import Fenced, Unavailable
+from pyqueue.errors import ConfigurationError, Fenced, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.spark.addresses import client_of
@@ -60,7 +60,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:
-        options.claims()
+        if options.group is None:
+            raise ConfigurationError(
+                'group: a stream needs the durable name of this consumer: .option("group", "...")'
+            )
         self._options = options
         self._payload = payload
         self._runner: StreamRunner | None = None
@@ -71,6 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch: tuple[int, int, list[Id]] = (0, 0, [])
         self._idle = IdleWait(options.max_wait, self._listen)
         self._bus: buses.Bus | None = None
+        #: Whether the queue was there when it was last asked for.
+        self._is_there = self._warned = False
         #: What is ready, the age of the oldest, and when to count again. None: nothing is ready.
         self._backlog: tuple[int, float | None] = (0, None)
         self._count_at: float | None = -math.inf
@@ -133,6 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         that batch, which comes next, shows the lineage. So this takes nothing over.
         """
         options = self._options
+        self._exists()  # a server that does not answer ends the query here
         return Offset(0, "", options.queue, str(options.group), options.address).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -151,6 +157,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if not self._exists():
+            self._idle.rest(math.inf)
+            return start
         runner, token = self._take(start)
         if token is None:
             self._idle.rest(math.inf)
@@ -163,6 +172,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             log.warning("%s", error)
             return start
+
+    def _exists(self) -> bool:
+        """Return whether there is the queue. Until then the query has no kind to claim in."""
+        if self._is_there:
+            return True
+        options = self._options
+        self._is_there = bool(options.source_kind())
+        if not self._is_there and not self._warned:
+            self._warned = True
+            text = "there is no queue %r in namespace %r: this query waits for it"
+            log.warning(text, options.queue, options.address.namespace)
+        return self._is_there
 
     def _claim(
         self, runner: StreamRunner, token: str, start: dict[str, Any], limit: ReadLimit
@@ -214,9 +235,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the last claim, how many messages are ready, and the age of the oldest."""
         if self._count_at is not None and time.monotonic() >= self._count_at:
-            backend = self._options.backend()
+            options = self._options
             with suppress(Unavailable):  # a number that is missing must not end the query
-                self._backlog = self._options.run(backlog(backend.queue, backend.kind, MAX_BACKLOG))
+                if self._exists():
+                    kind = options.claims().backend.kind
+                    self._backlog = options.run(backlog(options.queue, kind, MAX_BACKLOG))
             self._count_at = time.monotonic() + BACKLOG_INTERVAL_S
         ready, age_s = self._backlog
         return {"n": self._claimed, "ready": ready, "oldestAgeSeconds": age_s}

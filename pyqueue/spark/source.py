@@ -34,8 +34,9 @@ class QueueDataSource(DataSource):
     repeats it after its messages were consumed.
 
     Options of all:
-        uri or uriEnv: The server's URI, or the name of an environment variable that holds it.
-            With ``uriEnv`` the URI appears in no plan and no log.
+        uri, url or uriEnv: The server's URI, or the name of an environment variable that holds it;
+            the variable PYQUEUE_URL by default. With a variable the URI appears in no plan and no
+            log. ``url`` means the same as ``uri``, and Spark hides its value in tables.
         namespace: The collection that holds the queues; "pyqueue" by default.
         queue: The name of the queue. A write may have several; see ``queues``.
         stream: For reads, in place of ``queue``: the name of a stream, which is read by position.
@@ -57,6 +58,8 @@ class QueueDataSource(DataSource):
     Options of a batch read:
         match: A JSON object of fields of the payload and their values or conditions: only messages
             that match are read. Conditions use $eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists.
+        mustExist: "true" (default): a queue that is not there is an error; with "false" the
+            read has no rows.
         pushFilters: "true" lets the database apply filters on id, key, when and tries. Spark needs
             the setting spark.sql.python.filterPushdown.enabled; "false" by default.
 
@@ -81,6 +84,9 @@ class QueueDataSource(DataSource):
             2026-01-31T12:00:00Z. An instant means the first pack that was appended then or later.
         endingPosition: For a batch read, the position before which it ends, in the same forms;
             "last" by default.
+        failOnDataLoss: For a streaming read, "true" (default): a query fails if the retention has
+            deleted messages that it has not read; with "false" it leaves them out with a warning,
+            as a batch read does.
         maxMessagesPerBatch, maxWaitMs, numPartitions, columns, payloadType, payloadModel,
         onBadRecord ("fail" or "null"), columnNameOfCorruptRecord: As above.
 
@@ -94,10 +100,15 @@ class QueueDataSource(DataSource):
             stream or with ``epoch``, takes "ignore" only, and "replace" with ``idColumn`` needs
             ``staged`` "false".
         idColumn: The column whose values are the ids.
+        idPrefix: What the ids begin with, before these values; nothing by default. The queues of a
+            namespace share their ids, so the same orders in two queues need different prefixes.
         stage: The name of what writes; without ``idColumn`` the ids are "STAGE~ID", made from the
             column id. A stream needs ``stage``, ``idColumn`` or both.
         epoch: For a batch write in ``foreachBatch``, with ``stage``: the number of the batch. A
-            number that was written is not written again.
+            number that the query has written is not written again; one below it, or the same one
+            with other rows, fails.
+        query: With ``epoch``, the name of the query, if Spark does not tell it, as on Connect: one
+            for each checkpoint.
         staged: For a batch write with ``idColumn``, "true" (default), or "false": messages appear
             as they are written, which takes a third of the time. A job that fails leaves some
             behind, and a job that is run again writes what is missing.
@@ -202,6 +213,8 @@ class QueueDataSource(DataSource):
                 "stage, epoch: a batch write takes both or neither. In foreachBatch, epoch is the "
                 "number of the batch: the same number of the same stage writes nothing twice"
             )
+        if options.query and options.epoch is None:
+            raise ConfigurationError("query: this option goes with stage and epoch")
         if options.at_least_once:
             raise ConfigurationError("delivery: this option is for streams; leave it out")
         if not options.staged and (options.id_column is None or options.epoch is not None):
@@ -231,10 +244,10 @@ class QueueDataSource(DataSource):
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
             )
-        if options.epoch is not None or not options.staged:
+        if options.epoch is not None or options.query or not options.staged:
             raise ConfigurationError(
-                "epoch, staged: these are for batch writes; a stream numbers its batches, and "
-                "takes delivery in place of staged"
+                "epoch, query, staged: these are for batch writes; a stream numbers its batches, "
+                "and takes delivery in place of staged"
             )
         if options.stage is None and options.id_column is None:
             raise ConfigurationError(

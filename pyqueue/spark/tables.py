@@ -40,7 +40,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Divide the queue among tasks."""
         options = self._options
-        backend = options.backend()
+        backend = options.source()
         parts = 1 if self._choice.by_id else options.partitions
         found = options.run(slices(backend.queue, backend.kind, parts))
         return [_SlicePartition(each) for each in found]
@@ -49,13 +49,11 @@ class BatchReader(DataSourceReader):
         """Read a part of the queue."""
         assert isinstance(partition, _SlicePartition)
         rest, choice = partition.slice, self._choice
-        backend = self._options.backend()
+        backend = self._options.source()
         while found := self._options.run(
             encoded_page(backend.queue, backend.kind, rest, CHUNK, choice)
         ):
             yield rows_of(self._options, found, self._payload, "fail")[0]
-            if len(found) < CHUNK:
-                return
             (last,) = decoded(found[-1:])
             rest = replace(rest, above=(last["when"], last["_id"]))
 

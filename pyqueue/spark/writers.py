@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -19,14 +21,19 @@ from pyspark.sql.types import StructType
 
 from pyqueue.backends import managing
 from pyqueue.backends.epochs import EpochWrites
+from pyqueue.backends.id_sketch import IdSketch
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.staging import Staging, append, place_of
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError, Occupied
-from pyqueue.spark.frames import Reader
-from pyqueue.spark.options import CHUNK, Options
+from pyqueue.spark.options import CHUNK, CHUNK_BYTES, Options
+from pyqueue.spark.row_reader import Reader
 
 __all__ = ["BatchWriter", "DirectBatchWriter", "EpochBatchWriter", "StreamWriter"]
+
+#: Where Spark says which query a batch belongs to.
+_QUERY: Final = "sql.streaming.queryId"
+_RUN_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 #: The messages that are written at once, and their queue; None if the rows name none.
 Chunks = Iterator[tuple[str | None, list[NewMessage]]]
@@ -111,12 +118,13 @@ def _notify(options: Options) -> None:
 class _Written(WriterCommitMessage):
     """What one task has written of an epoch."""
 
-    query: str
+    epochs: EpochWrites
     job: str
     #: None: the epoch was decided before.
     attempt: int | None
     #: The number of messages in each of its places.
     counts: dict[str, int]
+    ids: IdSketch
 
 
 class _EpochWriter:
@@ -127,22 +135,24 @@ class _EpochWriter:
         self._reader = _reader(options, schema, options.id_column or "id")
         self._job = uuid4().hex
 
-    def _epochs(self, query: str) -> EpochWrites:
-        return EpochWrites(self._options.backend().target, self._options.stage or "", query)
-
     def _write(
         self, query: str, epoch: int, iterator: Iterator[pa.RecordBatch]
     ) -> WriterCommitMessage:
         """Write the rows of a task where no consumer sees them."""
-        epochs, run = self._epochs(query), self._options.run
+        target, run = self._options.backend().target, self._options.run
+        epochs = EpochWrites(target, self._options.stage or "", query, _run())
         attempt = self._join(epochs, epoch)
-        counts = {}
-        if attempt is not None:
-            task = _context().taskAttemptId()
-            for number, (queue, messages) in enumerate(self._messages(iterator)):
-                place = place_of(f"{attempt}:{task}:{number}", queue)
-                counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
-        return _Written(query, self._job, attempt, counts)
+        counts, known = {}, IdSketch()
+        task = _context().taskAttemptId()
+        for number, (queue, messages) in enumerate(self._messages(iterator)):
+            ids = [each.id for each in messages if each.id is not None]
+            known = IdSketch.union((known, IdSketch.of(ids)))
+            if attempt is None:
+                run(epochs.check_repeated(epoch, ids))
+                continue
+            place = place_of(f"{attempt}:{task}:{number}", queue)
+            counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
+        return _Written(epochs, self._job, attempt, counts, known)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
         """Take part in an epoch. Wait once for the end of another query of the same stage.
@@ -172,7 +182,7 @@ class _EpochWriter:
         written = [each for each in messages if isinstance(each, _Written)]
         if not written:
             return  # the epoch had no task
-        epochs = self._epochs(written[0].query)
+        epochs = written[0].epochs
         counts = {place: count for each in written for place, count in each.counts.items()}
         with self._options.address.open() as client:
             run = runner_of(client).run
@@ -180,7 +190,8 @@ class _EpochWriter:
             if any(each.attempt is None for each in written):
                 run(epochs.resume(epoch))
             else:
-                run(epochs.commit(written[0].job, epoch, written[0].attempt or 0, counts))
+                ids = IdSketch.union(each.ids for each in written)
+                run(epochs.commit(written[0].job, epoch, written[0].attempt or 0, counts, ids))
 
 
 class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
@@ -188,7 +199,8 @@ class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        return self._write("", self._options.epoch or 0, iterator)
+        query = self._options.query or _local(_QUERY)
+        return self._write(query, self._options.epoch or 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Show what the tasks have staged."""
@@ -205,10 +217,8 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
         """Stage the rows of a task, or append them if they may be written again."""
         if self._options.at_least_once:
             return _appended(self._options, self._messages(iterator))
-        context = _context()
-        query = context.getLocalProperty("sql.streaming.queryId")
-        epoch = context.getLocalProperty("streaming.sql.batchId")
-        if query is None or epoch is None:
+        query, epoch = _local(_QUERY), _local("streaming.sql.batchId")
+        if not query or not epoch:
             raise ConfigurationError(
                 "writeStream: Spark has not told the id of the query and the number of the batch; "
                 'use .option("delivery", "at-least-once")'
@@ -233,16 +243,54 @@ def _context() -> TaskContext:
     return context
 
 
+def _local(name: str) -> str:
+    """Return a property of the thread that started this job; empty if it has none."""
+    return _context().getLocalProperty(name) or ""
+
+
+def _run() -> str:
+    """Return the id of the run of a streaming query; empty if Spark does not tell it.
+
+    Each start of a query is another run. Its id is the job group of what it runs, unless the user
+    has chosen a group, whose name may stay the same.
+    """
+    group = _local("spark.jobGroup.id") if _local(_QUERY) else ""
+    return group if _RUN_ID.fullmatch(group) else ""
+
+
 def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
-    return Reader(schema, id, queues=options.queues)
+    return Reader(schema, id, queues=options.queues, prefix=options.id_prefix)
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
     """Read the rows of all batches, in lists of at most ``CHUNK``, each for one queue."""
     priorities = "priority" in options.backend().kind.capabilities
-    rows = chain.from_iterable(reader.rows(each, priorities=priorities) for each in batches)
-    while messages := list(islice(rows, CHUNK)):
+    for pieces in _at_once(batches):
         by_queue: dict[str | None, list[NewMessage]] = {}
-        for each in messages:
+        for each in chain.from_iterable(reader.rows(one, priorities=priorities) for one in pieces):
             by_queue.setdefault(each.queue, []).append(each)
         yield from by_queue.items()
+
+
+def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Divide and join batches into rows that are written at once."""
+    pieces: list[pa.RecordBatch] = []
+    rows = size = 0
+    for piece in chain.from_iterable(map(_halved, batches)):
+        if pieces and (rows + piece.num_rows > CHUNK or size + piece.nbytes > CHUNK_BYTES):
+            yield pieces
+            pieces, rows, size = [], 0, 0
+        pieces.append(piece)
+        rows, size = rows + piece.num_rows, size + piece.nbytes
+    if rows:
+        yield pieces
+
+
+def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch into parts, each of which may be written at once."""
+    half = batch.num_rows // 2
+    if half and (batch.num_rows > CHUNK or batch.nbytes > CHUNK_BYTES):
+        yield from _halved(batch.slice(0, half))
+        yield from _halved(batch.slice(half))
+    else:
+        yield batch

@@ -17,6 +17,8 @@ from pymongo import MongoClient
 
 from pyqueue import Client, ConfigurationError, QueueError
 from pyqueue.backends import indexes, namespace
+from pyqueue.spark import QueueDataSource
+from pyqueue.spark.columns import columns
 from tests.docs.pages import blocks, prose
 from tests.support.servers import mongod_process
 
@@ -172,3 +174,17 @@ def test_missing_signals_permission_only_warns(
             assert time.monotonic() < end, "the log does not warn"
             with suppress(QueueError):
                 queue.pop(0.1)
+
+
+def test_role_read_reads_a_table_of_spark(guarded: Mongo) -> None:
+    """A read writes nothing."""
+    administer(guarded, 90)
+    host, port = guarded.address or ("", 0)
+    with Client(f"mongodb://admin:admin@{host}:{port}/shop90?authSource=admin") as client:
+        client.queue("a").push(1)
+    guarded["shop90"].command("createUser", "reader", pwd="secret", roles=["read"])
+    uri = f"mongodb://reader:secret@{host}:{port}/shop90"
+    reader = QueueDataSource({"uri": uri, "queue": "a"}).reader(columns(None))
+    (part, *_) = reader.partitions()
+    (rows,) = reader.read(part)
+    assert rows.column("payload").to_pylist() == ["1"]

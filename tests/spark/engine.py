@@ -116,10 +116,13 @@ class Engine:
 _tasks = count(1)
 
 
-def in_a_task(query: str | None = None, epoch: int | None = None) -> AbstractContextManager[Any]:
+def in_a_task(
+    query: str | None = None, epoch: int | None = None, run: str | None = None
+) -> AbstractContextManager[Any]:
     """Return a block that is a task of a query. Each task has another number."""
     number = next(_tasks)
     told = {"sql.streaming.queryId": query, "streaming.sql.batchId": epoch}
+    told["spark.jobGroup.id"] = run
     told = {name: each if each is None else str(each) for name, each in told.items()}
     context = SimpleNamespace(taskAttemptId=lambda: number, getLocalProperty=told.get)
     return patch.object(writers, "TaskContext", SimpleNamespace(get=lambda: context))

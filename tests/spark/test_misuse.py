@@ -23,6 +23,7 @@ from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
+from pyqueue.spark.options import checked
 from tests.spark.engine import in_a_task
 from tests.spark.fakes import Flow, Frame, no_session
 
@@ -60,16 +61,20 @@ def table(**types: Any) -> StructType:
 
 WRONG: list[tuple[str, Callable[[], Any]]] = [
     # a read
-    ("uri, uriEnv", lambda: read(queue="raw")),
-    ("uri, uriEnv", lambda: read(uri=NOWHERE, uriEnv="HOME", queue="raw")),
+    ("uri, url, uriEnv", lambda: read(queue="raw")),
+    ("uri, url, uriEnv", lambda: read(uri=NOWHERE, uriEnv="HOME", queue="raw")),
+    ("uri, url, uriEnv", lambda: read(uri=NOWHERE, url=NOWHERE, queue="raw")),
     ("uri", lambda: read(uri="memory:", queue="raw")),
     ("uri", lambda: read(uri="127.0.0.1:27017", queue="raw")),
-    ("uriEnv", lambda: stream(uriEnv="PYQUEUE_NO_SUCH_VARIABLE", queue="raw", group="g")),
+    (
+        "uriEnv",
+        lambda: stream(uriEnv="PYQUEUE_NO_SUCH_VARIABLE", queue="raw", group="g").initialOffset(),
+    ),
     ("queue", lambda: read(uri=NOWHERE)),
     ("name", lambda: read(uri=NOWHERE, queue="no name")),
     ("namespace", lambda: read(**READ, namespace="system.x")),
-    ("options: .*qeue", lambda: read(**READ, qeue="x")),
-    ("options: .*pollseconds", lambda: read(**READ, pollseconds="5")),
+    ("options: qeue: .* mean queue[?]", lambda: read(**READ, qeue="x")),
+    ("options: leaseSecond: .* mean leaseSeconds[?]", lambda: stream(**STREAM, leaseSecond="5")),
     ("payloadType", lambda: read(**READ, payloadType="jsonn")),
     ("payloadType", lambda: read(**READ, payloadType="RawFlight")),
     ("numPartitions", lambda: read(**READ, numPartitions="0")),
@@ -144,7 +149,13 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("outputMode", lambda: stream_to(READ | {"stage": "s"}, overwrite=True)),
     ("stage, idColumn", lambda: stream_to(READ)),
     ("epoch", lambda: stream_to(READ | {"stage": "s", "epoch": "1"})),
-    ("epoch, staged", lambda: stream_to(READ | {"stage": "s", "staged": "false"})),
+    ("epoch, query, staged", lambda: stream_to(READ | {"stage": "s", "staged": "false"})),
+    ("epoch, query, staged", lambda: stream_to(READ | {"stage": "s", "query": "q"})),
+    ("query", lambda: write(READ | {"query": "q"})),
+    ("idPrefix", lambda: write(READ | {"idPrefix": "a-"})),
+    ("idPrefix: id: ", lambda: write(READ | {"idColumn": "id", "idPrefix": "~a"})),
+    ("idPrefix", lambda: stream_to(READ | {"stage": "s", "idPrefix": "a-"})),
+    ("query", lambda: write(READ | {"stage": "s", "epoch": "1", "query": "a~b"})),
     ("delivery", lambda: stream_to(READ | {"stage": "s", "delivery": "once"})),
     ("stage", lambda: stream_to(READ | {"stage": "a~b"})),
     ("payload", lambda: stream_to(READ | {"stage": "s"}, table(id=StringType()))),
@@ -165,6 +176,27 @@ def test_sink_accepts_what_spark_adds_to_its_options() -> None:
     """Declarative Pipelines name the query of each flow."""
     added = {"checkpointLocation": "/x", "queryName": "flow", "queryTimeout": "0"}
     stream_to(READ | {"stage": "s"} | added)
+
+
+#: What a catalog adds to a table that was made with these options.
+TABLE_OPTIONS = {"option.queue": "raw", "option.maxMessagesPerBatch": "5", "option.uri": NOWHERE}
+
+
+def test_source_warns_once_of_options_that_it_does_not_know(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A catalog adds some to each table. These mean nothing, and are no reason to warn."""
+    for _ in range(2):
+        read(**READ, refreshInterval="5", owner="me", provider="pyqueue", **TABLE_OPTIONS)
+    checked({"uri": NOWHERE, "stream": "clicks", "owner": "me", "option.startingPosition": "5"})
+    (warning,) = caplog.messages
+    assert "options: refreshInterval: " in warning
+
+
+def test_address_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYQUEUE_URL", NOWHERE)
+    found = [checked(each | {"queue": "raw"}) for each in ({}, {"url": "mongodb://other/"})]
+    assert [each.address.target for each in found] == [NOWHERE, "mongodb://other/"]
 
 
 class Model(BaseModel):

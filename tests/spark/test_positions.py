@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyqueue import Client, ConfigurationError, InvalidMessage, Stream
+from pyqueue import Client, ConfigurationError, InvalidMessage, QueueError, Stream
 from pyqueue.backends import stream_retention
 from pyqueue.spark import QueueDataSource, idle
 from pyqueue.spark.columns import log_columns
@@ -215,11 +215,29 @@ def test_deleted_messages_are_named(
     monkeypatch.setattr(stream_retention, "LEAST_AGE", timedelta(0))
     for n in range(3):
         clicks.stream.append_many([n, n])
-    sink, checkpoint = Sink(), Checkpoint()
     eventually(lambda: clicks.stream.trim(before=3) == 2, "the first pack is old enough")
-    clicks.engine(sink, checkpoint, options={"startingPosition": "0"}).run()
+    options = {"startingPosition": "0"}
+    for refused in ({}, {"failOnDataLoss": "true"}):
+        with pytest.raises(QueueError, match="2 messages from position 0 on were deleted"):
+            clicks.engine(Sink(), Checkpoint(), options=options | refused).run()
+    assert not caplog.messages
+    sink = Sink()
+    clicks.engine(sink, Checkpoint(), options=options | {"failOnDataLoss": "false"}).run()
     assert sink.last() == [2, 3, 4, 5]
     assert "2 messages from position 0 on were deleted" in caplog.text
+
+
+def test_messages_deleted_beside_a_task_are_named(
+    clicks: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_retention, "LEAST_AGE", timedelta(0))
+    for n in range(3):
+        clicks.stream.append_many([n, n])
+    reader = clicks.engine(Sink(), Checkpoint()).reader
+    (part,) = reader.partitions(reader._offset(0), reader._offset(6))
+    eventually(lambda: clicks.stream.trim(before=3) == 2, "the first pack is old enough")
+    with pytest.raises(QueueError, match="2 messages from position 0 on were deleted"):
+        list(reader.read(part))
 
 
 def test_checkpoint_of_another_stream_is_refused(clicks: Log) -> None:

@@ -71,7 +71,8 @@ def test_executor_path_needs_neither_pydantic_nor_anyio() -> None:
         from pyqueue.spark import QueueDataSource, QueueProgressListener, register
         from pyqueue.spark import readers, tables, writers
         from pyqueue.spark.addresses import NamespaceAddress, client_of
-        from pyqueue.spark.frames import Reader, batch, columns
+        from pyqueue.spark.frames import batch, columns
+        from pyqueue.spark.row_reader import Reader
         from pyqueue.spark.pyspark_pyqueue import DefaultSource
 
         at = __import__("datetime").datetime(2013, 1, 1)

@@ -139,6 +139,15 @@ def test_row_of_another_queue_fails_the_write(sink: Sink, way: str, name: str | 
     assert sink.hidden() == 0
 
 
+@ways
+def test_prefix_keeps_the_ids_of_two_queues_apart(sink: Sink, way: str) -> None:
+    for queue in (sink.first, sink.second):
+        sink.write(way, [sink.row(0), sink.row(1)], {}, queue=queue, idPrefix=f"{queue}/")
+    assert sink.stored() == [(queue, n) for queue in (sink.first, sink.second) for n in (0, 1)]
+    message = sink.flow.client.queue(sink.second).get(f"{sink.second}/{sink.first}-1")
+    assert message is not None
+
+
 def test_queue_column_means_nothing_without_the_option(sink: Sink) -> None:
     sink.write("staged", [sink.row(0, queue="elsewhere"), sink.row(1)], {"queue": StringType()})
     assert sink.stored() == [(sink.first, 0), (sink.first, 1)]

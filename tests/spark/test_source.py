@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +24,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pyqueue import Client, Fenced, Unavailable
+from pyqueue import Client, ConfigurationError, Fenced, Unavailable
 from pyqueue.backends import epochs
 from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.slices import page, slices
@@ -683,3 +685,64 @@ def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> 
                     read += [each["payload"] for each in found]
                     part = type(part)(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
             assert Counter(read) == Counter(range(count))
+
+
+# ---- queues that are not there
+
+
+def stored(flow: Flow, text: str) -> list[Any]:
+    """Return the documents that have this text in their ids: the records of a queue."""
+    found = flow.client.database["pyqueue"].find({"_id": {"$regex": text}})
+    return list(found)
+
+
+def test_read_of_a_missing_queue_fails_and_makes_none(flow: Flow, database: str) -> None:
+    missing = f"{flow.source}-mistyped"
+    reader = table(database, missing).reader(columns(None))
+    with pytest.raises(ConfigurationError, match=f"^queue: there is no queue '{missing}'"):
+        reader.partitions()
+    reader = table(database, missing, mustExist="false").reader(columns(None))
+    parts = reader.partitions()
+    assert [rows for part in parts for rows in reader.read(part)] == []
+    assert stored(flow, missing) == []
+
+
+@pytest.mark.parametrize("kind", [None, "standard", "ordered"])
+def test_read_of_a_queue_writes_nothing(flow: Flow, database: str, kind: str | None) -> None:
+    """Also not the kind of a queue that no program has named yet."""
+    flow.client.queue(flow.source, kind=kind).push(
+        1, **({"group": "g"} if kind == "ordered" else {})
+    )
+    before = stored(flow, flow.source)
+    reader = table(database, flow.source).reader(columns(None))
+    for part in reader.partitions():
+        list(reader.read(part))
+    assert stored(flow, flow.source) == before
+
+
+def test_stream_waits_for_a_missing_queue(
+    flow: Flow, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the kind that the first program gives it."""
+    rows: Counter[Any] = Counter()
+    engine = Engine(source(flow, database, maxWaitMs="0"), seen(rows))
+    for _ in range(3):
+        assert not engine.batch()
+        engine.reader._idle.rest(0)
+    assert stored(flow, flow.source) == []
+    warned = [each for each in caplog.messages if "this query waits for it" in each]
+    assert len(warned) == 1
+    flow.client.queue(flow.source, kind="priority").push_many([1, 2], priority=3)
+    engine.reader._idle.rest(0)
+    while engine.batch():
+        pass
+    assert rows == Counter([1, 2])
+    engine.reader.stop()
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_large_messages_take_little_memory(url: str, count: int) -> None:
+    """Messages of 1 MB, which one task writes and reads. Their number does not matter."""
+    command = [sys.executable, "-m", "tests.spark.large", url, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 512

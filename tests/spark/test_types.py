@@ -27,27 +27,33 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    ByteType,
+    CalendarIntervalType,
     DataType,
     DateType,
+    DayTimeIntervalType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
     VariantType,
+    YearMonthIntervalType,
 )
 
 from pyqueue import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, Codec, encode
 from pyqueue.spark import struct_of
-from pyqueue.spark.frames import Reader, batch, columns
+from pyqueue.spark.frames import batch, columns
 from pyqueue.spark.models import payload_type
+from pyqueue.spark.row_reader import Reader
 
 NOON = datetime(2013, 7, 1, 12, 0, 0, 123000, tzinfo=UTC)
 ID = ObjectId("51d16f000000000000000001")
@@ -341,6 +347,10 @@ ROUND: list[tuple[DataType, Any]] = [
     (DOUBLE, 0.1),
     (DOUBLE, 5),
     (FloatType(), 0.5),
+    (FloatType(), math.inf),
+    (FloatType(), -3.4028234663852886e38),
+    (ByteType(), -128),
+    (ShortType(), 5.0),
     (BooleanType(), True),
     (TEXT, "é"),
     (BinaryType(), b"\x00"),
@@ -420,6 +430,14 @@ MISFITS: list[tuple[DataType, Any]] = [
     (struct(a=LONG), [1]),
     (struct(a=LONG), [["a", 1]]),
     (DateType(), "2013-07-01"),
+    (DateType(), 5),
+    (ByteType(), 1.5),
+    (ByteType(), 128),
+    (ByteType(), True),
+    (ShortType(), 1.5),
+    (ShortType(), -(2**15) - 1),
+    (FloatType(), 1e300),
+    (FloatType(), "0.5"),
 ]
 
 
@@ -455,6 +473,9 @@ NO_TYPES = [
     array(TimestampNTZType()),
     mapping(DateType()),
     MapType(IntegerType(), StringType()),
+    DayTimeIntervalType(),
+    struct(a=YearMonthIntervalType()),
+    array(CalendarIntervalType()),
 ]
 
 

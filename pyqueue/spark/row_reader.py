@@ -1,0 +1,283 @@
+"""Read messages from the rows of a DataFrame. See ``frames`` for the way back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from bson import json_util
+from bson.decimal128 import Decimal128
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    IntegralType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+    VariantVal,
+    YearMonthIntervalType,
+)
+
+from pyqueue import arguments
+from pyqueue.backends.options import NewMessage
+from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.spark.frames import JSON, MISFITS, Convert, applied, each_of, fields_of, reason_of
+
+__all__ = ["Reader", "from_json"]
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def from_json(text: str) -> Any:
+    """Return the payload of a JSON text.
+
+    Raises:
+        InvalidMessage: The text is not valid JSON.
+    """
+    try:
+        return json_util.loads(text, json_options=JSON) if '"$' in text else json.loads(text)
+    except Exception as error:  # the parsers of Extended JSON raise errors of many types
+        reason = error if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise InvalidMessage(
+            f"invalid JSON ({reason}): give a struct or a variant, or make JSON by "
+            "to_json(...) or to_variant_object(...)"
+        ) from None
+
+
+def _to_decimal(name: str, value: Decimal) -> Decimal128:
+    try:
+        return Decimal128(value)
+    except ArithmeticError:
+        raise InvalidMessage(f"{name} has more than 34 digits: cast it to string") from None
+
+
+def _to_bson(type: DataType, name: str) -> Convert | None:
+    """Return the conversion of an Arrow value for BSON, or None if there is nothing to convert."""
+    if isinstance(type, VariantType):
+        return lambda value: from_json(VariantVal(value["value"], value["metadata"]).toJson())
+    if isinstance(type, DecimalType):
+        return partial(_to_decimal, name)
+    if isinstance(type, (DayTimeIntervalType, YearMonthIntervalType, CalendarIntervalType)):
+        raise ConfigurationError(
+            f"payload: {name} is an {type.simpleString()}, which BSON does not have: cast it to a "
+            "number or to string"
+        )
+    if isinstance(type, (TimestampNTZType, DateType)):
+        raise ConfigurationError(
+            f"payload: {name} is a {type.simpleString()}, which does not name an instant: "
+            "cast it to timestamp, or to string"
+        )
+    if isinstance(type, ArrayType):
+        return each_of(_to_bson(type.elementType, name))
+    if isinstance(type, MapType):
+        if not isinstance(type.keyType, StringType):
+            raise ConfigurationError(
+                f"payload: {name} is a map with keys that are not strings: cast them to string"
+            )
+        convert = _to_bson(type.valueType, name)
+        return lambda value: {key: applied(convert, each) for key, each in value}
+    if isinstance(type, StructType):
+        inner = {
+            field.name: _to_bson(field.dataType, f"{name}.{field.name}") for field in type.fields
+        }
+        return fields_of(inner) if any(inner.values()) else None
+    return None
+
+
+def _has(
+    schema: StructType, name: str, types: type[DataType] | tuple[type[DataType], ...], cast: str
+) -> bool:
+    """Return whether there is a column of this name.
+
+    Raises:
+        ConfigurationError: It is of another type.
+    """
+    if name not in schema.fieldNames():
+        return False
+    found = schema[name].dataType
+    if not isinstance(found, types):
+        raise ConfigurationError(
+            f"{name}: the column is of type {found.simpleString()}: cast it to {cast}"
+        )
+    return True
+
+
+def _row(number: int, id: str | None) -> str:
+    """Return how an error names a row."""
+    return f"row {number}" if id is None else f"the row with id {id}"
+
+
+def _checked(values: Sequence[Any], ids: Sequence[str | None], check: Convert) -> list[Any]:
+    """Return the values of a column as ``check`` returns them.
+
+    Raises:
+        ConfigurationError: A value is invalid. The text names its row.
+    """
+    checked = []
+    for number, value in enumerate(values):
+        try:
+            checked.append(check(value))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; in {_row(number, ids[number])}") from None
+    return checked
+
+
+def _microseconds(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
+    """Return instants as numbers, which takes a fraction of the time of datetimes."""
+    numbers: list[int | None] = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    return numbers
+
+
+def _when(value: int | None) -> dt.datetime | None:
+    if value is None:
+        return None
+    try:
+        instant = _EPOCH + dt.timedelta(microseconds=value)
+    except OverflowError:  # Spark's calendar is longer than Python's
+        instant = (dt.datetime.max if value > 0 else dt.datetime.min).replace(tzinfo=dt.UTC)
+    return arguments.instant("when", instant)
+
+
+def _delay(value: float | Decimal | dt.timedelta | None) -> float | None:
+    if value is None:
+        return None
+    return arguments.duration("delay", float(value) if isinstance(value, Decimal) else value)
+
+
+def _priority(value: int | None) -> int | None:
+    return None if value is None else arguments.priority(value)
+
+
+class Reader:
+    """Reads messages from the rows of a DataFrame.
+
+    Args:
+        schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
+            struct, a variant or any value. It may have columns ``headers`` and ``key``, and
+            ``when`` or ``delay``, which say when a message becomes ready.
+        id: The column of the ids; None if there is none.
+        queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
+        prefix: What the ids begin with, before the values of their column.
+
+    Raises:
+        ConfigurationError: A column is missing or has a type that cannot be stored.
+    """
+
+    def __init__(
+        self,
+        schema: StructType,
+        id: str | None = None,
+        *,
+        queues: Sequence[str] = (),
+        prefix: str = "",
+    ) -> None:
+        names = schema.fieldNames()
+        for needed in ("payload", *(() if id is None else (id,)), *(("queue",) if queues else ())):
+            if needed not in names:
+                raise ConfigurationError(
+                    f"the DataFrame has no column {needed!r} (it has {', '.join(names)})"
+                )
+        payload = schema["payload"].dataType
+        self._id = id
+        self._prefix = prefix
+        self._json = isinstance(payload, StringType)
+        self._convert = from_json if self._json else _to_bson(payload, "payload")
+        if id is not None and not isinstance(schema[id].dataType, StringType):
+            raise ConfigurationError(
+                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: "
+                "cast them to string"
+            )
+        self._key = _has(schema, "key", StringType, "string")
+        self._when = _has(schema, "when", TimestampType, "timestamp")
+        seconds = (NumericType, DayTimeIntervalType)
+        self._delay = _has(schema, "delay", seconds, "double, a number of seconds")
+        self._schema = schema
+        self._queues = frozenset(queues)
+        if queues:
+            _has(schema, "queue", StringType, "string")
+        self._headers = "headers" in names
+        labels = (
+            schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
+        )
+        if not isinstance(labels, MapType):
+            raise ConfigurationError("headers: give a column of type map<string, string>")
+        self._labels = _to_bson(labels, "headers")
+
+    def rows(
+        self, batch: pa.RecordBatch | pa.Table, *, priorities: bool = False
+    ) -> Iterator[NewMessage]:
+        """Return the messages of a batch of rows.
+
+        Without ``priorities`` the column ``priority`` means nothing.
+
+        Raises:
+            InvalidMessage: A payload is not valid JSON, or cannot be stored.
+            ConfigurationError: An id is null, or a ``when``, ``delay``, ``queue`` or ``priority``
+                is invalid.
+        """
+        none: list[None] = [None] * batch.num_rows
+        ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
+        payloads = self._payloads(batch.column("payload"), ids)
+        headers = batch.column("headers").to_pylist() if self._headers else none
+        keys = batch.column("key").to_pylist() if self._key else none
+        if self._id is not None and None in ids:
+            raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
+        if self._prefix:
+            ids = [f"{self._prefix}{each}" for each in ids]
+        delays = _checked(batch.column("delay").to_pylist(), ids, _delay) if self._delay else none
+        instants = _checked(_microseconds(batch.column("when")), ids, _when) if self._when else none
+        queues = (
+            _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
+        )
+        levels: Sequence[int | None] = none
+        if priorities and _has(self._schema, "priority", IntegralType, "int"):
+            levels = _checked(batch.column("priority").to_pylist(), ids, _priority)
+        if self._delay and self._when:
+            for number, both in enumerate(zip(delays, instants, strict=True)):
+                if None not in both:
+                    raise ConfigurationError(
+                        f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
+                        "or make one of the two null"
+                    )
+        for id, payload, labels, key, delay, at, queue, level in zip(
+            ids, payloads, headers, keys, delays, instants, queues, levels, strict=True
+        ):
+            named = applied(self._labels, labels) or None
+            yield NewMessage(id, payload, named, key, delay, at, queue, level)
+
+    def _queue(self, value: str | None) -> str:
+        if value not in self._queues:
+            raise ConfigurationError(
+                f"queue: {'null' if value is None else repr(value[:120])} is not one of "
+                f"{', '.join(sorted(self._queues))}, which the option queues, or to of a stage, "
+                "lists: add it there, or leave the row out"
+            )
+        return value
+
+    def _payloads(self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None]) -> list[Any]:
+        def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
+            return [applied(self._convert, value) for value in some.to_pylist()]
+
+        try:
+            return values(column)
+        except MISFITS:
+            for number, id in enumerate(ids):  # find the row
+                try:
+                    values(column.slice(number, 1))
+                except MISFITS as error:
+                    text = f"payload: in {_row(number, id)}: {reason_of(error)}"
+                    raise InvalidMessage(text) from None
+            raise  # not covered: what fails in all rows fails in one of them

@@ -1,0 +1,44 @@
+"""A task that writes large messages and reads them: how much memory it takes.
+
+Run it with ``python -m tests.spark.large URL COUNT``, where ``COUNT`` is the number of messages of
+1 MB. It prints the most memory that the process had, in megabytes.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructField, StructType
+
+from pyqueue.spark import QueueDataSource
+from pyqueue.spark.columns import columns
+
+ROWS = StructType([StructField("payload", StringType())])
+#: As many rows as Spark gives a task at once, of 64 MB.
+AT_ONCE = 64
+
+
+def batches(count: int) -> Iterator[pa.RecordBatch]:
+    """Return the rows that Spark gives a task."""
+    text = '"' + "x" * 1_000_000 + '"'
+    for start in range(0, count, AT_ONCE):
+        yield pa.RecordBatch.from_pydict({"payload": [text] * min(AT_ONCE, count - start)})
+
+
+def main(url: str, count: str) -> None:
+    """Write messages, read them, and say how much memory that took."""
+    source = QueueDataSource({"uri": url, "queue": "large", "numPartitions": "1"})
+    writer = cast(Any, source.writer(ROWS, False))
+    writer.commit([writer.write(batches(int(count)))])
+    reader = cast(Any, source.reader(columns(None)))
+    read = sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
+    assert read == int(count), read
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
