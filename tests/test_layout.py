@@ -546,11 +546,6 @@ BACKENDS: dict[str, set[str]] = {
         *("bucket", "handover", "hidden", "invalid", "kind", "managing", "namespace"),
         *("pack_settling", "reading", "transitions"),
     },
-    "listing": {
-        *("applying", "bucket", "handover", "hidden", "namespace", "pack_managing", "reading"),
-        *("recovering", "scan", "stages", "stream_consumers", "stream_packs", "stream_retention"),
-        "transitions",
-    },
     "taking_kind": {"kind", "namespace", "naming_kind", "options", "receiving"},
     "queue_plans": {
         *("extending", "invalid", "kind", "managing", "moving", "namespace", "naming_kind"),
@@ -564,6 +559,11 @@ BACKENDS: dict[str, set[str]] = {
     "id_sketch": set(),
     "epochs": {"id_sketch", "namespace", "options", "staging"},
     "stages": {"epochs", "namespace"},
+    "listing": {
+        *("applying", "bucket", "handover", "hidden", "namespace", "pack_managing", "reading"),
+        *("recovering", "scan", "stages", "stream_consumers", "stream_packs", "stream_retention"),
+        "transitions",
+    },
     "claim_groups": {"acknowledging", "kind", "namespace", "queue_plans", "transitions"},
     "named_claims": {
         *("acknowledging", "byte_limit", "claim_groups", "claim_terms", "encoded", "invalid"),

@@ -245,8 +245,9 @@ class EpochWrites:
     def _enter(self, state: Document) -> Plan[None]:
         """Make this the run that writes the stage.
 
-        The record names this run before the others are read and put out. So of two runs that enter
-        at once, one at least is out. A run that wrote since this one began to enter stays in.
+        The record names this run before those of other queries are read and put out. So of two
+        runs that enter at once, one at least is out. A run that wrote since this one began to enter
+        stays in.
         """
         now = yield from ServerTime()
         self._check_rest((yield from self._others()), now)

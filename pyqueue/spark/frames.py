@@ -191,7 +191,7 @@ def each_of(convert: Convert | None) -> Convert | None:
 
 
 def applied(convert: Convert | None, value: Any) -> Any:
-    """Return a value as it is converted. None stays None."""
+    """Return the converted value. None stays None."""
     return value if convert is None or value is None else convert(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -33,6 +33,7 @@ __all__ = [
     "CHUNK_BYTES",
     "MAX_PARTITIONS",
     "Options",
+    "WriteOptions",
     "checked",
     "payload_column",
     "read_columns",
@@ -53,6 +54,22 @@ CHUNK_BYTES: Final = 2**24
 
 
 @dataclass(frozen=True)
+class WriteOptions:
+    """The options that only a write has, after the check."""
+
+    stage: str | None
+    epoch: int | None
+    #: The name of the query; empty if the caller gives none.
+    query: str
+    id_column: str | None
+    #: Goes before the values of ``id_column``; empty without it.
+    id_prefix: str
+    at_least_once: bool
+    staged: bool
+    on_duplicate: OnDuplicate
+
+
+@dataclass(frozen=True)
 class Options:
     """The options of a read or a write, after the check."""
 
@@ -68,15 +85,7 @@ class Options:
     max_bytes: int
     lease: float
     members: int
-    stage: str | None
-    epoch: int | None
-    query: str
-    id_column: str | None
-    #: Goes before the values of ``id_column``; empty without it.
-    id_prefix: str
-    at_least_once: bool
-    staged: bool
-    on_duplicate: OnDuplicate
+    of_write: WriteOptions
     #: None: the default, which differs between a stream and a table.
     on_bad_record: OnBadRecord | None
     corrupt_column: str | None
@@ -259,15 +268,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         _count("maxBytesPerBatch", option("maxBytesPerBatch", str(MAX_BATCH_BYTES)), _MOST_BYTES),
         arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
         _count("members", option("members", "1"), MAX_MEMBERS),
-        option("stage") and arguments.group(option("stage"), "stage"),
-        _epoch(option("epoch")),
-        arguments.group(option("query"), "query") if option("query") else "",
-        option("idColumn"),
-        _id_prefix(option("idPrefix"), option("idColumn")),
-        arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
-        == _DELIVERIES[1],
-        _yes("staged", option("staged", "true")),
-        _on_duplicate(option("onDuplicate", "ignore")),
+        _write_options(option),
         *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord"), stream),
         _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
         _columns(option("columns"), stream),
@@ -279,6 +280,21 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         stream is not None,
         _position("startingPosition", option("startingPosition", "first") or ""),
         _position("endingPosition", option("endingPosition", "last") or ""),
+    )
+
+
+def _write_options(option: Callable[..., str | None]) -> WriteOptions:
+    stage, query = option("stage"), option("query")
+    delivery = arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
+    return WriteOptions(
+        stage and arguments.group(stage, "stage"),
+        _epoch(option("epoch")),
+        arguments.group(query, "query") if query else "",
+        option("idColumn"),
+        _id_prefix(option("idPrefix"), option("idColumn")),
+        delivery == _DELIVERIES[1],
+        _yes("staged", option("staged", "true")),
+        _on_duplicate(option("onDuplicate", "ignore")),
     )
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.spark.options import Options, checked, payload_column, read_columns
+from pyqueue.spark.options import Options, WriteOptions, checked, payload_column, read_columns
 from pyqueue.spark.positions import LogReader
 from pyqueue.spark.tables import BatchReader, FilteringReader
 
@@ -203,60 +203,62 @@ class QueueDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch write."""
         options = _checked_write(self.options)
+        writes = options.of_write
         if overwrite:
             raise ConfigurationError(
                 'mode: a queue cannot be overwritten: use .mode("append"), and Queue.purge() to '
                 "empty it first"
             )
-        if (options.stage is None) != (options.epoch is None):
+        if (writes.stage is None) != (writes.epoch is None):
             raise ConfigurationError(
                 "stage, epoch: a batch write takes both or neither. In foreachBatch, epoch is the "
                 "number of the batch: the same number of the same stage writes nothing twice"
             )
-        if options.query and options.epoch is None:
+        if writes.query and writes.epoch is None:
             raise ConfigurationError("query: this option goes with stage and epoch")
-        if options.at_least_once:
+        if writes.at_least_once:
             raise ConfigurationError("delivery: this option is for streams; leave it out")
-        if not options.staged and (options.id_column is None or options.epoch is not None):
+        if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
                 "staged: false needs idColumn, without stage and epoch: only the ids tell what was "
                 "written if Spark repeats a task"
             )
-        if options.epoch is not None:
-            _refuse_on_duplicate(options, "leave out stage and epoch, and give idColumn")
-        elif options.on_duplicate == "replace" and options.staged and options.id_column is not None:
+        if writes.epoch is not None:
+            _refuse_on_duplicate(writes, "leave out stage and epoch, and give idColumn")
+        elif writes.on_duplicate == "replace" and writes.staged and writes.id_column is not None:
             raise ConfigurationError(
                 'onDuplicate: "replace" with idColumn needs .option("staged", "false"): a message '
                 "whose id the queue has cannot be staged again"
             )
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import BatchWriter, DirectBatchWriter, EpochBatchWriter
-        if options.epoch is not None:
+        if writes.epoch is not None:
             return EpochBatchWriter(options, schema)
-        if not options.staged:
+        if not writes.staged:
             return DirectBatchWriter(options, schema)
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming write."""
         options = _checked_write(self.options)
+        writes = options.of_write
         if overwrite:
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
             )
-        if options.epoch is not None or options.query or not options.staged:
+        if writes.epoch is not None or writes.query or not writes.staged:
             raise ConfigurationError(
                 "epoch, query, staged: these are for batch writes; a stream numbers its batches, "
                 "and takes delivery in place of staged"
             )
-        if options.stage is None and options.id_column is None:
+        if writes.stage is None and writes.id_column is None:
             raise ConfigurationError(
                 "stage, idColumn: give one of the two. Spark may repeat a batch, which must then "
                 'write the same ids. .option("stage", "...") makes them from the column id; '
                 "idColumn names a column whose values are the ids"
             )
-        if not options.at_least_once:
-            _refuse_on_duplicate(options, 'use .option("delivery", "at-least-once")')
+        if not writes.at_least_once:
+            _refuse_on_duplicate(writes, 'use .option("delivery", "at-least-once")')
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import StreamWriter
         return StreamWriter(options, schema)
@@ -282,12 +284,12 @@ def _checked_write(given: Mapping[str, str]) -> Options:
     return options
 
 
-def _refuse_on_duplicate(options: Options, remedy: str) -> None:
+def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
     """Refuse what a write by epoch cannot hold: its messages are shown after it is decided."""
-    if options.on_duplicate != "ignore":
+    if writes.on_duplicate != "ignore":
         raise ConfigurationError(
             f'onDuplicate: a batch that is written once takes "ignore" only, because a key may be '
-            f"taken once the batch is decided; for {options.on_duplicate!r}, {remedy}"
+            f"taken once the batch is decided; for {writes.on_duplicate!r}, {remedy}"
         )
 
 

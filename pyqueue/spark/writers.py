@@ -51,8 +51,10 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = _reader(options, schema, options.id_column)
-        self._staging = Staging(options.backend().target, uuid4().hex, options.on_duplicate)
+        self._reader = _reader(options, schema, options.of_write.id_column)
+        self._staging = Staging(
+            options.backend().target, uuid4().hex, options.of_write.on_duplicate
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
@@ -83,7 +85,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = _reader(options, schema, options.id_column)
+        self._reader = _reader(options, schema, options.of_write.id_column)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append the rows of a task."""
@@ -101,7 +103,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
 def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
     for queue, messages in chunks:
         target = options.backend(queue).target
-        options.run(append(target, messages, options.on_duplicate))
+        options.run(append(target, messages, options.of_write.on_duplicate))
     return WriterCommitMessage()
 
 
@@ -132,7 +134,7 @@ class _EpochWriter:
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._reader = _reader(options, schema, options.id_column or "id")
+        self._reader = _reader(options, schema, options.of_write.id_column or "id")
         self._job = uuid4().hex
 
     def _write(
@@ -140,7 +142,7 @@ class _EpochWriter:
     ) -> WriterCommitMessage:
         """Write the rows of a task where no consumer sees them."""
         target, run = self._options.backend().target, self._options.run
-        epochs = EpochWrites(target, self._options.stage or "", query, _run())
+        epochs = EpochWrites(target, self._options.of_write.stage or "", query, _run())
         attempt = self._join(epochs, epoch)
         counts, known = {}, IdSketch()
         task = _context().taskAttemptId()
@@ -171,7 +173,7 @@ class _EpochWriter:
 
     def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Chunks:
         """Read the rows, and give them their ids."""
-        stage = self._options.stage if self._options.id_column is None else None
+        stage = self._options.of_write.stage if self._options.of_write.id_column is None else None
         for queue, messages in _chunks(self._options, self._reader, iterator):
             if stage is not None:
                 messages = [each._replace(id=f"{stage}~{each.id}") for each in messages]
@@ -199,12 +201,12 @@ class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        query = self._options.query or _local(_QUERY)
-        return self._write(query, self._options.epoch or 0, iterator)
+        query = self._options.of_write.query or _local(_QUERY)
+        return self._write(query, self._options.of_write.epoch or 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Show what the tasks have staged."""
-        self._commit(messages, self._options.epoch or 0)
+        self._commit(messages, self._options.of_write.epoch or 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
@@ -215,7 +217,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, or append them if they may be written again."""
-        if self._options.at_least_once:
+        if self._options.of_write.at_least_once:
             return _appended(self._options, self._messages(iterator))
         query, epoch = _local(_QUERY), _local("streaming.sql.batchId")
         if not query or not epoch:
@@ -227,7 +229,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Show what the tasks have staged. What was appended is visible: wake the consumers."""
-        if self._options.at_least_once:
+        if self._options.of_write.at_least_once:
             _notify(self._options)
         else:
             self._commit(messages, batchId)
@@ -259,7 +261,7 @@ def _run() -> str:
 
 
 def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
-    return Reader(schema, id, queues=options.queues, prefix=options.id_prefix)
+    return Reader(schema, id, queues=options.queues, prefix=options.of_write.id_prefix)
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:

@@ -12,7 +12,7 @@ from tests.cli.shell import Shell
 def test_stages_are_listed_and_forgotten(shell: Shell, client: Client) -> None:
     writes = EpochWrites(backend_of(client.queue("clean")).target, "nightly", "query-1")
     run = runner_of(client).run
-    run(writes.commit("job", 3, run(writes.join("job", 3)), {}))
+    run(writes.commit("job", 3, run(writes.join("job", 3)) or 0, {}))
     (row,) = shell.json("stage", "ls")
     assert {**row, "at": 0} == {
         "queue": "clean",
@@ -27,4 +27,4 @@ def test_stages_are_listed_and_forgotten(shell: Shell, client: Client) -> None:
     assert shell.json("stage", "forget", "clean", "nightly") == [{"forgotten": 1}]
     assert shell.json("stage", "ls") == []
     status, _, error = shell.run("stage", "forget", "clean", "a b")
-    assert (status, error.startswith("stage: invalid name")) == (2, True)
+    assert (status, "stage: invalid name" in error) == (2, True)

@@ -462,10 +462,11 @@ def test_stages_end_with_their_queue(client: Client) -> None:
     while scene.record(scene.writes).get("epoch") != 7:
         next(run)
     hidden = NewMessage("batch", 1)
-    scene.run(Staging(scene.writes.target, "0" * 32).write("x", [hidden]))
+    place = f"{'2' * 32}:0"
+    scene.run(Staging(scene.writes.target, "0" * 32).write(place, [hidden]))
     neighbour = client.queue(f"{scene.queue.name}:more")
     kept = Staging(backend_of(neighbour).target, "1" * 32)
-    scene.run(kept.write("x", [NewMessage("kept", 1)]))
+    scene.run(kept.write(place, [NewMessage("kept", 1)]))
     with pytest.raises(ConfigurationError, match="3 ready"):
         client.delete_queue(scene.queue.name)
     assert scene.record(scene.writes)

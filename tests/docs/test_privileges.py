@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pymongo import MongoClient
@@ -186,5 +186,5 @@ def test_role_read_reads_a_table_of_spark(guarded: Mongo) -> None:
     uri = f"mongodb://reader:secret@{host}:{port}/shop90"
     reader = QueueDataSource({"uri": uri, "queue": "a"}).reader(columns(None))
     (part, *_) = reader.partitions()
-    (rows,) = reader.read(part)
+    (rows,) = cast("Any", reader).read(part)
     assert rows.column("payload").to_pylist() == ["1"]

@@ -176,7 +176,9 @@ def test_stage_of_several_queues_keeps_to_its_first(flow: Flow, sink: Sink, data
     """A stream may get further queues: its record is that of the first one."""
     types = {"queue": StringType()}
     sink.write("stream", [sink.row(0)], {}, stage="s")
-    sink.write("stream", [sink.row(1, queue=sink.second)], types, stage="s", queues=sink.both)
+    with pytest.raises(ConfigurationError, match="batch 0 was written before, with other rows"):
+        sink.write("stream", [sink.row(1, queue=sink.second)], types, stage="s", queues=sink.both)
+    sink.write("stream", [sink.row(0, queue=sink.second)], types, stage="s", queues=sink.both)
     assert sink.stored() == [(sink.first, 0)], "the epoch was decided before"
 
 

@@ -710,9 +710,7 @@ def test_read_of_a_missing_queue_fails_and_makes_none(flow: Flow, database: str)
 @pytest.mark.parametrize("kind", [None, "standard", "ordered"])
 def test_read_of_a_queue_writes_nothing(flow: Flow, database: str, kind: str | None) -> None:
     """Also not the kind of a queue that no program has named yet."""
-    flow.client.queue(flow.source, kind=kind).push(
-        1, **({"group": "g"} if kind == "ordered" else {})
-    )
+    flow.client.queue(flow.source, kind=kind).push(1, group="g" if kind == "ordered" else None)
     before = stored(flow, flow.source)
     reader = table(database, flow.source).reader(columns(None))
     for part in reader.partitions():
@@ -732,7 +730,7 @@ def test_stream_waits_for_a_missing_queue(
     assert stored(flow, flow.source) == []
     warned = [each for each in caplog.messages if "this query waits for it" in each]
     assert len(warned) == 1
-    flow.client.queue(flow.source, kind="priority").push_many([1, 2], priority=3)
+    flow.client.queue(flow.source, kind="priority").push_many([1, 2], priorities=[3, 3])
     engine.reader._idle.rest(0)
     while engine.batch():
         pass
