@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -132,6 +133,8 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
             return value in wanted
         case "$nin":
             return value not in wanted
+        case "$regex":
+            return isinstance(value, str) and re.search(wanted, value) is not None
         case "$exists":
             return there is wanted
         case "$not":
