@@ -17,6 +17,8 @@ from bson import ObjectId
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
 __all__ = [
+    "GROUP_PREFIX",
+    "STORED_GROUP",
     "eligible_since",
     "group_of",
     "hashable_id",
@@ -34,7 +36,10 @@ _RESERVED_YEAR: Final = 8000
 _MAX_EXACT: Final = 1 << 53
 
 #: What stands before a group where it is stored; see ``stored_group``.
-_PREFIX: Final = re.compile("[0-9a-f]{3}:")
+GROUP_PREFIX: Final = re.compile("[0-9a-f]{3}:")
+#: The fields that may have the group of a message, in this order: while it waits, while it is held,
+#: and after it left its ordered queue.
+STORED_GROUP: Final = ("group", "lock", "last_group")
 #: The types of the fields that the code relies on. Other fields may have any value.
 _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "_id": (ObjectId, str),
@@ -128,10 +133,10 @@ def stored_group(group: str) -> str:
 
 def group_of(document: Mapping[str, Any]) -> str | None:
     """Return the group of a stored message, or None if it has no valid one."""
-    for name in ("group", "lock", "last_group"):
+    for name in STORED_GROUP:
         value = document.get(name)
         if isinstance(value, str):
-            return value[4:] if _PREFIX.match(value) else value
+            return value[4:] if GROUP_PREFIX.match(value) else value
     return None
 
 

@@ -290,10 +290,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.row_reader": {"arguments", "backends", "errors", "spark.frames"},
     "spark.bson_columns": set(),
     "spark.encoded": {
-        *("errors", "messages", "payloads", "requests"),
+        *("documents", "errors", "messages", "payloads", "requests"),
         *("spark.bson_columns", "spark.frames"),
     },
-    "spark.filters": {"errors", "spark.row_reader"},
+    "spark.filters": {"documents", "errors", "spark.row_reader"},
     "spark.models": {"errors", "payloads", "spark.frames"},
     "spark.session": {"errors"},
     "spark.outputs": {
@@ -334,7 +334,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.runners",
         "spark.sinks",
     },
-    "spark.ahead": {"backends", "connecting", "errors", "messages", "requests"},
+    "spark.ahead": {"backends", "connecting", "documents", "errors", "messages", "requests"},
     "spark.addresses": {"arguments", "connecting", "errors"},
     "spark.offsets": {"arguments", "backends", "connecting", "spark.addresses"},
     "spark.listener": {"errors", "spark.offsets"},

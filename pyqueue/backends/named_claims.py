@@ -40,7 +40,7 @@ from pyqueue.limits import FollowedLimit, check_call, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries", "reservations_of"]
+__all__ = ["MAX_CLAIM", "ClaimRange", "NamedClaims", "forget_tries", "id_order", "reservations_of"]
 
 #: The most messages that one command stamps.
 STAMP: Final = 5000
@@ -76,9 +76,14 @@ class ClaimRange:
     ranges: tuple[tuple[Id, Id], ...]
 
 
+def id_order(id: Id) -> tuple[bool, Any]:
+    """Return the place of an id in the order of the server."""
+    return isinstance(id, ObjectId), id
+
+
 def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
     """Return the ranges of at most ``parts`` parts of nearly equal size."""
-    ordered = sorted(ids, key=lambda id: (isinstance(id, ObjectId), id))
+    ordered = sorted(ids, key=id_order)
     pieces = min(parts, len(ordered))
     cuts = [len(ordered) * piece // pieces for piece in range(pieces + 1)] if pieces else []
     divisions = []

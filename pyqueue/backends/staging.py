@@ -21,7 +21,7 @@ from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pushing import enter, key_taken, new_document, replace
-from pyqueue.documents import priority_of
+from pyqueue.documents import group_of, priority_of
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
 from pyqueue.messages import HIGHEST_PRIORITY, Id
 from pyqueue.payloads import encode
@@ -108,6 +108,7 @@ def documents_of(
             None if message.key is None else arguments.key(message.key),
             id,
             message.priority,
+            message.group,
         )
         document |= more or {}
         try:
@@ -215,7 +216,8 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
     for row in rows:
         document = {name: value for name, value in row.items() if name not in _HIDDEN}
         entering = target.kind.entering
-        document |= entering(target.queue, max(now, row["when"]), priority_of(row))
+        when = max(now, row["when"])
+        document |= entering(target.queue, when, priority_of(row), group_of(row))
         # If the other message has finished meanwhile, this one enters with its id.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from pyqueue.backends.named_claims import ClaimRange, NamedClaims, reservations_of
+from pyqueue.backends.named_claims import ClaimRange, NamedClaims, id_order, reservations_of
 from pyqueue.connecting import Connection
+from pyqueue.documents import eligible_since
 from pyqueue.errors import QueueError
-from pyqueue.messages import MAX_BATCH_BYTES, Id, Reservation
+from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
 from pyqueue.requests import Document, Plan
 
 __all__ = ["Ahead", "Claimed", "claimed_now"]
@@ -63,10 +65,15 @@ def _claimed_next(
 def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claimed]:
     read_at = time.monotonic()
     # A message that another consumer has taken since the claim is missing here.
-    found = yield from claims.read(ClaimRange(token, after, upto, ()))
+    found = sorted((yield from claims.read(ClaimRange(token, after, upto, ()))), key=_order)
     held = yield from reservations_of(found)
     documents = {each["_id"]: each for each in found}
     return Claimed(token, after, upto, documents, held, read_at)
+
+
+def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
+    """Return the place of a message in the order in which the messages became ready."""
+    return eligible_since(document) or NEVER, id_order(document["_id"])
 
 
 class Ahead:

@@ -29,6 +29,7 @@ def columns(payload: DataType | None) -> StructType:
             StructField("pushed", TimestampType()),
             StructField("tries", IntegerType(), nullable=False),
             StructField("priority", IntegerType()),
+            StructField("group", StringType()),
         ]
     )
 

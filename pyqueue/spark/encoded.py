@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import bson
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from bson.errors import BSONError
 from pyspark.sql.types import DataType
 
+from pyqueue.documents import GROUP_PREFIX, STORED_GROUP
 from pyqueue.errors import InvalidMessage
 from pyqueue.messages import HIGHEST_PRIORITY
 from pyqueue.payloads import OPTIONS
@@ -24,6 +25,7 @@ __all__ = ["decoded", "encoded_batch"]
 
 _FIELDS: Final = (
     *("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries", "priority"),
+    *STORED_GROUP,
 )
 
 
@@ -77,9 +79,16 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
             documents.instants(fields["pushed"], instant),
             pa.array(tries, pa.int32()),
             pa.array(levels, pa.int32(), mask=without),
+            _groups(documents, fields),
         ],
         schema=schema,
     )
+
+
+def _groups(documents: Documents, fields: Mapping[str, Field]) -> pa.Array:
+    """Return the groups, without what stands before them where they are stored."""
+    stored = pc.coalesce(*(documents.strings(fields[name]) for name in STORED_GROUP))
+    return pc.replace_substring_regex(stored, f"^{GROUP_PREFIX.pattern}", "")
 
 
 def _values(documents: Documents, field: Field) -> list[Document | None]:

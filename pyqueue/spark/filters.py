@@ -7,27 +7,24 @@ or that another program wrote, is never a reason to leave the message out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from bson import ObjectId
 from pyspark.sql import datasource
 
+from pyqueue.documents import STORED_GROUP
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.spark.row_reader import from_json
 
 __all__ = ["condition", "fields_of", "ids_of", "matching"]
 
 #: The stored fields that each column needs beside the id, the queue and ``when``.
-_FIELDS: Final[Mapping[str, str]] = {
-    "payload": "payload",
-    "headers": "headers",
-    "key": "key",
-    "when": "due",
-    "pushed": "pushed",
-    "tries": "tries",
-    "priority": "priority",
+_FIELDS: Final[Mapping[str, Sequence[str]]] = {
+    **{name: (name,) for name in ("payload", "headers", "key", "pushed", "tries", "priority")},
+    "when": ("due",),
+    "group": STORED_GROUP,
 }
 #: The operators of the option ``match``.
 _OPERATORS: Final = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists")
@@ -38,7 +35,7 @@ Condition = dict[str, Any]
 def fields_of(columns: Iterable[str]) -> dict[str, int]:
     """Return the projection of what these columns need."""
     needed = {"_id": 1, "q": 1, "when": 1}
-    return needed | {_FIELDS[name]: 1 for name in columns if name in _FIELDS}
+    return needed | {field: 1 for name in columns for field in _FIELDS.get(name, ())}
 
 
 def matching(text: str) -> Condition:

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
-from pyqueue.documents import invalid_fields, priority_of, without_fields
+from pyqueue.documents import group_of, invalid_fields, priority_of, without_fields
 from pyqueue.errors import InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
 from pyqueue.spark.columns import columns
@@ -251,6 +251,7 @@ def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
             pa.array([each.get("pushed") for each in documents], schema.field("pushed").type),
             pa.array([each.get("tries", 0) for each in documents], pa.int32()),
             pa.array([priority_of(each) for each in documents], pa.int32()),
+            pa.array([group_of(each) for each in documents], pa.string()),
         ],
         schema=schema,
     )

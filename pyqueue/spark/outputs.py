@@ -116,10 +116,9 @@ class Output:
                 f"transform: it returned {type(out).__name__}: return a DataFrame"
             )
         queues = [name for name in self._targets if name is not None]
-        kinds = [each.kind.capabilities for each in self._targets.values()]
-        levels = any("priority" in each for each in kinds)
         reader = Reader(out.schema, "id" if self.moves else None, queues=queues)
-        return list(reader.rows(out.toArrow(), priorities=levels))
+        capabilities = [each.kind.capabilities for each in self._targets.values()]
+        return list(reader.rows(out.toArrow(), frozenset().union(*capabilities)))
 
     def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
         """Refuse rows that cannot be moved.
@@ -178,7 +177,7 @@ class Output:
     def _move_each(
         self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
-        """Move messages, by several commands at once if there are many."""
+        """Move messages, by several commands at once if there are many and nothing is ordered."""
         source = self._source
         moves = [
             move_each(
@@ -190,7 +189,11 @@ class Output:
             for name, some in _by_queue(pairs, lambda pair: pair[1]).items()
             for start in range(0, len(some), MAX_BATCH)
         ]
-        return [*chain.from_iterable(self._connection.run(concurrently(moves)))]
+        run = self._connection.run
+        if any("group" in each.kind.capabilities for each in self._targets.values()):
+            # The messages of a group enter in the order of their rows.
+            return [*chain.from_iterable(map(run, moves))]
+        return [*chain.from_iterable(run(concurrently(moves)))]
 
     def _changed(
         self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -161,6 +161,10 @@ def _priority(value: int | None) -> int | None:
     return None if value is None else arguments.priority(value)
 
 
+def _group(value: str | None) -> str | None:
+    return None if value is None else arguments.ordered_group(value)
+
+
 class Reader:
     """Reads messages from the rows of a DataFrame.
 
@@ -217,16 +221,19 @@ class Reader:
         self._labels = _to_bson(labels, "headers")
 
     def rows(
-        self, batch: pa.RecordBatch | pa.Table, *, priorities: bool = False
+        self, batch: pa.RecordBatch | pa.Table, capabilities: Collection[str] = ()
     ) -> Iterator[NewMessage]:
         """Return the messages of a batch of rows.
 
-        Without ``priorities`` the column ``priority`` means nothing.
+        Args:
+            batch: The rows.
+            capabilities: What the kinds of their queues can do. The columns ``priority`` and
+                ``group`` mean nothing without "priority" and "group".
 
         Raises:
             InvalidMessage: A payload is not valid JSON, or cannot be stored.
-            ConfigurationError: An id is null, or a ``when``, ``delay``, ``queue`` or ``priority``
-                is invalid.
+            ConfigurationError: An id is null, or a ``when``, ``delay``, ``queue``, ``priority`` or
+                ``group`` is invalid.
         """
         none: list[None] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
@@ -243,8 +250,11 @@ class Reader:
             _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
         )
         levels: Sequence[int | None] = none
-        if priorities and _has(self._schema, "priority", IntegralType, "int"):
+        if "priority" in capabilities and _has(self._schema, "priority", IntegralType, "int"):
             levels = _checked(batch.column("priority").to_pylist(), ids, _priority)
+        groups: Sequence[str | None] = none
+        if "group" in capabilities and _has(self._schema, "group", StringType, "string"):
+            groups = _checked(batch.column("group").to_pylist(), ids, _group)
         if self._delay and self._when:
             for number, both in enumerate(zip(delays, instants, strict=True)):
                 if None not in both:
@@ -252,11 +262,11 @@ class Reader:
                         f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
                         "or make one of the two null"
                     )
-        for id, payload, labels, key, delay, at, queue, level in zip(
-            ids, payloads, headers, keys, delays, instants, queues, levels, strict=True
+        for id, payload, labels, *rest in zip(
+            ids, payloads, headers, keys, delays, instants, queues, levels, groups, strict=True
         ):
             named = applied(self._labels, labels) or None
-            yield NewMessage(id, payload, named, key, delay, at, queue, level)
+            yield NewMessage(id, payload, named, *rest)
 
     def _queue(self, value: str | None) -> str:
         if value not in self._queues:

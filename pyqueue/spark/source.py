@@ -116,7 +116,7 @@ class QueueDataSource(DataSource):
             as they are written, which is faster, and a repeated batch writes those again that were
             consumed meanwhile.
 
-    Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority.
+    Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority, group.
 
     Columns of a read of a stream: id, stream, position, payload, headers, pushed.
 
@@ -129,6 +129,7 @@ class QueueDataSource(DataSource):
             from the write of the row. A row that has both fails the write.
         queue: With the option ``queues``, the queue of the row. Otherwise it means nothing.
         priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
+        group: In a queue with ordered groups, the group of the message; null means none.
             In a queue of another kind the column means nothing.
 
     Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.

@@ -266,16 +266,19 @@ def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
     """Read the rows of all batches, in lists of at most ``CHUNK``, each for one queue."""
-    priorities = "priority" in options.backend().kind.capabilities
+    capabilities = options.backend().kind.capabilities
     for pieces in _at_once(batches):
         by_queue: dict[str | None, list[NewMessage]] = {}
-        for each in chain.from_iterable(reader.rows(one, priorities=priorities) for one in pieces):
+        for each in chain.from_iterable(reader.rows(one, capabilities) for one in pieces):
             by_queue.setdefault(each.queue, []).append(each)
         yield from by_queue.items()
 
 
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Divide and join batches into rows that are written at once."""
+    """Divide and join batches into rows that are written at once.
+
+    What is complete does not wait for the next batch, which Spark may still have to compute.
+    """
     pieces: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in chain.from_iterable(map(_halved, batches)):
@@ -284,6 +287,9 @@ def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
             pieces, rows, size = [], 0, 0
         pieces.append(piece)
         rows, size = rows + piece.num_rows, size + piece.nbytes
+        if rows == CHUNK:
+            yield pieces
+            pieces, rows, size = [], 0, 0
     if rows:
         yield pieces
 

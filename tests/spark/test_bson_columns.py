@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from pyqueue.documents import STORED_GROUP
 from pyqueue.payloads import OPTIONS
 from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch
@@ -97,7 +98,10 @@ def test_payloads_are_the_same_by_columns(payload: DataType | None, value: Any) 
     check([message({"n": value}), message({"m": value}), message({"n": [value, 1]})], payload)
 
 
-FIELDS = ["_id", "q", "headers", "key", "when", "due", "pushed", "tries", "priority"]
+FIELDS = [
+    *("_id", "q", "headers", "key", "when", "due", "pushed", "tries", "priority"),
+    *("group", "lock", "last_group"),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), sampled(product(FIELDS, [..., *VALUES]), few=60))
@@ -122,6 +126,7 @@ def test_random_messages_are_the_same_by_columns(seed: int, payload: DataType | 
         }
         more = {"due": NOW, "pushed": NOW, "tries": 3, "key": "k", "headers": {"h": 1}, "token": ""}
         more["priority"] = choose.randrange(-1, 12)
+        more[choose.choice(STORED_GROUP)] = choose.choice(["a", "0af:b", "xyz:c"])
         fields |= {name: value for name, value in more.items() if choose.random() < 0.7}
         found.append(fields)
     check([encoded(each) for each in found], payload, by_columns=True)

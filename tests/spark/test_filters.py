@@ -134,7 +134,7 @@ def test_projection_has_what_the_columns_need() -> None:
     assert fields_of(["id", "queue"]) == {"_id": 1, "q": 1, "when": 1}
     assert set(fields_of(columns(None).names)) == {
         *("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries"),
-        "priority",
+        *("priority", "group", "lock", "last_group"),
     }
 
 

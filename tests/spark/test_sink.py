@@ -259,6 +259,53 @@ def test_claims_of_a_queue_with_priorities_are_finished(flow: Flow, database: st
     assert {(each.payload, each.priority) for each in queue.history()} == {(1, 3), (2, 4)}
 
 
+# ---- groups
+
+
+@ways
+def test_rows_have_the_groups_that_they_say(sink: Sink, way: str) -> None:
+    queue = sink.flow.client.queue(sink.first, kind="ordered")
+    queue.push("first", group="a")
+    groups = ["a", "b", None, "b", "a"]
+    rows = [sink.row(9 - n, group=group) for n, group in enumerate(groups)]
+    sink.write(way, rows, {"group": StringType()})
+    received: list[tuple[str | None, Any]] = []
+    while len(received) < 6:
+        (one,) = queue.reserve_many(1, timeout=0)
+        received.append((one.group, one.payload))
+        queue.commit(one)
+    for group, order in {"a": ["first", 9, 5], "b": [8, 6], None: [7]}.items():
+        assert [payload for name, payload in received if name == group] == order
+
+
+@ways
+def test_group_column_means_nothing_elsewhere(sink: Sink, way: str) -> None:
+    sink.write(way, [sink.row(0, group=7)], {"group": LongType()})
+    assert sink.messages(sink.first)[0].group is None
+
+
+def test_row_with_an_invalid_group_fails_the_write(sink: Sink) -> None:
+    sink.flow.client.queue(sink.first, kind="ordered").reserve(0)
+    with pytest.raises(ConfigurationError, match=r"^group: .* in the row with id"):
+        sink.write("staged", [sink.row(0, group="")], {"group": StringType()})
+    with pytest.raises(ConfigurationError, match=r"^group: the column is of type bigint"):
+        sink.write("staged", [sink.row(0, group=7)], {"group": LongType()})
+    assert sink.messages(sink.first) == {}
+
+
+def test_table_shows_the_groups(flow: Flow, database: str) -> None:
+    queue = flow.client.queue(flow.source, kind="ordered")
+    queue.push_many([1, 2, 3], groups=["a", "b", None])
+    table: Any = QueueDataSource({"uri": database, "queue": flow.source}).reader(columns(None))
+    read = [
+        row
+        for part in table.partitions()
+        for each in table.read(part)
+        for row in each["group"].to_pylist()
+    ]
+    assert set(read) == {"a", "b", None}
+
+
 # ---- when and delay
 
 

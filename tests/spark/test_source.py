@@ -536,7 +536,7 @@ def test_table_has_the_documented_schema(flow: Flow, database: str) -> None:
     assert typed == (
         "`id` string NOT NULL, `queue` string NOT NULL, `payload` struct<a: bigint>, "
         "`headers` map<string,string>, `key` string, `when` timestamp NOT NULL, "
-        "`pushed` timestamp, `tries` int NOT NULL, `priority` int"
+        "`pushed` timestamp, `tries` int NOT NULL, `priority` int, `group` string"
     )
 
 
@@ -576,6 +576,23 @@ def test_write_shows_committed_tasks_only_and_all_at_once(
     writer.commit([*pickle.loads(pickle.dumps(results)), None])
     assert flow.written() == [*range(7)]
     assert staged(flow) == 0
+
+
+def test_full_chunk_does_not_wait_for_further_rows(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "CHUNK", 2)
+    seen: list[int] = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from rows_of(0, 1)
+        seen.append(staged(flow))
+        yield from rows_of(2)
+
+    writer: Any = table(database, flow.target).writer(WRITTEN, False)
+    writer.commit([writer.write(rows())])
+    assert seen == [2]
+    assert flow.written() == [0, 1, 2]
 
 
 def test_write_that_is_not_staged_shows_each_row_once(flow: Flow, database: str) -> None:
