@@ -193,10 +193,13 @@ class BaseConnection(Generic[D]):
             self._server = EmbeddedServer(target.removeprefix("embedded:"))
             target = self._server.url
         milliseconds = max(1, math.ceil(self.command_timeout * 1000))
+        # What the URL says goes first, and an argument would replace it.
+        chosen = "serverselectiontimeoutms=" in target.lower()
+        limits = {} if chosen else {"serverSelectionTimeoutMS": milliseconds}
         try:
             self._mongo = self._connect(
                 target,
-                serverSelectionTimeoutMS=milliseconds,
+                **limits,
                 appname="pyqueue",
                 retryWrites=True,
                 retryReads=True,

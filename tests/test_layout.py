@@ -338,7 +338,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.addresses": {"arguments", "connecting", "errors"},
     "spark.offsets": {"arguments", "backends", "connecting", "spark.addresses"},
     "spark.listener": {"errors", "spark.offsets"},
+    "spark.option_values": {"arguments", "errors"},
     "spark.options": {
+        "spark.option_values",
         "arguments",
         "backends",
         "connecting",

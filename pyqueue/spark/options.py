@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
@@ -27,6 +26,7 @@ from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns, log_columns
 from pyqueue.spark.filters import matching
+from pyqueue.spark.option_values import count, delay, number, position, queue_names, yes_or_no
 
 __all__ = [
     "CHUNK",
@@ -70,6 +70,17 @@ class WriteOptions:
 
 
 @dataclass(frozen=True)
+class BatchOptions:
+    """The size of the batches of a stream, after the check."""
+
+    max_messages: int
+    min_messages: int
+    #: How long a batch waits for ``min_messages`` after the batch before, in seconds.
+    max_delay: float
+    max_bytes: int
+
+
+@dataclass(frozen=True)
 class Options:
     """The options of a read or a write, after the check."""
 
@@ -81,8 +92,7 @@ class Options:
     payload_type: str
     partitions: int
     group: str | None
-    max_messages: int
-    max_bytes: int
+    batch: BatchOptions
     lease: float
     members: int
     of_write: WriteOptions
@@ -184,6 +194,8 @@ _OPTIONS: Final = (
     "failOnDataLoss",
     "group",
     "maxMessagesPerBatch",
+    "minMessagesPerBatch",
+    "maxTriggerDelay",
     "maxBytesPerBatch",
     "leaseSeconds",
     "maxWaitMs",
@@ -206,7 +218,6 @@ _OF_STREAMS: Final = (
     *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord", "failOnDataLoss"),
 )
 _POSITIONS: Final = {"startingposition", "endingposition"}
-_YES_OR_NO: Final = ("true", "false")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
 _MOST_EPOCHS: Final = 10**12 - 1
 _MOST_BYTES: Final = 2**40
@@ -246,7 +257,7 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
         return given.get(name) or default
 
     stream = option("stream")
-    queues = _queues(option("queue"), option("queues"), stream)
+    queues = queue_names(option("queue"), option("queues"), stream)
     payload_type = option("payloadType", "json") or "json"
     if not _PAYLOAD_TYPE.match(payload_type):
         raise ConfigurationError(
@@ -257,29 +268,47 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
     if model is not None and option("payloadType") is not None:
         raise ConfigurationError("payloadType, payloadModel: give one of the two")
     match = option("match")
+    on_bad_record, corrupt_column = _bad_records(
+        option("onBadRecord"), option("columnNameOfCorruptRecord"), stream
+    )
     return Options(
-        _address(option("uri"), option("url"), option("uriEnv"), option("namespace") or "pyqueue"),
-        queues[0],
-        () if option("queues") is None else queues,
-        payload_type,
-        _count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
-        option("group") and arguments.group(option("group")),
-        _count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM),
-        _count("maxBytesPerBatch", option("maxBytesPerBatch", str(MAX_BATCH_BYTES)), _MOST_BYTES),
-        arguments.duration("leaseSeconds", _number(option("leaseSeconds", "600")), positive=True),
-        _count("members", option("members", "1"), MAX_MEMBERS),
-        _write_options(option),
-        *_bad_records(option("onBadRecord"), option("columnNameOfCorruptRecord"), stream),
-        _count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
-        _columns(option("columns"), stream),
-        None if match is None else matching(match),
-        _yes("pushFilters", option("pushFilters", "false")),
-        _yes("mustExist", option("mustExist", "true")),
-        _yes("failOnDataLoss", option("failOnDataLoss", "true")),
-        model,
-        stream is not None,
-        _position("startingPosition", option("startingPosition", "first") or ""),
-        _position("endingPosition", option("endingPosition", "last") or ""),
+        address=_address(
+            option("uri"), option("url"), option("uriEnv"), option("namespace") or "pyqueue"
+        ),
+        queue=queues[0],
+        queues=() if option("queues") is None else queues,
+        payload_type=payload_type,
+        payload_model=model,
+        partitions=count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
+        group=option("group") and arguments.group(option("group")),
+        batch=_batch_options(option),
+        lease=arguments.duration(
+            "leaseSeconds", number(option("leaseSeconds", "600")), positive=True
+        ),
+        members=count("members", option("members", "1"), MAX_MEMBERS),
+        of_write=_write_options(option),
+        on_bad_record=on_bad_record,
+        corrupt_column=corrupt_column,
+        max_wait=count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
+        columns=_columns(option("columns"), stream),
+        match=None if match is None else matching(match),
+        push_filters=yes_or_no("pushFilters", option("pushFilters", "false")),
+        must_exist=yes_or_no("mustExist", option("mustExist", "true")),
+        fail_on_data_loss=yes_or_no("failOnDataLoss", option("failOnDataLoss", "true")),
+        by_position=stream is not None,
+        starting=position("startingPosition", option("startingPosition", "first") or ""),
+        ending=position("endingPosition", option("endingPosition", "last") or ""),
+    )
+
+
+def _batch_options(option: Callable[..., str | None]) -> BatchOptions:
+    most = count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM)
+    bytes = option("maxBytesPerBatch", str(MAX_BATCH_BYTES))
+    return BatchOptions(
+        max_messages=most,
+        min_messages=count("minMessagesPerBatch", option("minMessagesPerBatch", "1"), most),
+        max_delay=delay(option("maxTriggerDelay", "15m") or ""),
+        max_bytes=count("maxBytesPerBatch", bytes, _MOST_BYTES),
     )
 
 
@@ -287,14 +316,14 @@ def _write_options(option: Callable[..., str | None]) -> WriteOptions:
     stage, query = option("stage"), option("query")
     delivery = arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
     return WriteOptions(
-        stage and arguments.group(stage, "stage"),
-        _epoch(option("epoch")),
-        arguments.group(query, "query") if query else "",
-        option("idColumn"),
-        _id_prefix(option("idPrefix"), option("idColumn")),
-        delivery == _DELIVERIES[1],
-        _yes("staged", option("staged", "true")),
-        _on_duplicate(option("onDuplicate", "ignore")),
+        stage=stage and arguments.group(stage, "stage"),
+        epoch=_epoch(option("epoch")),
+        query=arguments.group(query, "query") if query else "",
+        id_column=option("idColumn"),
+        id_prefix=_id_prefix(option("idPrefix"), option("idColumn")),
+        at_least_once=delivery == _DELIVERIES[1],
+        staged=yes_or_no("staged", option("staged", "true")),
+        on_duplicate=_on_duplicate(option("onDuplicate", "ignore")),
     )
 
 
@@ -346,48 +375,8 @@ def _address(
     return NamespaceAddress.of(uri or url, uri_env, namespace)
 
 
-def _position(name: str, given: str) -> str:
-    """Return where a read of a stream begins or ends."""
-    if given in ("first", "last") or (given.isascii() and given.isdecimal() and len(given) < 16):
-        return given
-    try:
-        return arguments.instant(name, datetime.fromisoformat(given)).isoformat()
-    except ValueError:  # the errors of ``instant`` are, too
-        raise ConfigurationError(
-            f'{name}: {given!r} is not allowed: give "first", "last", a position, or an instant '
-            "with its time zone, such as 2026-01-31T12:00:00Z"
-        ) from None
-
-
-def _queues(queue: str | None, queues: str | None, stream: str | None) -> tuple[str, ...]:
-    if stream is not None:
-        return (arguments.queue_name(stream),)
-    if queue is not None and queues is not None:
-        raise ConfigurationError(
-            "queue, queues: give one of the two. With queues, the column queue of each row names "
-            "one of them"
-        )
-    if queues is None:
-        if queue is None:
-            raise ConfigurationError(
-                'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
-                '.option("stream", "...")'
-            )
-        return (arguments.queue_name(queue),)
-    names = [arguments.queue_name(name.strip()) for name in queues.split(",")]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"queues: {queues!r} is not allowed: name each queue once, separated by commas"
-        )
-    return tuple(names)
-
-
 def _on_duplicate(given: str | None) -> OnDuplicate:
     return cast("OnDuplicate", arguments.one_of("onDuplicate", given, get_args(OnDuplicate)))
-
-
-def _yes(name: str, given: str | None) -> bool:
-    return arguments.one_of(name, (given or "").lower(), _YES_OR_NO) == _YES_OR_NO[0]
 
 
 def _epoch(given: str | None) -> int | None:
@@ -446,22 +435,6 @@ def _bad_records(
             f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
         )
     return cast("OnBadRecord | None", on_bad_record), column
-
-
-def _count(name: str, given: str | None, most: int, *, least: int = 1) -> int:
-    if given is None or not given.isdecimal() or not least <= int(given) <= most:
-        raise ConfigurationError(
-            f"{name}: {given!r} is not allowed: give a whole number from {least} to {most}"
-        )
-    return int(given)
-
-
-def _number(given: str | None) -> float | str | None:
-    """Return the number; a text that is none is returned unchanged, for the check to refuse."""
-    try:
-        return float(given or "")
-    except ValueError:
-        return given
 
 
 def read_columns(options: Options, payload: DataType | None) -> StructType:

@@ -53,7 +53,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the largest size of a batch."""
-        return ReadMaxRows(self._options.max_messages)
+        return ReadMaxRows(self._options.batch.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End at what is there now."""

@@ -70,6 +70,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._since: datetime | None = None
         #: The last claims that this runner knows to be acknowledged, and made.
         self._acknowledged = self._claimed = 0
+        #: When it made the last claim, by the monotonic clock.
+        self._claimed_at = -math.inf
         #: The claims of the last batch, and what they held.
         self._batch: tuple[int, int, list[Id]] = (0, 0, [])
         self._idle = IdleWait(options.max_wait, self._listen)
@@ -143,7 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the size of a batch."""
-        return ReadMaxRows(self._options.max_messages)
+        return ReadMaxRows(self._options.batch.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take only what is ready by now."""
@@ -196,28 +198,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._claimed > after:
             self._acknowledge(runner, token, done)
         else:
-            due_s = 0.0 if self._since is not None else run(due_in(options.queue))
-            if due_s > 0:
+            wait_s = 0.0 if self._since is not None else self._until_claim()
+            if wait_s > 0:
                 self._acknowledge(runner, token, done)
                 run(runner.claims.progress(token))  # another runner ends this one
-                self._count_at, self._backlog = None, (0, None)
-                self._idle.rest(due_s)
+                self._idle.rest(wait_s)
                 return start
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_CLAIM
             claim = self._recorded(runner).claim(
-                token, most, options.lease, since=self._since, max_bytes=options.max_bytes
+                token, most, options.lease, since=self._since, max_bytes=options.batch.max_bytes
             )
             n = self._acknowledge(runner, token, done, claim)
             if n is None:  # the queue is paused, or other consumers were faster
                 self._count_at = self._count_at or -math.inf
                 self._idle.rest(math.inf)
                 return start
-            self._claimed = n
+            self._claimed, self._claimed_at = n, time.monotonic()
             if self._count_at is None or len(self._held(runner, token, after, n)) < most:
                 # Few messages are ready, so counting costs little, or the batch has many bytes.
                 self._count_at = -math.inf
         count = len(self._held(runner, token, after, self._claimed))
         return self._offset(runner, self._claimed, after, count)
+
+    def _until_claim(self) -> float:
+        """Return for how many seconds this query waits for messages, if no signal comes before."""
+        options, run = self._options, self._options.run
+        due_s = run(due_in(options.queue))
+        if due_s > 0:
+            self._count_at, self._backlog = None, (0, None)
+            return due_s
+        left_s = self._claimed_at + options.batch.max_delay - time.monotonic()
+        if options.batch.min_messages == 1 or left_s <= 0:
+            return 0.0
+        kind = options.claims().backend.kind
+        ready, _ = run(backlog(options.queue, kind, options.batch.min_messages))
+        return 0.0 if ready >= options.batch.min_messages else left_s
 
     def _listen(self) -> buses.Listener:
         client = client_of(self._options.address)

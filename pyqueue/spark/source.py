@@ -69,6 +69,10 @@ class QueueDataSource(DataSource):
         members: How many queries share the work of the group; 1 by default. Each query needs its
             own checkpoint. Give all of them the same number.
         maxMessagesPerBatch: The largest size of a batch; 10 000 by default.
+        minMessagesPerBatch: A batch waits until so many messages are ready; 1 by default.
+        maxTriggerDelay: But it waits no longer than this after the batch before: "15m" by default,
+            or another number of ms, s, m or h. The first batch and the trigger ``availableNow`` do
+            not wait.
         maxBytesPerBatch: How many bytes of stored messages a batch has at most, and at least one
             message; 67108864 by default, which is 64 MB.
         leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.

@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from threading import Event
 from typing import Any
 
@@ -273,3 +273,10 @@ def test_fork_of_one_thread_ends_no_other_call(
             forked.set()
         answers = [each.result(LONG) for each in calls]
     check_the_rest(queue, call, held, answers)
+
+
+@pytest.mark.parametrize("given", ["serverSelectionTimeoutMS=70", "SERVERSELECTIONTIMEOUTMS=70"])
+def test_url_may_say_how_long_to_look_for_a_server(given: str) -> None:
+    for query, limit_s in ((f"?{given}", 0.07), ("?tls=false", 30)):
+        with closing(Client(f"mongodb://127.0.0.1:1/{query}")) as client:
+            assert client.database.client.options.server_selection_timeout == limit_s

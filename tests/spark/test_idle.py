@@ -118,6 +118,27 @@ def test_delayed_message_is_seen_without_a_signal(
     engine.reader.stop()
 
 
+@pytest.mark.parametrize(("delay", "waits"), [("1h", True), ("1ms", False)])
+def test_batch_waits_for_enough_messages(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch, delay: str, waits: bool
+) -> None:
+    monkeypatch.setattr(module, "IDLE_LOOK_S", 0.0)
+    given = {"minMessagesPerBatch": "3", "maxMessagesPerBatch": "3", "maxTriggerDelay": delay}
+    reader, end = idle(flow, database, maxWaitMs="0", **given)  # the first batch has two
+    flow.raw.push_many(range(2))
+    if waits:
+        assert reader.latestOffset(end, LIMIT) == end
+        assert flow.raw.counts().ready == 2
+    else:
+        eventually(lambda: reader.latestOffset(end, LIMIT) != end, "a batch after the delay")
+    flow.raw.push_many(range(2))
+    assert reader.latestOffset(end, LIMIT)["n"] == end["n"] + 1
+    assert flow.raw.counts().ready == 2
+    reader.stop()
+    now = Engine(source(flow, database, **given), seen(Counter()), now=True)
+    assert now.run() > 0, "the trigger availableNow does not wait"
+
+
 def test_available_now_never_waits(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,10 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="raw"),
     ),
     # a stream
+    ("minMessagesPerBatch", lambda: stream(**STREAM, minMessagesPerBatch="0")),
+    ("minMessagesPerBatch", lambda: stream(**STREAM, minMessagesPerBatch="10001")),
+    ("maxTriggerDelay", lambda: stream(**STREAM, maxTriggerDelay="15")),
+    ("maxTriggerDelay", lambda: stream(**STREAM, maxTriggerDelay="0s")),
     ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="-1")),
     ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="0.1")),
     ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="60001")),

@@ -545,6 +545,7 @@ def test_batch_has_the_documented_columns() -> None:
         "key": "k",
         "tries": 3,
         "priority": None,
+        "group": None,
     }
 
 
