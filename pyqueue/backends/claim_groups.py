@@ -14,20 +14,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import acknowledging, namespace, transitions
 from pyqueue.backends.kind import refuse_packs, require
+from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import Fenced, Occupied
-from pyqueue.requests import Document, Filter, Find, Insert, Plan, ServerTime, Update
+from pyqueue.requests import Count, Document, Filter, Find, Insert, Plan, ServerTime, Update
 
 __all__ = [
+    "GROUP_RECORD",
     "MAX_MEMBERS",
     "Candidate",
     "ClaimGroup",
     "ClaimProgress",
+    "GroupInfo",
+    "all_groups",
     "hold",
     "holding",
     "release",
@@ -35,6 +39,8 @@ __all__ = [
     "take",
 ]
 
+#: The beginning of the _id of the state of a group.
+GROUP_RECORD: Final = "~claim:"
 #: How often a takeover is tried against concurrent takeovers.
 TAKEOVER_TRIES: Final = 20
 #: The longest lease of messages that makes a runner's lease longer, in seconds.
@@ -114,6 +120,32 @@ def _runner(state: Document) -> str:
     return str(state.get("runner", state["token"]))
 
 
+class GroupInfo(NamedTuple):
+    """A group that reads a queue by named claims, or a member of one."""
+
+    queue: str
+    group: str
+    #: The label of the process that runs it, or ran it last.
+    holder: str
+    #: When its runner's lease ends or ended; None: none was ever made.
+    until: datetime | None
+    #: How many messages it has claimed and not settled.
+    outstanding: int
+
+
+def all_groups() -> Plan[list[GroupInfo]]:
+    """Return the groups of named claims, in the order of their names."""
+    infos = []
+    for state in (yield from Find({"_id": {"$gte": GROUP_RECORD, "$lt": GROUP_RECORD[:-1] + ";"}})):
+        tag = str(state["_id"]).removeprefix(GROUP_RECORD)
+        queue, _, group = tag.partition("~")
+        outstanding = yield from Count({"claim.g": tag}, CLAIMS)
+        infos.append(
+            GroupInfo(queue, group, state.get("owner", ""), state.get("until"), outstanding)
+        )
+    return sorted(infos, key=lambda info: info[:2])
+
+
 class ClaimGroup:
     """The plans of the state of one group of a queue, or of one member of a group.
 
@@ -136,7 +168,7 @@ class ClaimGroup:
         #: What its messages carry. Neither name has a "~", so no other group of any queue has it.
         self.tag = f"{backend.queue}~{self.group}"
         #: The _id of the document with its progress.
-        self.id = f"~claim:{self.tag}"
+        self.id = GROUP_RECORD + self.tag
 
     def progress(self, token: str | None = None) -> Plan[ClaimProgress]:
         """Return how far the group is.

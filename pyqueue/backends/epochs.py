@@ -54,7 +54,7 @@ from pyqueue.requests import (
     UpdateDocument,
 )
 
-__all__ = ["RECORD", "EpochWrites", "hidden_queue"]
+__all__ = ["ABANDONED", "RECORD", "EpochWrites", "hidden_queue"]
 
 #: How long a record is kept after its last epoch.
 LIFETIME: Final = timedelta(days=90)

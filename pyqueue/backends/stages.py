@@ -1,6 +1,6 @@
 """The stages that write to a queue by epoch: list them, forget them, end them with their queue.
 
-See ``epochs`` for their records.
+See ``epochs`` for their records. Here is also what writes have left behind.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import namespace
-from pyqueue.backends.epochs import RECORD, EpochWrites, hidden_queue
+from pyqueue.backends.epochs import ABANDONED, RECORD, EpochWrites, hidden_queue
+from pyqueue.backends.namespace import HOT
 from pyqueue.errors import QueueError, Unavailable
-from pyqueue.requests import Delete, Document, Filter, Find, Plan
+from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
@@ -23,7 +24,15 @@ _TRIES: Final = 20
 #: The largest number of an epoch.
 _LAST: Final = 10**12 - 1
 
-__all__ = ["StageInfo", "delete", "forget", "show_decided", "stages"]
+__all__ = [
+    "StageInfo",
+    "abandoned",
+    "delete",
+    "forget",
+    "show_decided",
+    "stages",
+    "sweep",
+]
 
 
 class StageInfo(NamedTuple):
@@ -66,6 +75,33 @@ def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
     found = yield from _records(queue)
     infos = [StageInfo(*_parts(each), each["epoch"], each["processed"]) for each in found]
     return sorted(infos)
+
+
+def abandoned(cap: int) -> Plan[int]:
+    """Return how many hidden rows ``sweep`` would delete, up to ``cap``."""
+    return (yield from Count((yield from _abandoned()), HOT, cap))
+
+
+def sweep() -> Plan[int]:
+    """Delete the hidden rows of writes that ended without a decision. Return how many.
+
+    Batch writes that have run for longer than a day must have ended before: it takes their rows.
+    """
+    return (yield from Delete((yield from _abandoned()), many=True))
+
+
+def _abandoned() -> Plan[Filter]:
+    """Return the filter of the hidden rows that are old and belong to no stage.
+
+    A stage removes its own rows with the next batch, and may still decide about them.
+    """
+    now = yield from ServerTime()
+    names = [str(each["_id"]).removeprefix(RECORD) for each in (yield from _records(None))]
+    return {
+        "q": _after("~staged:"),
+        "staged": {"$nin": names},
+        "processed": {"$lt": now - ABANDONED},
+    }
 
 
 def forget(queue: str, stage: str) -> Plan[int]:

@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 import pymongo
 import typer
-from bson import MaxKey, MinKey
-from bson.codec_options import CodecOptions, DatetimeConversion
-from bson.datetime_ms import DatetimeMS
 from pymongo import ReadPreference, WriteConcern
 from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
+from pyqueue.backends import stages
+from pyqueue.backends.claim_groups import all_groups
 from pyqueue.backends.indexes import FORMER_INDEXES, indexes_of, shell_command
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
@@ -39,8 +38,10 @@ from pyqueue.cli.common import (
     emit,
     unconnected,
 )
+from pyqueue.cli.documents_check import hidden_documents
 from pyqueue.cli.limits import wrong_limits
-from pyqueue.cli.streams_check import check_stream, first_ids, streams
+from pyqueue.cli.spark_check import described
+from pyqueue.cli.streams_check import check_stream, streams
 from pyqueue.connecting import runner_of
 from pyqueue.errors import NotPermitted
 from pyqueue.server_errors import translated
@@ -57,6 +58,7 @@ __all__ = [
     "check_member_clocks",
     "check_parameters",
     "check_retryable_writes",
+    "check_spark",
     "check_streams",
     "check_topology",
     "check_version",
@@ -72,9 +74,10 @@ Document = Mapping[str, Any]
 
 OLDEST_VERSION = (6, 0)
 CLOCK_SAMPLES = 5
-MAX_HIDDEN_PER_RANGE = 10
 #: How much is said of streams.
 MAX_SHOWN = 5
+#: How many hidden rows are counted.
+MAX_ROWS = 10_000
 #: How long to wait for the answer of a member, to compare the clocks.
 MEMBER_TIMEOUT_S = 2.0
 #: Clocks that differ by more are reported.
@@ -101,17 +104,21 @@ def doctor(
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Delete hidden rows of Spark writes that died a day ago."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
-    It changes nothing, except that it shows the outputs of workers that died while they pushed
-    them. Exit status 1 if something is wrong.
+    Without --repair it changes nothing, except that it shows the outputs of workers that died while
+    they pushed them. Exit status 1 if something is wrong.
     """
     wrong = False
     try:
         with unconnected(url, namespace, signals) as client:
-            for finding in findings(client, signals):
+            for finding in findings(client, signals, repair=repair):
                 wrong |= finding.level == "wrong"
                 if not quiet:
                     _show(finding, as_json)
@@ -130,8 +137,14 @@ def _show(finding: Finding, as_json: bool) -> None:
         print(f"{finding.check:<17}{mark:<7}{finding.text}", flush=True)
 
 
-def findings(client: Client, signals: str | None) -> Iterator[Finding]:
-    """Yield a finding for each check, or only the first if the server cannot be reached."""
+def findings(client: Client, signals: str | None, *, repair: bool = False) -> Iterator[Finding]:
+    """Yield a finding for each check, or only the first if the server cannot be reached.
+
+    Args:
+        client: A client that may be unconnected.
+        signals: The URL of the bus; None: the default.
+        repair: Whether to delete what writes of Spark have left behind.
+    """
     database = client.database
     with pymongo.timeout(CONNECT_TIMEOUT_S):
         try:
@@ -156,6 +169,7 @@ def findings(client: Client, signals: str | None) -> Iterator[Finding]:
         "limits": lambda: check_limits(client),
         "streams": lambda: check_streams(client),
         "handovers": lambda: check_handovers(client),
+        "spark": lambda: check_spark(client, repair=repair),
         "clock": lambda: check_clock(lambda: database.command("hello")),
         "member clocks": lambda: check_member_clocks(client.url, hello),
         "bus": lambda: check_bus(client, signals),
@@ -273,50 +287,14 @@ def check_indexes(client: Client) -> Finding:
     return Finding("indexes", "ok", ", ".join(indexes))
 
 
-# ---- documents that no receive finds
-
-MIN_KEY, MAX_KEY = MinKey(), MaxKey()
-#: The parts of a queue's range in the index where no receive looks: values that are not dates, and
-#: dates between those of live messages and those of finished ones, which lie 7000 years ahead.
-HIDDEN_RANGES: list[tuple[Any, Any]] = [
-    (MIN_KEY, DatetimeMS(-(1 << 63))),
-    (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),
-    (datetime(9500, 1, 1, tzinfo=UTC), MAX_KEY),
-]
+# ---- what is stored
 
 
 def check_documents(client: Client) -> Finding:
-    """Look for messages that no receive finds.
-
-    The index alone tells, so the cost does not grow with the number of messages.
-    """
-    options = CodecOptions[dict[str, Any]](datetime_conversion=DatetimeConversion.DATETIME_AUTO)
-    collection = client.database[client.namespace].with_options(codec_options=options)
-    if HOT not in collection.index_information():
+    """Look for messages that no receive finds."""
+    if HOT not in client.database[client.namespace].index_information():
         return Finding("documents", "ok", "not checked without the indexes")
-
-    def ids_between(*ends: tuple[Any, Any]) -> list[Any]:
-        least, most = (
-            [("q", q), ("when", when), ("_id", MAX_KEY if when == MAX_KEY else MIN_KEY)]
-            for q, when in ends
-        )
-        not_a_record = {"_id": {"$not": {"$regex": "^~"}}}
-        found = collection.find(not_a_record, {"_id": 1}, limit=MAX_HIDDEN_PER_RANGE, hint=HOT)
-        return [each["_id"] for each in found.min(least).max(most)]
-
-    names = [name for name in collection.distinct("q") if isinstance(name, str)]
-    hidden = {
-        f"queue {name!r}": [
-            id for first, last in HIDDEN_RANGES for id in ids_between((name, first), (name, last))
-        ]
-        for name in names
-    }
-    hidden["no queue"] = [
-        *ids_between((MIN_KEY, MIN_KEY), ("", MIN_KEY)),
-        *ids_between(({}, MIN_KEY), (MAX_KEY, MAX_KEY)),
-    ]
-    lists = [f"of {where}: {first_ids(ids)}" for where, ids in hidden.items() if ids]
-    if lists:
+    if lists := hidden_documents(client):
         text = (
             "no receive finds these messages, because `when` is not a date in the usual range, or "
             f"`q` is not a queue name: {'; '.join(lists)}; repair or delete them by hand"
@@ -360,6 +338,26 @@ def check_handovers(client: Client) -> Finding:
         text = f"finished or cleaned up after processes that died: {number} documents"
         return Finding(name, "ok", text)
     return Finding(name, "ok", "none is left over from a process that died")
+
+
+def check_spark(client: Client, *, repair: bool) -> Finding:
+    """Describe the groups and the stages of Spark, and look for rows that no write shows."""
+    found = client.database[client.namespace].index_information()
+    if not INDEXES.keys() <= found.keys():
+        return Finding("spark", "ok", "not checked without the indexes")
+    run = runner_of(client).run
+    swept = run(stages.sweep()) if repair else 0
+    text = described(run(all_groups()), run(stages.stages()), datetime.now(UTC))
+    if swept:
+        text += f"; removed {swept} hidden rows older than a day"
+    elif left := run(stages.abandoned(MAX_ROWS)):
+        most = " or more" if left == MAX_ROWS else ""
+        text += (
+            f"; {left}{most} hidden rows are older than a day, of writes that died: once no batch "
+            "write runs for longer than a day, remove them by `pyqueue doctor --repair`"
+        )
+        return Finding("spark", "advice", text)
+    return Finding("spark", "ok", text)
 
 
 # ---- clocks
