@@ -42,7 +42,8 @@ def queue_names(queue: str | None, queues: str | None, stream: str | None) -> tu
         if queue is None:
             raise ConfigurationError(
                 'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
-                '.option("stream", "...")'
+                '.option("stream", "..."). In SQL use CREATE TEMPORARY VIEW ... USING pyqueue '
+                "OPTIONS (...): Spark does not give the options of a table to its data source"
             )
         return (arguments.queue_name(queue),)
     names = [arguments.queue_name(name.strip()) for name in queues.split(",")]
