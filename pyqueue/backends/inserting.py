@@ -58,6 +58,8 @@ class Written:
 
     #: The id of each, or None if it was kept out.
     ids: list[Id | None]
+    #: The positions of those whose chosen id belongs to a message that is or was in the queue.
+    known: list[int] = field(default_factory=list)
     #: The positions of those whose key was taken.
     key_taken: list[int] = field(default_factory=list)
     #: The ids that belong to messages that were never in this queue.
@@ -130,6 +132,7 @@ def _insert_or_repeat(
             one = slice(place, place + 1)
             alone = yield from _insert_once(queue, documents[one], encoded[one], given, session)
             written.ids[one] = alone.ids
+            written.known += [place] if alone.known else []
             written.foreign += alone.foreign
             if not alone.key_taken:
                 written.key_taken.remove(place)
@@ -175,6 +178,7 @@ def _insert_once(
     stored = (yield from ids_of_this_queue(queue, clashing, session)) if clashing else {}
     for failure, id in zip(failures, refused, strict=True):
         if stored.get(id):
+            written.known.append(failure.place)
             continue
         written.ids[failure.place] = None
         if failure.field == "_id" and stored.get(id) is False:

@@ -26,17 +26,28 @@ from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, each_of, encode
-from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime
+from pyqueue.requests import (
+    Document,
+    Filter,
+    Find,
+    FindAndModify,
+    Plan,
+    ServerTime,
+    UpdateDocument,
+)
 
 __all__ = [
     "Checked",
     "PushOptions",
     "checked",
     "enter",
+    "enter_by_id",
+    "id_taken",
     "key_taken",
     "new_document",
     "push",
     "replace",
+    "replace_by_id",
 ]
 
 V = TypeVar("V")
@@ -193,9 +204,66 @@ def enter(
     return written.ids
 
 
+def enter_by_id(
+    queue: str,
+    kind: Kind,
+    documents: Sequence[Document],
+    encoded: Sequence[RawBSONDocument],
+    *,
+    replacing: bool,
+) -> Plan[list[Id | None]]:
+    """Write documents with chosen ids into a queue, where a known id is not the same message.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind.
+        documents: the documents.
+        encoded: their encoded forms.
+        replacing: whether a document overwrites the live message with its key, or else the one with
+            its id; see ``replace_by_id``. Otherwise a key or an id that is taken is an error.
+
+    Returns:
+        Their ids.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
+            taken and this is an error. All other documents are written.
+    """
+    written = Written([])
+    if replacing:
+        stored = yield from ids_of_this_queue(queue, [each["_id"] for each in documents])
+        try:
+            for document in documents:  # one by one: the messages of a group keep their order
+                if stored.get(document["_id"]) is False:
+                    written.foreign.append(document["_id"])
+                    continue
+                id = yield from replace_by_id(queue, kind, document, written.foreign)
+                written.ids.append(id)
+        except Unavailable as error:
+            raise inserting.unknown_outcome(error, documents) from error
+        yield from inserting.signal_written(queue, documents, written, None)
+    else:
+        given = frozenset(document["_id"] for document in documents)
+        written = yield from inserting.write(queue, documents, encoded, given, None)
+    keys = [str(documents[place].get("key")) for place in written.key_taken]
+    inserting.raise_foreign_ids(queue, written.foreign, keys)
+    if written.known:
+        raise id_taken(queue, [documents[place]["_id"] for place in written.known], keys)
+    if keys:
+        raise key_taken(queue, keys)
+    return written.ids
+
+
 def key_taken(queue: str, keys: list[str]) -> DuplicateKey:
     """Return the error of messages whose keys are taken."""
     return DuplicateKey(f"queue {queue!r} has messages with these keys: {keys[:10]}", keys=keys)
+
+
+def id_taken(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> DuplicateKey:
+    """Return the error of messages whose ids are or were in the queue."""
+    return DuplicateKey(
+        f"queue {queue!r} has, or had, messages with these ids: {ids[:10]}", ids=ids, keys=keys
+    )
 
 
 def _one_each(
@@ -286,23 +354,7 @@ def replace(
         if id in stored:
             foreign.append(id)
             return None
-    once = {"_id": id, "pushed": document["pushed"]}
-    fresh = {name: document[name] for name in document if name not in once and name not in match}
-    # What it has of an earlier queue with priorities or groups goes, too.
-    stale = (
-        *kind.held_fields,
-        *kind.stay_fields,
-        "headers",
-        "type",
-        "priority",
-        "last_group",
-        "limited",
-    )
-    update = {
-        "$set": fresh,
-        "$unset": transitions.unset(*(name for name in stale if name not in fresh)),
-        "$setOnInsert": once,
-    }
+    update = _overwriting(kind, document, match)
     for last in (False, True):
         try:
             former = yield from FindAndModify(
@@ -319,8 +371,62 @@ def replace(
         else:
             if former is None:
                 return id
-            yield from bring_forward(queue, ordered_groups(kind, [former]), session)
-            yield from go_on(queue, [former.get("slot")], session)
-            replaced: Id = former["_id"]
-            return replaced
+            return (yield from _let_go(queue, kind, former, session))
     raise AssertionError("unreachable")
+
+
+def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id]) -> Plan[Id | None]:
+    """Overwrite the live message that has this key, or else this id, or insert the document.
+
+    A message that has left the queue, or is in its history, stays unchanged.
+    """
+    id: Id = document["_id"]
+    with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
+    while True:  # another round only if another writer came first
+        try:
+            former = None
+            if "key" in document:
+                match = key_filter(queue, document)
+                former = yield from FindAndModify(
+                    match, _overwriting(kind, document, match), before=True
+                )
+            if former is None:
+                former = yield from FindAndModify(
+                    with_id, _overwriting(kind, document, with_id), upsert=True, before=True
+                )
+        except DuplicateKey:
+            stored = yield from ids_of_this_queue(queue, [id])
+            if id in stored and not stored[id]:
+                foreign.append(id)
+                return None
+            if id in stored and not (yield from Find(with_id, {"_id": 1}, limit=1)):
+                return id  # its message has finished or moved on
+        else:
+            return id if former is None else (yield from _let_go(queue, kind, former, None))
+
+
+def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
+    """Return the update that overwrites the message of a filter, or inserts the document."""
+    once = {name: document[name] for name in ("_id", "pushed") if name not in match}
+    fresh = {name: document[name] for name in document if name not in once and name not in match}
+    # What it has of an earlier queue with priorities or groups goes, too.
+    stale = (
+        *kind.held_fields,
+        *kind.stay_fields,
+        "headers",
+        "type",
+        "key",
+        "priority",
+        "last_group",
+        "limited",
+    )
+    removed = (name for name in stale if name not in fresh and name not in match)
+    return {"$set": fresh, "$unset": transitions.unset(*removed), "$setOnInsert": once}
+
+
+def _let_go(queue: str, kind: Kind, former: Document, session: object) -> Plan[Id]:
+    """Free the group and the slot of a message that was overwritten. Return its id."""
+    yield from bring_forward(queue, ordered_groups(kind, [former]), session)
+    yield from go_on(queue, [former.get("slot")], session)
+    replaced: Id = former["_id"]
+    return replaced

@@ -20,7 +20,14 @@ from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.pushing import enter, key_taken, new_document, replace
+from pyqueue.backends.pushing import (
+    enter,
+    enter_by_id,
+    id_taken,
+    key_taken,
+    new_document,
+    replace,
+)
 from pyqueue.documents import group_of, priority_of
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
 from pyqueue.messages import HIGHEST_PRIORITY, Id
@@ -131,24 +138,26 @@ def append(
     messages: Iterable[NewMessage],
     on_duplicate: str = "ignore",
     *,
+    by_id: bool = False,
     session: object = None,
 ) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id the queue has already is the same message.
+    A message whose id the queue has already is the same message, unless ``by_id`` says otherwise.
 
     Args:
         target: the queue.
         messages: the messages.
         on_duplicate: what to do if a key is taken, as for ``Queue.push_many``.
+        by_id: do the same if an id is taken. Each message has one then, and there is no session.
         session: the session of the caller's transaction, or None.
 
     Returns:
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
-            this is an error.
+        DuplicateKey: an id belongs to a message that was never in this queue, or a key, or with
+            ``by_id`` an id, is taken and this is an error.
     """
     now = yield from ServerTime()
     documents, encoded, given = documents_of(target, messages, now)
@@ -156,9 +165,12 @@ def append(
         return 0
     levels = {document.get("priority") for document in documents}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
-    ids = yield from enter(
-        target.queue, target.kind, documents, encoded, given, on_duplicate, session
-    )
+    queue, kind = target.queue, target.kind
+    if by_id and on_duplicate != "ignore":
+        replacing = on_duplicate == "replace"
+        ids = yield from enter_by_id(queue, kind, documents, encoded, replacing=replacing)
+    else:
+        ids = yield from enter(queue, kind, documents, encoded, given, on_duplicate, session)
     return sum(id is not None for id in ids)
 
 
@@ -250,8 +262,8 @@ class Staging:
     Args:
         target: the queue of the places that name none.
         job: a name that no other job has.
-        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``. "error" shows
-            nothing, unless the key is taken while the messages are shown.
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" counts for
+            ids, too. It shows nothing, unless the key is taken while the messages are shown.
     """
 
     __slots__ = ("_on_duplicate", "_prefix", "target")
@@ -266,7 +278,7 @@ class Staging:
         """Write messages where no consumer sees them.
 
         What another attempt staged with the same id is replaced. What is in the queue already is
-        the same message.
+        the same message, unless a taken id is an error.
 
         Args:
             place: a name that only this attempt uses.
@@ -276,8 +288,8 @@ class Staging:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue, or several
-                messages have the same key and this is an error.
+            DuplicateKey: an id belongs to a message that was never in this queue, or is taken, or
+                several messages have the same key, and this is an error.
         """
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
@@ -300,6 +312,8 @@ class Staging:
                 ids = [each["_id"] for each in missing]
                 yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
         yield from raise_foreign(target.queue, missing)
+        if missing and self._on_duplicate == "error":
+            raise id_taken(target.queue, [each["_id"] for each in missing])
         return written
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:

@@ -98,11 +98,12 @@ class QueueDataSource(DataSource):
         queues: In place of ``queue``, the names of several queues, separated by commas. The column
             ``queue`` of each row names one of them; a null or another name fails the write. The
             record of a stage belongs to the first one: add further ones behind it.
-        onDuplicate: What to do with a row whose ``key`` belongs to a live message of its queue.
-            "ignore" (default) leaves the row out. "replace" overwrites that message. "error" fails
-            the write; one that is staged then shows nothing. A write that appears once, of a
+        onDuplicate: What to do with a row whose ``key`` belongs to a live message of its queue, or
+            with ``idColumn`` its id. "ignore" (default) leaves the row out. "replace" overwrites
+            that message; one that has finished or moved on stays, and the row is left out. "error"
+            fails the write; one that is staged then shows nothing. A write that appears once, of a
             stream or with ``epoch``, takes "ignore" only, and "replace" with ``idColumn`` needs
-            ``staged`` "false".
+            ``staged`` "false". In other streams, "error" says nothing of ids.
         idColumn: The column whose values are the ids.
         idPrefix: What the ids begin with, before these values; nothing by default. The queues of a
             namespace share their ids, so the same orders in two queues need different prefixes.

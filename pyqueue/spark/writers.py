@@ -101,9 +101,12 @@ class DirectBatchWriter(DataSourceArrowWriter):
 
 
 def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
+    how = options.of_write
+    # A stream repeats a batch with the same ids, so it would never get past its own messages.
+    by_id = how.id_column is not None and not (how.at_least_once and how.on_duplicate == "error")
     for queue, messages in chunks:
         target = options.backend(queue).target
-        options.run(append(target, messages, options.of_write.on_duplicate))
+        options.run(append(target, messages, how.on_duplicate, by_id=by_id))
     return WriterCommitMessage()
 
 

@@ -240,6 +240,51 @@ def test_row_enters_if_what_it_replaces_is_gone(
     assert hidden(client) == 0
 
 
+#: What stays of "a" with the key "j" and "b" with "k", after a row that replaces.
+REPLACED: dict[str, tuple[NewMessage, dict[str, tuple[str, str | None]]]] = {
+    "id": (NewMessage("a", "new"), {"a": ("new", None), "b": ("b", "k")}),
+    "id, free key": (NewMessage("a", "new", key="l"), {"a": ("new", "l"), "b": ("b", "k")}),
+    "key before id": (NewMessage("a", "new", key="k"), {"a": ("a", "j"), "b": ("new", "k")}),
+    "key": (NewMessage("c", "new", key="k"), {"a": ("a", "j"), "b": ("new", "k")}),
+    "finished": (NewMessage("f", "new", key="l"), {"a": ("a", "j"), "b": ("b", "k")}),
+    "finished, key": (NewMessage("f", "new", key="k"), {"a": ("a", "j"), "b": ("new", "k")}),
+    "moved": (NewMessage("m", "new"), {"a": ("a", "j"), "b": ("b", "k")}),
+    "new": (NewMessage("c", "new"), {"a": ("a", "j"), "b": ("b", "k"), "c": ("new", None)}),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_row_replaces_by_its_key_or_else_by_its_id(client: Client, case: str) -> None:
+    """A message that has left the queue, or is in its history, stays unchanged."""
+    queue, other = client.queue("q", history=60), client.queue("other")
+    queue.push_many(["f", "m"], ids=["f", "m"])
+    queue.pop(0)
+    queue.move(*queue.reserve_many(1, timeout=0), to=other)
+    queue.push_many(["a", "b"], ids=["a", "b"], keys=["j", "k"])
+    elsewhere = stored(client, "other")
+    row, live = REPLACED[case]
+    for _ in range(2):
+        plan = append(backend_of(queue).target, [row], "replace", by_id=True)
+        assert run(client, plan) == 1
+        assert {each.id: (each.payload, each.key) for each in queue.peek(9)} == live
+    assert stored(client, "other") == elsewhere
+    assert [each.id for each in queue.history()] == ["f"]
+
+
+@pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "error"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_id_of_another_queue_is_an_error(
+    client: Client, queue: Queue[Any], on_duplicate: str, key: str | None
+) -> None:
+    client.queue("other").push("theirs", id="x")
+    queue.push("old", key="k")
+    rows = [NewMessage("x", "new", key=key), NewMessage("y", "plain")]
+    with pytest.raises(DuplicateKey, match="never in queue 'q'") as caught:
+        run(client, append(backend_of(queue).target, rows, on_duplicate, by_id=True))
+    assert caught.value.ids == ["x"]
+    assert [each["payload"] for each in stored(client, "other", "q")] == ["old", "plain", "theirs"]
+
+
 @pytest.mark.parametrize("staged", [True, False])
 def test_taken_key_is_an_error_if_asked(client: Client, queue: Queue[Any], staged: bool) -> None:
     """A staged write shows nothing. A direct one writes all other rows, as a push does."""

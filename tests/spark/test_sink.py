@@ -6,6 +6,7 @@ The data source is called as Spark calls it. The last test has a real session.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -424,6 +425,37 @@ def test_staged_row_without_an_id_replaces_a_message(flow: Flow, database: str) 
     assert flow.written() == [100]
     writer.commit([done])
     assert flow.written() == [2, 3]
+
+
+@pytest.mark.parametrize("way", ["direct", "append"])
+def test_row_replaces_the_message_with_its_id(sink: Sink, way: str) -> None:
+    """A write that is run again replaces it again."""
+    queue, id = sink.flow.clean, f"{sink.first}-1"
+    queue.push(100, id=id, key="k", headers={"h": "old"})
+    held = queue.reserve(0)
+    assert held is not None
+    rows = [sink.row(1, key=None), sink.row(2, key="new")]
+    for _ in range(2):
+        sink.write(way, rows, {"key": StringType()}, onDuplicate="replace")
+        found = [(each.id, each.payload, each.key, each.headers) for each in queue.peek(9)]
+        assert found == [(id, 1, None, {}), (f"{sink.first}-2", 2, "new", {})]
+    with pytest.raises(LeaseLost):
+        queue.commit(held)
+
+
+@pytest.mark.parametrize("way", ["staged", "direct", "append"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_row_whose_id_is_taken_may_fail_the_write(sink: Sink, way: str, finished: bool) -> None:
+    """A stream repeats its ids itself."""
+    queue = sink.flow.client.queue(sink.first, history=60)
+    queue.push(100, id=f"{sink.first}-0")
+    if finished:
+        queue.pop(0)
+    text = rf"^queue '{sink.first}' has, or had, messages with these ids: \['{sink.first}-0'\]$"
+    with nullcontext() if way == "append" else pytest.raises(DuplicateKey, match=text):
+        sink.write(way, [sink.row(0), sink.row(1)], {}, onDuplicate="error")
+    assert sink.flow.written() == ([100] if way == "staged" else [1, 100])
+    assert sink.hidden() == 0
 
 
 @pytest.mark.parametrize("way", ["staged", "direct", "append"])

@@ -1,0 +1,172 @@
+"""Rows that replace the messages with their ids, in an ordered queue, disturbed at each command.
+
+Whatever happens, the job that is run again leaves each row once, and the rows of a group in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyqueue.backends.options import NewMessage, Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.staging import append
+from pyqueue.errors import DuplicateKey, LeaseLost, Unavailable
+from pyqueue.messages import Reservation
+from pyqueue.requests import Plan
+from pyqueue.waiters import Waiters
+from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+
+#: The first two rows have the ids of messages, the next one has the key of a third.
+ROWS = [
+    NewMessage("a", "a2", group="g"),
+    NewMessage("b", "b2", group="g"),
+    NewMessage("c", "c2", key="k", group="g"),
+    NewMessage("d", "d2", group="g"),
+]
+NEW = [each.payload for each in ROWS]
+
+
+class Queue:
+    """An ordered queue with three old messages of a group, of which the first one is held."""
+
+    def __init__(self, history: float | None = None) -> None:
+        self.steps = Steps()
+        self.plans = QueuePlans(
+            "q", Options(dead_letter="dead", history=history), kind="ordered", owner="me"
+        )
+        old = self.plans.push(
+            ["a1", "b1", "c1"], ids=["a", "b", "x"], keys=[None, None, "k"], groups=["g"] * 3
+        )
+        self.steps.run(old)
+        (self.held,) = self.receive()
+
+    def write(self) -> Plan[int]:
+        """Return the plan of the job."""
+        return append(self.plans.target, ROWS, "replace", by_id=True)
+
+    def receive(self) -> list[Reservation[Any]]:
+        return self.steps.run(self.plans.receive(Waiters("q"), 1, timeout=0))
+
+    def drain(self) -> list[Any]:
+        """Consume everything by new processes. Return the payloads in their order."""
+        seen = []
+        while self.live():
+            self.steps.seconds += 120  # of those that wait, too
+            assert self.steps.seconds < 1200
+            for each in self.receive():
+                self.steps.run(self.plans.commit([each]))
+                seen.append(each.payload)
+        return seen
+
+    def live(self) -> list[Any]:
+        """Return the payloads of the live messages."""
+        stored = (each for each in self.steps.all() if "processed" not in each)
+        return [each["payload"] for each in stored if each["q"] == "q" and "payload" in each]
+
+
+def faults() -> list[Callable[[int], Fault]]:
+    return [
+        lambda at: cut(at, after=False), lambda at: cut(at, after=True), lost_request, lost_reply,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", faults(), ids=["before", "after", "request", "reply"])
+def test_job_that_is_run_again_replaces_each_message_once(fault: Callable[[int], Fault]) -> None:
+    for at in range(100):
+        queue = Queue()
+        try:
+            queue.steps.run(queue.write(), fault(at))
+        except (Cut, Unavailable):
+            queue.steps.run(queue.write())
+        if len(queue.steps.commands) <= at:
+            assert at > 6
+            break
+        assert sorted(queue.live()) == NEW
+        with pytest.raises(LeaseLost):
+            queue.steps.run(queue.plans.commit([queue.held]))
+        assert queue.drain() == NEW
+    else:
+        raise AssertionError("more commands than expected")
+
+
+@pytest.mark.parametrize(
+    ("what", "history"), [("consumes", None), ("consumes", 1e9), ("writes", None), ("both", 1e9)]
+)
+def test_row_competes_with_other_processes(what: str, history: float | None) -> None:
+    """A message that finishes first stays finished, or its row is a new message."""
+    for at in range(100):
+        queue, seen = Queue(history), []
+        running = queue.steps.stalled(queue.write(), at)
+        if running is None:
+            assert at > 6
+            break
+        if what != "writes":
+            try:
+                queue.steps.run(queue.plans.commit([queue.held]))
+                seen.append("a1")
+            except LeaseLost:
+                pass
+            for each in queue.receive():
+                queue.steps.run(queue.plans.commit([each]))
+                seen.append(each.payload)
+        if what != "consumes":
+            queue.steps.run(queue.write())
+        for _ in running:
+            pass
+        left = queue.drain()
+        assert len(left) == len(set(left))
+        seen += left
+        finished = {f"{each[0]}2" for each in seen if history and each in ("a1", "b1")}
+        new = [each for each in seen if each in NEW]
+        if what != "consumes":  # two jobs agree on no order, and may write again what is consumed
+            new = sorted(set(new))
+        assert new == [each for each in NEW if each not in finished], (at, seen)
+    else:
+        raise AssertionError("more commands than expected")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_row_meets_a_message_that_takes_its_key(stored: bool) -> None:
+    """It overwrites that message, or keeps it out."""
+    for at in range(100):
+        steps, plans = Steps(), QueuePlans("q", Options(dead_letter="dead"), owner="me")
+        steps.run(plans.push(["old"], ids=["a" if stored else "b"]))
+        row = NewMessage("a", "new", key="k")
+        running = steps.stalled(append(plans.target, [row], "replace", by_id=True), at)
+        if running is None:
+            assert at > 3
+            break
+        both(steps, plans.push(["other"], keys=["k"]), running)
+        found = [each for each in steps.all() if "payload" in each]
+        assert [each["payload"] for each in found if each.get("key") == "k"] == ["new"]
+        assert "other" not in [each["payload"] for each in found]
+    else:
+        raise AssertionError("more commands than expected")
+
+
+def both(steps: Steps, plan: Plan[Any], running: Iterator[Any]) -> None:
+    """Run a plan, and another one to its end."""
+    steps.run(plan)
+    for _ in running:
+        pass
+
+
+def test_row_meets_its_id_in_another_queue() -> None:
+    """Whichever comes second fails."""
+    for at in range(100):
+        steps, options = Steps(), Options(dead_letter="dead")
+        plans, other = (QueuePlans(name, options, owner="me") for name in ("q", "other"))
+        running = steps.stalled(
+            append(plans.target, [NewMessage("a", "new")], "replace", by_id=True), at
+        )
+        if running is None:
+            assert at > 2
+            break
+        with pytest.raises(DuplicateKey) as caught:
+            both(steps, other.push(["theirs"], ids=["a"]), running)
+        assert caught.value.ids == ["a"]
+    else:
+        raise AssertionError("more commands than expected")
