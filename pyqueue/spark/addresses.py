@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from pyqueue import arguments
 from pyqueue.connecting import Connected, Connection, runner_of
@@ -18,6 +19,9 @@ from pyqueue.errors import ConfigurationError
 __all__ = ["NamespaceAddress", "TaskClient", "client_of", "shared_client"]
 
 C = TypeVar("C", bound=Connected[Any])
+
+#: A URI that matches contains credentials, or an option that may be one.
+_SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class NamespaceAddress:
     def __repr__(self) -> str:
         # The URI may hold a password.
         return f"NamespaceAddress(namespace={self.namespace!r})"
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether the URI is given itself, and contains credentials."""
+        return self.uri is not None and _SECRET.search(self.uri) is not None
 
     @property
     def target(self) -> str:

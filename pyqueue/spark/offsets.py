@@ -6,10 +6,9 @@ credentials.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from pyqueue import arguments
 from pyqueue.backends.claim_groups import ClaimProgress
@@ -22,9 +21,6 @@ from pyqueue.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 
 __all__ = ["Offset", "after_of", "lineage_of", "recorded_claims"]
-
-#: A URI that matches contains credentials, or an option that may be one.
-_SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
 def recorded_claims(
@@ -93,7 +89,7 @@ class Offset:
             fields["count"] = self.count
         if self.address.uri_env is not None:
             fields["uriEnv"] = self.address.uri_env
-        elif not _SECRET.search(str(self.address.uri)):
+        elif not self.address.has_secret:
             fields["uri"] = self.address.uri
         return fields
 

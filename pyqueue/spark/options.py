@@ -343,9 +343,8 @@ def _check_names(given: Mapping[str, str]) -> None:
                 f"are {', '.join(_OPTIONS)}"
             )
         ignored.append(name)
-    if ignored and (text := ", ".join(ignored)) not in _warned:
-        _warned.add(text)
-        log.warning("options: %s: the data source pyqueue does not know these", text)
+    if ignored:
+        _warn(f"options: {', '.join(ignored)}: the data source pyqueue does not know these")
     names = _BY_LOWER_CASE.keys() & {name.lower() for name in given}
     if "stream" in names:
         known = {name.lower() for name in _OF_STREAMS}
@@ -372,7 +371,17 @@ def _address(
             "uri, url, uriEnv: give one of them, or set the environment variable "
             f"{DEFAULT_ENV}: the server's URI, or the name of the variable that holds it"
         )
-    return NamespaceAddress.of(uri or url, uri_env, namespace)
+    address = NamespaceAddress.of(uri or url, uri_env, namespace)
+    if uri is not None and address.has_secret:
+        _warn("uri: Spark may show its password in plans and in the event log: use url, or uriEnv")
+    return address
+
+
+def _warn(text: str) -> None:
+    """Log a warning, once in this process."""
+    if text not in _warned:
+        _warned.add(text)
+        log.warning("%s", text)
 
 
 def _on_duplicate(given: str | None) -> OnDuplicate:

@@ -197,6 +197,18 @@ def test_source_warns_once_of_options_that_it_does_not_know(
     assert "options: refreshInterval: " in warning
 
 
+def test_source_warns_once_of_a_password_that_spark_may_show(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    secret = "mongodb://user:s3cret@127.0.0.1:1"
+    checked({"url": secret, "queue": "raw"})
+    for _ in range(2):
+        checked({"uri": secret, "queue": "raw"})
+    (warning,) = caplog.messages
+    assert warning.startswith("uri: ")
+    assert "s3cret" not in warning
+
+
 def test_address_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_URL", NOWHERE)
     found = [checked(each | {"queue": "raw"}) for each in ({}, {"url": "mongodb://other/"})]
