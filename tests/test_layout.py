@@ -338,6 +338,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark.addresses": {"arguments", "connecting", "errors"},
     "spark.offsets": {"arguments", "backends", "connecting", "spark.addresses"},
     "spark.listener": {"errors", "spark.offsets"},
+    "spark.defaults": {"errors"},
     "spark.option_values": {"arguments", "errors"},
     "spark.options": {
         "spark.option_values",
@@ -387,6 +388,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "spark.source": {
         "errors",
+        "spark.defaults",
         "spark.frames",
         "spark.models",
         "spark.options",
@@ -396,7 +398,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark.tables",
         "spark.writers",
     },
-    "spark.registration": {"spark.listener", "spark.options", "spark.session", "spark.source"},
+    "spark.registration": {
+        *("spark.defaults", "spark.listener", "spark.options", "spark.session", "spark.source"),
+    },
     "spark.stage": {
         "arguments",
         "backends",

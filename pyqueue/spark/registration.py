@@ -14,6 +14,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyqueue.spark.defaults import session_defaults
 from pyqueue.spark.listener import QueueProgressListener
 from pyqueue.spark.options import MAX_PARTITIONS
 from pyqueue.spark.session import session
@@ -64,12 +65,15 @@ def register(spark: SparkSession) -> QueueProgressListener:
 
     Returns:
         The listener of the session, which has the numbers of its queries.
+
+    Raises:
+        ConfigurationError: A setting ``spark.pyqueue.NAME`` is no default of an option.
     """
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
     if listener is None:
         _ship(spark, Path(__file__))
     try:
-        spark.dataSource.register(_source(_parallelism(spark)))
+        spark.dataSource.register(_source(_parallelism(spark), _defaults(spark)))
     except PySparkException as error:
         # Spark 4.0 keeps the source that it has found by itself.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
@@ -82,8 +86,8 @@ def register(spark: SparkSession) -> QueueProgressListener:
     return listener
 
 
-def _source(tasks: int) -> type[QueueDataSource]:
-    """Return the data source for a cluster that runs so many tasks at once.
+def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
+    """Return the data source for a cluster that runs so many tasks at once, with default options.
 
     Spark plans reads in another process, which knows nothing of the cluster but what the class
     itself says. This class is sent there by value.
@@ -91,6 +95,7 @@ def _source(tasks: int) -> type[QueueDataSource]:
 
     class ClusterDataSource(QueueDataSource):
         parallelism = tasks
+        defaults = options
 
     return ClusterDataSource
 
@@ -105,6 +110,15 @@ def _parallelism(spark: SparkSession) -> int:
         return min(spark.sparkContext.defaultParallelism, MAX_PARTITIONS)
     except PySparkException:  # a Connect session has no such context, and may hide its settings
         return QueueDataSource.parallelism
+
+
+def _defaults(spark: SparkSession) -> Mapping[str, str]:
+    """Return the default options that the settings of the session say."""
+    try:
+        settings = spark.conf.getAll
+    except PySparkException:  # a Connect session may hide its settings
+        return {}
+    return session_defaults(settings)
 
 
 def _ship(spark: SparkSession, module: Path) -> None:

@@ -11,7 +11,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.spark.options import Options, WriteOptions, checked, payload_column, read_columns
+from pyqueue.spark.defaults import with_defaults
+from pyqueue.spark.options import (
+    Options,
+    WriteOptions,
+    checked,
+    payload_column,
+    read_columns,
+)
 from pyqueue.spark.positions import LogReader
 from pyqueue.spark.tables import BatchReader, FilteringReader
 
@@ -38,6 +45,9 @@ class QueueDataSource(DataSource):
             the variable PYQUEUE_URL by default. With a variable the URI appears in no plan and no
             log. ``url`` means the same as ``uri``, and Spark hides its value in tables.
         namespace: The collection that holds the queues; "pyqueue" by default.
+        A setting of the session such as spark.pyqueue.uriEnv is the default of uriEnv, namespace,
+        numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
+
         queue: The name of the queue. A write may have several; see ``queues``.
         stream: For reads, in place of ``queue``: the name of a stream, which is read by position.
 
@@ -142,6 +152,11 @@ class QueueDataSource(DataSource):
 
     #: How many tasks read, unless an option says so. ``register`` knows the cluster and sets it.
     parallelism: ClassVar[int] = 4
+    #: What options are if they are not given. ``register`` takes them from the session.
+    defaults: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(with_defaults(options, self.defaults))
 
     @classmethod
     def name(cls) -> str:

@@ -9,12 +9,14 @@ import textwrap
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyspark
 import pytest
 from pyspark.errors import PySparkAttributeError, PySparkException
+from pyspark.sql.datasource import CaseInsensitiveDict
 
+from pyqueue import ConfigurationError
 from pyqueue.spark import QueueDataSource, registration
 from pyqueue.spark.frames import columns
 from tests.support.processes import ROOT
@@ -172,11 +174,20 @@ def test_shared_clients_are_closed_when_the_process_ends(database: str) -> None:
     ) == ["db", "1.0"]
 
 
+class Conf(dict[str, str]):
+    """The settings of a session."""
+
+    @property
+    def getAll(self) -> dict[str, str]:  # noqa: N802
+        """Return all of them."""
+        return dict(self)
+
+
 class Session:
     """Records what is registered with a session."""
 
     def __init__(self, conf: dict[str, str], parallelism: int | None) -> None:
-        self.conf = conf
+        self.conf = Conf(conf)
         self._parallelism = parallelism
         self.sources: list[type[QueueDataSource]] = []
         self.artifacts: list[tuple[str, bool]] = []
@@ -228,6 +239,34 @@ def test_reads_follow_the_parallelism_of_the_cluster(
     assert [each._options.partitions for each in planned] == [tasks, 3]
     assert session.artifacts == []
     assert session.environment == {"PYTHONPATH": "/before"}
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, ("A", "flights")),
+        ({"URIENV": "B"}, ("B", "flights")),
+        ({"uri": "mongodb://h", "namespace": "other"}, (None, "other")),
+    ],
+)
+def test_settings_of_the_session_are_default_options(
+    given: dict[str, str], address: tuple[str | None, str]
+) -> None:
+    """Options are given in any case, as Spark does."""
+    conf = {"spark.pyqueue.uriEnv": "A", "spark.pyqueue.namespace": "flights", "spark.other": "1"}
+    session: Any = Session(conf, 2)
+    registration.register(session)
+    spark: Any = pyspark.cloudpickle
+    made = pickle.loads(spark.dumps(session.sources[-1]))
+    reader = made(CaseInsensitiveDict({"queue": "q", **given})).reader(columns(None))
+    found = reader._options.address
+    assert (found.uri_env, found.namespace) == address
+
+
+def test_setting_of_the_session_without_an_option_is_refused() -> None:
+    for name in ("uri", "stage", "urienv"):
+        with pytest.raises(ConfigurationError, match=rf"^spark.pyqueue.{name}: "):
+            registration.register(cast(Any, Session({f"spark.pyqueue.{name}": "x"}, 2)))
 
 
 @pytest.mark.parametrize("name", ["DATA_SOURCE_ALREADY_EXISTS", "ANOTHER"])

@@ -1,0 +1,44 @@
+"""Default options that the settings of a Spark session say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyqueue.errors import ConfigurationError
+
+__all__ = ["session_defaults", "with_defaults"]
+
+#: The options that a session may have defaults for, as ``spark.pyqueue.NAME``.
+_OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch", "maxWaitMs")
+
+
+def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Add the defaults of options that are not given. A given address replaces that of another."""
+    names = {name.lower() for name in given}
+    if names & {"uri", "url"}:
+        names.add("urienv")
+    options = given.copy()
+    options.update({name: defaults[name] for name in defaults if name.lower() not in names})
+    return options
+
+
+def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the defaults of options that the settings of a session have.
+
+    Raises:
+        ConfigurationError: A setting has no such option, or may show a password.
+    """
+    prefix = "spark.pyqueue."
+    defaults = {
+        name.removeprefix(prefix): value
+        for name, value in settings.items()
+        if name.startswith(prefix)
+    }
+    if unknown := sorted(defaults.keys() - set(_OPTIONS)):
+        raise ConfigurationError(
+            f"{prefix}{unknown[0]}: this cannot be a setting of the session: there are "
+            f"{', '.join(_OPTIONS)}; give all else as options. Spark shows settings, so the "
+            "address is the name of an environment variable"
+        )
+    return defaults
