@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from bson import ObjectId
 
@@ -21,6 +21,7 @@ from pyqueue.errors import ConfigurationError, InvalidName
 from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Message, Reservation
 
 __all__ = [
+    "MAX_ID",
     "backoff",
     "choices",
     "count",
@@ -55,6 +56,8 @@ _LEAST_RETENTION_S = 600
 _CENTURY_S = 100 * 365 * 86400.0
 #: The largest count that every command of the server accepts.
 _MAX_COUNT = (1 << 31) - 1
+#: The longest id, in characters.
+MAX_ID: Final = 512
 _MAX_HEADERS = 64
 _MAX_HEADERS_BYTES = 8192
 
@@ -295,7 +298,7 @@ def identity(value: Any) -> Id:
         raise ConfigurationError(f"id: give the id of the message, not a {type(value).__name__}")
     if (
         not isinstance(value, str)
-        or not 1 <= len(value) <= 512
+        or not 1 <= len(value) <= MAX_ID
         or value.startswith("~")
         or "\0" in value
         or not is_unicode(value)

@@ -287,7 +287,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("documents", "errors", "payloads"),
         "spark.columns",
     },
-    "spark.row_reader": {"arguments", "backends", "errors", "spark.frames"},
+    "spark.row_reader": {"arguments", "backends", "errors", "payloads", "spark.frames"},
     "spark.bson_columns": set(),
     "spark.encoded": {
         *("documents", "errors", "messages", "payloads", "requests"),
@@ -560,7 +560,7 @@ BACKENDS: dict[str, set[str]] = {
     },
     "encoded": set(),
     "slices": {"encoded", "kind", "namespace", "scan"},
-    "staging": {"applying", "inserting", "namespace", "options", "pushing"},
+    "staging": {"applying", "inserting", "invalid", "namespace", "options", "pushing"},
     "acknowledging": {"applying", "invalid", "kind", "namespace", "transitions"},
     "id_sketch": set(),
     "epochs": {"id_sketch", "namespace", "options", "staging"},

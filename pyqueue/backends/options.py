@@ -65,6 +65,8 @@ class NewMessage(NamedTuple):
     queue: str | None = None
     priority: int | None = None
     group: str | None = None
+    #: Why ``queue`` cannot store it. It is then for the dead-letter queue of that queue.
+    fault: str | None = None
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
 
-__all__ = ["backlog", "count", "counts", "due_in", "get", "history", "next_when", "options_of"]
-__all__ += ["peek", "states"]
+__all__ = ["backlog", "count", "counts", "dead_letter_of", "due_in", "get", "history"]
+__all__ += ["next_when", "options_of", "peek", "states"]
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:
@@ -32,6 +32,12 @@ def options_of(queue: str) -> Plan[Mapping[str, Any]]:
     if not isinstance(options, Mapping):
         return {}
     return {**Options(dead_letter=f"{queue}.dead").listed(), **options}
+
+
+def dead_letter_of(queue: str) -> Plan[str]:
+    """Return the name of the dead-letter queue that the programs of a queue use."""
+    options = yield from options_of(queue)
+    return arguments.dead_letter(queue, options.get("dead_letter") or None)
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:

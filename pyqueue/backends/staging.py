@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
@@ -18,6 +19,7 @@ from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
+from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pushing import (
@@ -63,25 +65,32 @@ __all__ = [
 STAGED_LIFETIME: Final = timedelta(days=7)
 #: The $unset of the fields that only hidden rows have.
 _HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
+#: Goes before the name of a dead-letter queue in the name of a place.
+_DEAD: Final = "!"
 
 
-def place_of(part: str, queue: str | None) -> str:
+def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
     """Return the name of a place.
 
     Args:
         part: the rest of its name, without "@".
         queue: the queue it is for; None: the only one.
+        dead: whether it is for rows that another queue cannot store.
     """
-    return part if queue is None else f"{part}@{queue}"
+    return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
 
 
 def target_of(first: Target, place: str) -> Plan[Target]:
     """Return the queue that a place is for: the one that it names, or else the first one.
 
     Raises:
-        ConfigurationError: the queue is of another kind than the first one.
+        ConfigurationError: the queue is of another kind than the first one, unless it is for what
+            another queue cannot store.
     """
     _, named, queue = place.partition("@")
+    if queue.startswith(_DEAD):
+        name = queue.removeprefix(_DEAD)
+        return (yield from namespace.dead_letter_target(first.queue, first.kind, name))
     if not named or queue == first.queue:
         return first
     yield from namespace.ensure(queue, first.kind, None)
@@ -104,12 +113,14 @@ def documents_of(
     given: set[Id] = set()
     for row, message in enumerate(messages):
         id = None if message.id is None else arguments.identity(message.id)
+        if id is not None and message.fault is not None:
+            id = _buried_id(id, message)
         document = new_document(
             target.queue,
             target.kind,
             target.codec.name,
             now,
-            arguments.starting(now, message.delay, message.at),
+            now if message.fault else arguments.starting(now, message.delay, message.at),
             target.codec.dump(message.payload),
             arguments.headers(message.headers),
             None if message.key is None else arguments.key(message.key),
@@ -117,6 +128,8 @@ def documents_of(
             message.priority,
             message.group,
         )
+        if message.fault is not None:
+            _bury(document, message, now)
         document |= more or {}
         try:
             encoded.append(encode(document))
@@ -131,6 +144,31 @@ def documents_of(
                 )
             given.add(id)
     return documents, encoded, frozenset(given)
+
+
+def _buried_id(id: Id, row: NewMessage) -> str:
+    """Return the id of a row that its queue cannot store.
+
+    It is another one than that of the row, because the row may come again, corrected. And it is the
+    same one each time, because a write may be repeated.
+    """
+    end = f"~bad~{row.queue}"
+    text = str(id)
+    if len(text) + len(end) > arguments.MAX_ID:
+        text = sha256(text.encode()).hexdigest()
+    return text + end
+
+
+def _bury(document: Document, row: NewMessage, now: datetime) -> None:
+    """Give a row that its queue cannot store the fields of a buried message."""
+    error = error_record(InvalidMessage(row.fault), now)
+    death = {"reason": "invalid", "tries": 0, "error": error}
+    document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
+    # A redrive gives these back. A key counts only in the queue of the message.
+    if "key" in document:
+        document["last_key"] = document.pop("key")
+    if row.priority is not None:
+        document["priority"] = row.priority
 
 
 def append(
@@ -293,8 +331,11 @@ class Staging:
         """
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
-        if self._on_duplicate != "ignore":
-            messages = _one_for_each_key(messages, self._on_duplicate)
+        messages, on_duplicate = list(messages), self._on_duplicate
+        if any(each.fault for each in messages):
+            on_duplicate = "ignore"  # a row that is bad again is the same dead letter
+        if on_duplicate != "ignore":
+            messages = _one_for_each_key(messages, on_duplicate)
         hidden = {
             "q": self._prefix + place,
             "staged": True,
@@ -312,7 +353,7 @@ class Staging:
                 ids = [each["_id"] for each in missing]
                 yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
         yield from raise_foreign(target.queue, missing)
-        if missing and self._on_duplicate == "error":
+        if missing and on_duplicate == "error":
             raise id_taken(target.queue, [each["_id"] for each in missing])
         return written
 

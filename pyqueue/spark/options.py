@@ -67,6 +67,8 @@ class WriteOptions:
     at_least_once: bool
     staged: bool
     on_duplicate: OnDuplicate
+    #: Whether rows that cannot be stored go to the dead-letter queue.
+    bury: bool
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ _OPTIONS: Final = (
     "delivery",
     "staged",
     "onDuplicate",
+    "onBadRow",
 )
 #: The options of a read of a stream by position.
 _OF_STREAMS: Final = (
@@ -218,6 +221,7 @@ _OF_STREAMS: Final = (
     *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord", "failOnDataLoss"),
 )
 _POSITIONS: Final = {"startingposition", "endingposition"}
+_ON_BAD_ROW: Final = ("fail", "bury")
 _DELIVERIES: Final = ("exactly-once", "at-least-once")
 _MOST_EPOCHS: Final = 10**12 - 1
 _MOST_BYTES: Final = 2**40
@@ -324,6 +328,7 @@ def _write_options(option: Callable[..., str | None]) -> WriteOptions:
         at_least_once=delivery == _DELIVERIES[1],
         staged=yes_or_no("staged", option("staged", "true")),
         on_duplicate=_on_duplicate(option("onDuplicate", "ignore")),
+        bury=arguments.one_of("onBadRow", option("onBadRow", "fail"), _ON_BAD_ROW) == "bury",
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -34,11 +36,21 @@ from pyspark.sql.types import (
 from pyqueue import arguments
 from pyqueue.backends.options import NewMessage
 from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.payloads import LIMIT, encode
 from pyqueue.spark.frames import JSON, MISFITS, Convert, applied, each_of, fields_of, reason_of
 
 __all__ = ["Reader", "from_json"]
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+#: The room that a document needs for all but its payload.
+_REST: Final = bytes(2**14)
+#: The deepest nesting of a payload that the server stores.
+MAX_DEPTH: Final = 179
+#: How many characters are kept of a payload that is too large.
+_EXCERPT: Final = 1000
+
+#: Why rows cannot be stored, by their places.
+Faults = dict[int, str]
 
 
 def from_json(text: str) -> Any:
@@ -120,8 +132,16 @@ def _row(number: int, id: str | None) -> str:
     return f"row {number}" if id is None else f"the row with id {id}"
 
 
-def _checked(values: Sequence[Any], ids: Sequence[str | None], check: Convert) -> list[Any]:
+def _checked(
+    values: Sequence[Any], ids: Sequence[str | None], check: Convert, faults: Faults | None = None
+) -> list[Any]:
     """Return the values of a column as ``check`` returns them.
+
+    Args:
+        values: The values.
+        ids: The ids of their rows.
+        check: Returns a valid value.
+        faults: Gets the faults of invalid values, which become None. None: they are errors.
 
     Raises:
         ConfigurationError: A value is invalid. The text names its row.
@@ -130,8 +150,12 @@ def _checked(values: Sequence[Any], ids: Sequence[str | None], check: Convert) -
     for number, value in enumerate(values):
         try:
             checked.append(check(value))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; in {_row(number, ids[number])}") from None
+        except (ConfigurationError, InvalidMessage) as error:
+            text = f"{error}; in {_row(number, ids[number])}"
+            if faults is None:
+                raise ConfigurationError(text) from None
+            faults.setdefault(number, text)
+            checked.append(None)
     return checked
 
 
@@ -165,6 +189,78 @@ def _group(value: str | None) -> str | None:
     return None if value is None else arguments.ordered_group(value)
 
 
+def _only(column: pa.Array) -> Any:
+    """Return the value of a column of one row, with texts for values that Python does not have."""
+    try:
+        return column.to_pylist()[0]
+    except MISFITS:  # Spark's calendar is longer than Python's
+        if not pa.types.is_struct(column.type):
+            return " ".join(str(column).split())
+        return dict(zip(column.type.names, map(_only, column.flatten()), strict=True))
+
+
+def _text_of(payload: pa.Array, type: DataType) -> str:
+    """Return a payload that cannot be stored as a text, or the beginning of it if it is long.
+
+    Args:
+        payload: A column of this one row.
+        type: The type of the column.
+    """
+    value = _only(payload)
+    if isinstance(type, VariantType):
+        with suppress(*MISFITS):
+            value = VariantVal(value["value"], value["metadata"]).toJson()
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    is_long = len(text.encode()) + len(_REST) > LIMIT
+    return f"{text[:_EXCERPT]}..." if is_long else text
+
+
+def _key(value: str | None) -> str | None:
+    return None if value is None else arguments.key(value)
+
+
+def _check_payload(value: Any) -> None:
+    """Check that a message can have this payload.
+
+    Raises:
+        InvalidMessage: It cannot.
+    """
+    encode({"payload": value, "rest": _REST})
+    if _is_deep(value, MAX_DEPTH):
+        raise InvalidMessage(f"payload: it is nested more than {MAX_DEPTH} levels deep")
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Return whether documents and arrays are nested deeper than this."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return not levels or any(_is_deep(each, levels - 1) for each in value)
+
+
+def _refuse_both(
+    instants: Sequence[object],
+    delays: Sequence[object],
+    ids: Sequence[str | None],
+    faults: Faults | None,
+) -> None:
+    """Refuse rows that have an instant and a delay.
+
+    Raises:
+        ConfigurationError: There is one, and ``faults`` is None.
+    """
+    for number, both in enumerate(zip(delays, instants, strict=True)):
+        if None not in both:
+            text = (
+                f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
+                "or make one of the two null"
+            )
+            if faults is None:
+                raise ConfigurationError(text)
+            faults.setdefault(number, text)
+
+
 class Reader:
     """Reads messages from the rows of a DataFrame.
 
@@ -175,6 +271,7 @@ class Reader:
         id: The column of the ids; None if there is none.
         queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
         prefix: What the ids begin with, before the values of their column.
+        bury: Whether a row that cannot be stored is returned with its fault, and is no error.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
@@ -187,6 +284,7 @@ class Reader:
         *,
         queues: Sequence[str] = (),
         prefix: str = "",
+        bury: bool = False,
     ) -> None:
         names = schema.fieldNames()
         for needed in ("payload", *(() if id is None else (id,)), *(("queue",) if queues else ())):
@@ -197,6 +295,7 @@ class Reader:
         payload = schema["payload"].dataType
         self._id = id
         self._prefix = prefix
+        self._bury = bury
         self._json = isinstance(payload, StringType)
         self._convert = from_json if self._json else _to_bson(payload, "payload")
         if id is not None and not isinstance(schema[id].dataType, StringType):
@@ -231,42 +330,50 @@ class Reader:
                 ``group`` mean nothing without "priority" and "group".
 
         Raises:
-            InvalidMessage: A payload is not valid JSON, or cannot be stored.
-            ConfigurationError: An id is null, or a ``when``, ``delay``, ``queue``, ``priority`` or
-                ``group`` is invalid.
+            InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` it is no
+                error.
+            ConfigurationError: An id is null, or a ``queue`` is invalid; or, without ``bury``, a
+                ``when``, ``delay``, ``priority`` or ``group``.
         """
         none: list[None] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
-        payloads = self._payloads(batch.column("payload"), ids)
+        faults: Faults | None = {} if self._bury else None
+        payloads = self._payloads(batch.column("payload"), ids, faults)
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
         if self._prefix:
             ids = [f"{self._prefix}{each}" for each in ids]
-        delays = _checked(batch.column("delay").to_pylist(), ids, _delay) if self._delay else none
-        instants = _checked(_microseconds(batch.column("when")), ids, _when) if self._when else none
+        delays, instants = none, none
+        if self._delay:
+            delays = _checked(batch.column("delay").to_pylist(), ids, _delay, faults)
+        if self._when:
+            instants = _checked(_microseconds(batch.column("when")), ids, _when, faults)
         queues = (
             _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
         )
         levels: Sequence[int | None] = none
         if "priority" in capabilities and _has(self._schema, "priority", IntegralType, "int"):
-            levels = _checked(batch.column("priority").to_pylist(), ids, _priority)
+            levels = _checked(batch.column("priority").to_pylist(), ids, _priority, faults)
         groups: Sequence[str | None] = none
         if "group" in capabilities and _has(self._schema, "group", StringType, "string"):
-            groups = _checked(batch.column("group").to_pylist(), ids, _group)
+            groups = _checked(batch.column("group").to_pylist(), ids, _group, faults)
         if self._delay and self._when:
-            for number, both in enumerate(zip(delays, instants, strict=True)):
-                if None not in both:
-                    raise ConfigurationError(
-                        f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
-                        "or make one of the two null"
-                    )
-        for id, payload, labels, *rest in zip(
-            ids, payloads, headers, keys, delays, instants, queues, levels, groups, strict=True
-        ):
-            named = applied(self._labels, labels) or None
-            yield NewMessage(id, payload, named, *rest)
+            _refuse_both(instants, delays, ids, faults)
+        if faults is None:  # the writer of the messages checks these
+            headers = [self._named(each) for each in headers]
+        else:
+            headers = _checked(
+                headers, ids, lambda each: arguments.headers(self._named(each)), faults
+            )
+            keys = _checked(keys, ids, _key, faults)
+        reasons = [faults.get(number) for number in range(len(none))] if faults else none
+        rest = headers, keys, delays, instants, queues, levels, groups, reasons
+        yield from itertools.starmap(NewMessage, zip(ids, payloads, *rest, strict=True))
+
+    def _named(self, headers: Any) -> dict[str, Any] | None:
+        return applied(self._labels, headers) or None
 
     def _queue(self, value: str | None) -> str:
         if value not in self._queues:
@@ -277,17 +384,36 @@ class Reader:
             )
         return value
 
-    def _payloads(self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None]) -> list[Any]:
+    def _payloads(
+        self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None], faults: Faults | None
+    ) -> list[Any]:
+        """Return the payloads. One that cannot be stored is its text, if ``faults`` take it."""
+
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]
 
         try:
-            return values(column)
+            found = values(column)
         except MISFITS:
-            for number, id in enumerate(ids):  # find the row
+            found = []
+            for number, id in enumerate(ids):  # find the rows
                 try:
-                    values(column.slice(number, 1))
+                    found += values(column.slice(number, 1))
                 except MISFITS as error:
                     text = f"payload: in {_row(number, id)}: {reason_of(error)}"
-                    raise InvalidMessage(text) from None
-            raise  # not covered: what fails in all rows fails in one of them
+                    if faults is None:
+                        raise InvalidMessage(text) from None
+                    faults[number] = text
+                    found.append(None)
+            if faults is None:
+                raise  # not covered: what fails in all rows fails in one of them
+        if faults is None:
+            return found
+        for number, id in enumerate(ids):
+            try:
+                _check_payload(found[number])
+            except InvalidMessage as error:
+                faults[number] = f"{error}; in {_row(number, id)}"
+            if number in faults:
+                found[number] = _text_of(column.slice(number, 1), self._schema["payload"].dataType)
+        return found

@@ -114,6 +114,11 @@ class QueueDataSource(DataSource):
             fails the write; one that is staged then shows nothing. A write that appears once, of a
             stream or with ``epoch``, takes "ignore" only, and "replace" with ``idColumn`` needs
             ``staged`` "false". In other streams, "error" says nothing of ids.
+        onBadRow: What to do with a row that cannot be stored, because its payload, headers, key,
+            instant, priority or group is invalid, or its payload is too large. "fail" (default)
+            fails the write with an error that names the row. "bury" writes all other rows, and the
+            row becomes a message of the dead-letter queue of its queue, with the reason in
+            ``error`` and its payload as far as it can be kept.
         idColumn: The column whose values are the ids.
         idPrefix: What the ids begin with, before these values; nothing by default. The queues of a
             namespace share their ids, so the same orders in two queues need different prefixes.
@@ -141,7 +146,7 @@ class QueueDataSource(DataSource):
         key: The key of the message, a string.
         when: When the message becomes ready, a timestamp. One in the past means at once.
         delay: In place of ``when``, the seconds until then, a number or an interval. They count
-            from the write of the row. A row that has both fails the write.
+            from the write of the row. A row that has both is a bad row.
         queue: With the option ``queues``, the queue of the row. Otherwise it means nothing.
         priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
         group: In a queue with ordered groups, the group of the message; null means none.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pyqueue.backends import managing
 from pyqueue.backends.epochs import EpochWrites
 from pyqueue.backends.id_sketch import IdSketch
 from pyqueue.backends.options import NewMessage
+from pyqueue.backends.reading import dead_letter_of
 from pyqueue.backends.staging import Staging, append, place_of
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError, Occupied
@@ -35,8 +36,22 @@ __all__ = ["BatchWriter", "DirectBatchWriter", "EpochBatchWriter", "StreamWriter
 _QUERY: Final = "sql.streaming.queryId"
 _RUN_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: The messages that are written at once, and their queue; None if the rows name none.
-Chunks = Iterator[tuple[str | None, list[NewMessage]]]
+
+class _Chunk(NamedTuple):
+    """The messages of one queue that are written at once."""
+
+    #: None if the rows name none.
+    queue: str | None
+    messages: list[NewMessage]
+    #: Whether they are rows that their queue cannot store. ``queue`` is its dead-letter queue.
+    dead: bool
+
+    def place(self, part: str) -> str:
+        """Return the name of a place for them."""
+        return place_of(part, self.queue, dead=self.dead)
+
+
+Chunks = Iterator[_Chunk]
 
 
 @dataclass
@@ -59,9 +74,9 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
         attempt, counts = uuid4().hex, {}
-        for number, (queue, messages) in enumerate(_chunks(self._options, self._reader, iterator)):
-            place = place_of(f"{attempt}:{number}", queue)
-            counts[place] = self._options.run(self._staging.write(place, messages))
+        for number, chunk in enumerate(_chunks(self._options, self._reader, iterator)):
+            place = chunk.place(f"{attempt}:{number}")
+            counts[place] = self._options.run(self._staging.write(place, chunk.messages))
         return _Staged(counts)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -104,9 +119,11 @@ def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
     how = options.of_write
     # A stream repeats a batch with the same ids, so it would never get past its own messages.
     by_id = how.id_column is not None and not (how.at_least_once and how.on_duplicate == "error")
-    for queue, messages in chunks:
-        target = options.backend(queue).target
-        options.run(append(target, messages, how.on_duplicate, by_id=by_id))
+    for chunk in chunks:
+        target = options.backend(chunk.queue).target
+        # A row that is bad again is the same message of the dead-letter queue.
+        on_duplicate = "ignore" if chunk.dead else how.on_duplicate
+        options.run(append(target, chunk.messages, on_duplicate, by_id=by_id))
     return WriterCommitMessage()
 
 
@@ -114,6 +131,9 @@ def _notify(options: Options) -> None:
     with options.address.open() as client:
         for queue in options.queues or [options.queue]:
             runner_of(client).run(managing.notify(queue))
+            if options.of_write.bury:
+                dead_letter = runner_of(client).run(dead_letter_of(queue))
+                runner_of(client).run(managing.notify(dead_letter))
 
 
 # ---- by epoch
@@ -149,14 +169,14 @@ class _EpochWriter:
         attempt = self._join(epochs, epoch)
         counts, known = {}, IdSketch()
         task = _context().taskAttemptId()
-        for number, (queue, messages) in enumerate(self._messages(iterator)):
-            ids = [each.id for each in messages if each.id is not None]
+        for number, chunk in enumerate(self._messages(iterator)):
+            ids = [each.id for each in chunk.messages if each.id is not None]
             known = IdSketch.union((known, IdSketch.of(ids)))
             if attempt is None:
                 run(epochs.check_repeated(epoch, ids))
                 continue
-            place = place_of(f"{attempt}:{task}:{number}", queue)
-            counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
+            place = chunk.place(f"{attempt}:{task}:{number}")
+            counts[place] = run(epochs.write(epoch, attempt, task, place, chunk.messages))
         return _Written(epochs, self._job, attempt, counts, known)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
@@ -177,10 +197,11 @@ class _EpochWriter:
     def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Chunks:
         """Read the rows, and give them their ids."""
         stage = self._options.of_write.stage if self._options.of_write.id_column is None else None
-        for queue, messages in _chunks(self._options, self._reader, iterator):
+        for chunk in _chunks(self._options, self._reader, iterator):
             if stage is not None:
-                messages = [each._replace(id=f"{stage}~{each.id}") for each in messages]
-            yield queue, messages
+                messages = [each._replace(id=f"{stage}~{each.id}") for each in chunk.messages]
+                chunk = chunk._replace(messages=messages)
+            yield chunk
 
     def _commit(self, messages: list[WriterCommitMessage | None], epoch: int) -> None:
         """Show what the tasks have written, unless that was done before."""
@@ -264,7 +285,8 @@ def _run() -> str:
 
 
 def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
-    return Reader(schema, id, queues=options.queues, prefix=options.of_write.id_prefix)
+    writes = options.of_write
+    return Reader(schema, id, queues=options.queues, prefix=writes.id_prefix, bury=writes.bury)
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
@@ -272,9 +294,17 @@ def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch])
     capabilities = options.backend().kind.capabilities
     for pieces in _at_once(batches):
         by_queue: dict[str | None, list[NewMessage]] = {}
+        bad: dict[str, list[NewMessage]] = {}
         for each in chain.from_iterable(reader.rows(one, capabilities) for one in pieces):
-            by_queue.setdefault(each.queue, []).append(each)
-        yield from by_queue.items()
+            if each.fault is None:
+                by_queue.setdefault(each.queue, []).append(each)
+            else:
+                queue = each.queue or options.queue
+                bad.setdefault(queue, []).append(each._replace(queue=queue))
+        for name, messages in by_queue.items():
+            yield _Chunk(name, messages, dead=False)
+        for queue, messages in bad.items():
+            yield _Chunk(options.run(dead_letter_of(queue)), messages, dead=True)
 
 
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -86,6 +86,8 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("pushFilters", lambda: read(**READ, pushFilters="yes")),
     ("payloadType, payloadModel", lambda: read(**READ, payloadType="json", payloadModel="a:B")),
     ("schema", lambda: QueueDataSource(READ).reader(table(id=StringType(), payload=StringType()))),
+    ("onBadRow", lambda: write(READ | {"onBadRow": "drop"})),
+    ("onBadRow", lambda: stream_to(READ | {"stage": "s", "onBadRow": "null"})),
     ("onBadRecord", lambda: read(**READ, onBadRecord="drop")),
     ("onBadRecord", lambda: read(**READ, onBadRecord="bury")),
     ("columnNameOfCorruptRecord", lambda: read(**READ, columnNameOfCorruptRecord="raw")),
