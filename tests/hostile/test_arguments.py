@@ -208,7 +208,7 @@ def pass_it(place: Place, argument: str, value: Any) -> None:
 def outside(queues: Iterable[str], documents: Iterable[bytes]) -> list[bytes]:
     """Return the documents of other queues. Not each value in them can be decoded."""
     marks = [bson.encode({"q": each})[4:-1] for each in queues]
-    return [each for each in documents if not any(mark in each for mark in marks)]
+    return [each for each in documents if not any(mark in bytes(each) for mark in marks)]
 
 
 @pytest.fixture
