@@ -290,6 +290,7 @@ def test_documented_role_allows_every_operation(
         "documents",
         "streams",
         "handovers",
+        "spark",
     }
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName, QueueError
 from pyqueue.connecting import Connection
 from pyqueue.spark import QueueDataSource, SparkStage
+from pyqueue.spark import options as checks
 from pyqueue.spark.addresses import NamespaceAddress
 from pyqueue.spark.frames import columns
 from pyqueue.spark.offsets import Offset
@@ -200,8 +201,9 @@ def test_source_warns_once_of_options_that_it_does_not_know(
 
 
 def test_source_warns_once_of_a_password_that_spark_may_show(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checks, "_warned", set())
     secret = "mongodb://user:s3cret@127.0.0.1:1"
     checked({"url": secret, "queue": "raw"})
     for _ in range(2):
