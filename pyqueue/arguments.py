@@ -43,6 +43,7 @@ __all__ = [
     "reservations",
     "retention",
     "session",
+    "shown",
     "spellings",
     "starting",
     "takes_second",
@@ -177,7 +178,7 @@ def group(value: Any, name: str = "group") -> str:
     """Return a valid name of a claim group. The rules are those of a queue name."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
-            f"{name}: invalid name {_shown(value)}: use 1-110 of A-Z a-z 0-9 _ - . : >"
+            f"{name}: invalid name {shown(value)}: use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
@@ -186,7 +187,7 @@ def namespace_name(value: Any) -> str:
     """Return a valid name of a namespace, which is also the name of its collection."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
-            f"namespace: invalid namespace name {_shown(value)}: use a letter or _, "
+            f"namespace: invalid namespace name {shown(value)}: use a letter or _, "
             "then up to 99 of A-Z a-z 0-9 _ -, with single dots between them"
         )
     return value
@@ -210,7 +211,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
     ):
         bound = "more than 0" if positive else "0 or more"
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: {bound} seconds, and at most 100 years"
+            f"{name}: {shown(value)} is not allowed: {bound} seconds, and at most 100 years"
         )
     return length
 
@@ -220,7 +221,7 @@ def retention(value: Any) -> float:
     length = duration("retention", value)
     if length < _LEAST_RETENTION_S:
         raise ConfigurationError(
-            f"retention: {_shown(value)} is not allowed: give at least {_LEAST_RETENTION_S} "
+            f"retention: {shown(value)} is not allowed: give at least {_LEAST_RETENTION_S} "
             "seconds; younger messages are never deleted"
         )
     return length
@@ -267,7 +268,7 @@ def is_unicode(text: str) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as the text of an error shows it."""
     try:
         return repr(value)[:120]
@@ -284,7 +285,7 @@ def key(value: Any, name: str = "key") -> str:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: "
+            f"{name}: {shown(value)} is not allowed: "
             "give a str of 1-512 characters of Unicode without NUL"
         )
     return value
@@ -304,7 +305,7 @@ def identity(value: Any) -> Id:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"id: {_shown(value)} is not allowed: give an ObjectId, or a str of 1-512 characters "
+            f"id: {shown(value)} is not allowed: give an ObjectId, or a str of 1-512 characters "
             'of Unicode without NUL that does not start with "~"'
         )
     return value
@@ -354,7 +355,7 @@ def _check_header(name: Any, item: Any) -> None:
         or not is_unicode(name)
     ):
         raise ConfigurationError(
-            f"headers: the name {_shown(name)} is not allowed: "
+            f"headers: the name {shown(name)} is not allowed: "
             "give a str without dots and without a leading $"
         )
     if (
@@ -364,7 +365,7 @@ def _check_header(name: Any, item: Any) -> None:
     ):
         raise ConfigurationError(
             f"headers: {name}: give a str of Unicode, an int of 64 bits, a float or a bool, "
-            f"not {type(item).__name__} {_shown(item)}"
+            f"not {type(item).__name__} {shown(item)}"
         )
 
 
@@ -385,7 +386,7 @@ def backoff(value: Any) -> None:
             or not 0 <= number <= most
         ):
             raise ConfigurationError(
-                f"backoff.{name}: {_shown(number)} is not allowed: give a number from 0 to {most:g}"
+                f"backoff.{name}: {shown(number)} is not allowed: give a number from 0 to {most:g}"
             )
 
 
@@ -393,7 +394,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return a value that is one of a few words."""
     if value not in allowed:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
+            f"{name}: {shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
         )
     return str(value)
 
@@ -402,7 +403,7 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number from ``least`` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: "
+            f"{name}: {shown(value)} is not allowed: "
             f"give a whole number from {least} to {_MAX_COUNT}"
         )
     return value
@@ -417,7 +418,7 @@ def priority(value: Any) -> int:
     """Return a priority: a whole number from 0 to 9."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
         raise ConfigurationError(
-            f"priority: {_shown(value)} is not allowed: give a whole number from 0 to "
+            f"priority: {shown(value)} is not allowed: give a whole number from 0 to "
             f"{HIGHEST_PRIORITY}; higher ones go first"
         )
     return value
@@ -427,7 +428,7 @@ def pack(value: Any) -> int:
     """Return the size of packs: a whole number from 2 to 1000."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_PACK:
         raise ConfigurationError(
-            f"pack: {_shown(value)} is not allowed: give a whole number from 2 to {MAX_PACK}"
+            f"pack: {shown(value)} is not allowed: give a whole number from 2 to {MAX_PACK}"
         )
     return value
 

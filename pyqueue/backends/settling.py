@@ -331,7 +331,7 @@ def check_progress(fraction: float, note: str | None) -> None:
     """
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not number or not 0 <= fraction <= 1:
-        text = f"fraction: {fraction!r} is not allowed: give a number from 0 to 1"
+        text = f"fraction: {arguments.shown(fraction)} is not allowed: give a number from 0 to 1"
         raise ConfigurationError(text)
     if note is not None:
         short = isinstance(note, str) and len(note) <= 2048

@@ -267,12 +267,11 @@ def position_argument(name: str, value: object) -> int:
         ConfigurationError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < END:
-        raise ConfigurationError(
-            f'{name}: {value!r} is not allowed: give "first", "last", an aware datetime, or a '
-            f"position from 0 to {END - 1}"
-            if name == "start"
-            else f"{name}: {value!r} is not allowed: give a position from 0 to {END - 1}"
-        )
+        remedy = f"a position from 0 to {END - 1}"
+        if name == "start":
+            remedy = f'"first", "last", an aware datetime, or {remedy}'
+        text = f"{name}: {arguments.shown(value)} is not allowed: give {remedy}"
+        raise ConfigurationError(text)
     return value
 
 

@@ -228,6 +228,7 @@ def bystander(place: Place) -> Place:
 @example("push delay", Given(10**400))
 @example("extend lease", Given(-(10**6000)))
 @example("peek limit", Given(10**30))
+@example("progress", Given(10**6000))
 @example("history since", Given(datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))))
 @example("history since", Given(datetime(3500, 1, 1, tzinfo=UTC)))
 def test_any_argument_works_or_is_refused(bystander: Place, argument: str, given: Given) -> None:
