@@ -18,6 +18,7 @@ from bson import ObjectId
 from pyqueue.clock import BAND, seconds
 from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
+from pyqueue.limits import shown
 from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Message, Reservation
 
 __all__ = [
@@ -43,7 +44,6 @@ __all__ = [
     "reservations",
     "retention",
     "session",
-    "shown",
     "spellings",
     "starting",
     "takes_second",
@@ -266,14 +266,6 @@ def is_unicode(text: str) -> bool:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
-
-
-def shown(value: Any) -> str:
-    """Return a value as the text of an error shows it."""
-    try:
-        return repr(value)[:120]
-    except Exception:  # a user's __repr__, an int of thousands of digits, or too deep nesting
-        return f"this {type(value).__name__}"
 
 
 def key(value: Any, name: str = "key") -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "drain_of",
     "key_of",
     "limit_or_none",
+    "shown",
     "stored_limit",
 ]
 
@@ -87,12 +88,12 @@ class Limit:
             period_s = self.period_s
             if not 0.001 <= period_s <= _CENTURY_S:
                 raise ConfigurationError(
-                    f"period: {_shown(self.period)} is not allowed: give more than 0 seconds, and "
+                    f"period: {shown(self.period)} is not allowed: give more than 0 seconds, and "
                     "at most 100 years"
                 )
             if self.capacity / self.rate * period_s > _CENTURY_S:
                 raise ConfigurationError(
-                    f"rate: {_shown(self.rate)} is not allowed: a burst would take more than 100 "
+                    f"rate: {shown(self.rate)} is not allowed: a burst would take more than 100 "
                     "years to come back: give more starts per period"
                 )
         if self.per is not None:
@@ -204,14 +205,14 @@ def _check_count(name: str, value: Any, most: int = _MAX_COUNT) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give a whole number from 1 to {most}"
+            f"{name}: {shown(value)} is not allowed: give a whole number from 1 to {most}"
         )
 
 
 def _check_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e9:
         raise ConfigurationError(
-            f"{name}: {_shown(value)} is not allowed: give a number above 0, and at most 1e9"
+            f"{name}: {shown(value)} is not allowed: give a number above 0, and at most 1e9"
         )
 
 
@@ -230,15 +231,16 @@ def _check_per(value: Any) -> None:
         or "\0" in name
     ):
         raise ConfigurationError(
-            f'per: {_shown(value)} is not allowed: give "headers.NAME" with the name of a header, '
+            f'per: {shown(value)} is not allowed: give "headers.NAME" with the name of a header, '
             "which has no dot and no leading $"
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as the text of an error shows it."""
     try:
         return repr(value)[:120]
-    except Exception:  # a user's __repr__, or an int of thousands of digits
+    except Exception:  # a user's __repr__, an int of thousands of digits, or too deep nesting
         return f"this {type(value).__name__}"
 
 
@@ -283,7 +285,7 @@ def stored_limit(value: object) -> Limit:
         ConfigurationError: this release cannot read it.
     """
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"it is {_shown(value)}, which is not a document")
+        raise ConfigurationError(f"it is {shown(value)}, which is not a document")
     if unknown := sorted(str(name) for name in value if name not in _FIELDS):
         raise ConfigurationError(f"it has {', '.join(map(repr, unknown))}")
     return Limit(**value)

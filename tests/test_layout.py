@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clock": set(),
     "requests": {"errors"},
     "payloads": {"errors"},
-    "arguments": {"clock", "documents", "errors", "messages"},
+    "arguments": {"clock", "documents", "errors", "limits", "messages"},
     "packs": {"messages", "payloads", "requests"},
     "pack_stock": {"messages", "packs", "requests"},
     "backends": {

@@ -13,8 +13,8 @@ finished by then, so their ids no longer tell that they were written. Therefore 
 A new attempt takes the record over, so a former one cannot decide any more. A row of a smaller
 attempt is replaced, a row of a larger one never is.
 
-Each query has a record of its own, since each counts its epochs from 0. A query that writes a stage
-is one *run* after the other. A run that begins puts the runs of all other queries of the stage
+Each query has a separate record, because each counts its epochs from 0. Each start of a query is
+another *run*. A run that begins puts the runs of all other queries of the stage
 *out*: they can decide nothing any more, however long they were suspended.
 """
 
@@ -87,11 +87,11 @@ class EpochWrites:
         run: the id of its run, which is another one after each start; empty if it is not known.
     """
 
-    __slots__ = ("_query", "_run", "_stage", "name", "target")
+    __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
 
     def __init__(self, target: Target, stage: str, query: str, run: str = "") -> None:
         self.target = target
-        self._query, self._run = query, run
+        self._stage_name, self._query, self._run = stage, query, run
         # No part of the name contains "~".
         self._stage = f"{target.queue}~{stage}~"
         #: The name of the record. Hidden rows have it, too.
@@ -182,15 +182,14 @@ class EpochWrites:
         )
 
     def _ways_out(self) -> str:
-        stage = self._stage.split("~")[1]
         return (
             "Give the write another stage, or run `pyqueue stage forget "
-            f"{' '.join(filter(None, (self.target.queue, stage)))}` with its server and "
+            f"{' '.join(filter(None, (self.target.queue, self._stage_name)))}` with its server and "
             "namespace: then it writes every row whose id neither the queue nor its history has"
         )
 
     def _label(self) -> str:
-        stage = self._stage.split("~")[1]
+        stage = self._stage_name
         return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
 
     def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
@@ -229,9 +228,9 @@ class EpochWrites:
         Returns:
             Its epoch and the ids of that, or -1 and None.
         """
-        if not self._query or self._is_unnamed:
+        if not self._query or not self._stage_name:
             return -1, None
-        before = EpochWrites(self.target, self._stage.split("~")[1], "")
+        before = EpochWrites(self.target, self._stage_name, "")
         for _ in range(TRIES):
             state = yield from before.record()
             if state is None:
@@ -245,9 +244,9 @@ class EpochWrites:
     def _enter(self, state: Document) -> Plan[None]:
         """Make this the run that writes the stage.
 
-        The record names this run before those of other queries are read and put out. So of two
-        runs that enter at once, one at least is out. A run that wrote since this one began to enter
-        stays in.
+        This first names the run in the record. Then it reads the records of the other queries, and
+        puts their runs out. So if two runs enter at once, at least one of them is out. A run that
+        wrote since this one began to enter stays in.
         """
         now = yield from ServerTime()
         self._check_rest((yield from self._others()), now)
@@ -274,21 +273,20 @@ class EpochWrites:
         yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
 
     @property
-    def _is_unnamed(self) -> bool:
-        return self._stage.endswith("~~")
+    def _of_this_stage(self) -> Filter:
+        """The filter of the records of this stage, by any query."""
+        return {"_id": {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}}
 
     def _others(self) -> Plan[list[Document]]:
         """Return the records of other queries of this stage. Writes without a stage have none."""
-        if self._is_unnamed:
+        if not self._stage_name:
             return []
-        same_stage = {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}
-        found = yield from Find({"_id": same_stage})
+        found = yield from Find(self._of_this_stage)
         return [each for each in found if each["_id"] != self._id]
 
     def _delete_abandoned(self, now: datetime) -> Plan[None]:
         """Delete the hidden rows of this stage that no record claims."""
-        same_stage = {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}
-        records = yield from Find({"_id": same_stage}, {"_id": 1})
+        records = yield from Find(self._of_this_stage, {"_id": 1})
         yield from Delete(
             {
                 "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},

@@ -25,6 +25,7 @@ from pyqueue.backends.pushing import new_document
 from pyqueue.backends.slots import go_on, slots_of
 from pyqueue.backends.transitions import UpdateFields
 from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Plan, ServerTime
@@ -331,7 +332,7 @@ def check_progress(fraction: float, note: str | None) -> None:
     """
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not number or not 0 <= fraction <= 1:
-        text = f"fraction: {arguments.shown(fraction)} is not allowed: give a number from 0 to 1"
+        text = f"fraction: {shown(fraction)} is not allowed: give a number from 0 to 1"
         raise ConfigurationError(text)
     if note is not None:
         short = isinstance(note, str) and len(note) <= 2048

@@ -149,8 +149,8 @@ def documents_of(
 def _buried_id(id: Id, row: NewMessage) -> str:
     """Return the id of a row that its queue cannot store.
 
-    It is another one than that of the row, because the row may come again, corrected. And it is the
-    same one each time, because a write may be repeated.
+    It differs from the id of the row, which may come again with correct values. And it is the same
+    each time, because a write may be repeated.
     """
     end = f"~bad~{row.queue}"
     text = str(id)

@@ -26,7 +26,7 @@ from pyqueue import arguments
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import STREAM, kind_of, record_id
 from pyqueue.errors import ConfigurationError
-from pyqueue.limits import Limit
+from pyqueue.limits import Limit, shown
 from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage
 from pyqueue.payloads import Codec
 from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime, Plan, ServerTime
@@ -270,7 +270,7 @@ def position_argument(name: str, value: object) -> int:
         remedy = f"a position from 0 to {END - 1}"
         if name == "start":
             remedy = f'"first", "last", an aware datetime, or {remedy}'
-        text = f"{name}: {arguments.shown(value)} is not allowed: give {remedy}"
+        text = f"{name}: {shown(value)} is not allowed: give {remedy}"
         raise ConfigurationError(text)
     return value
 

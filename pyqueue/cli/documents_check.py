@@ -18,7 +18,7 @@ __all__ = ["hidden_documents"]
 MIN_KEY, MAX_KEY = MinKey(), MaxKey()
 MAX_HIDDEN_PER_RANGE = 10
 #: The parts of a queue's range in the index where no receive looks: values that are not dates, and
-#: dates between those of live messages and those of finished ones, which lie 7000 years ahead.
+#: dates behind the live messages and before the finished ones, which lie 7000 years ahead.
 HIDDEN_RANGES: list[tuple[Any, Any]] = [
     (MIN_KEY, DatetimeMS(-(1 << 63))),
     (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),

@@ -14,7 +14,7 @@ _OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch"
 
 
 def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Add the defaults of options that are not given. A given address replaces that of another."""
+    """Add the defaults of options that are not given. A given address replaces the default."""
     names = {name.lower() for name in given}
     if names & {"uri", "url"}:
         names.add("urienv")

@@ -307,12 +307,12 @@ def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
 
 def _batch_options(option: Callable[..., str | None]) -> BatchOptions:
     most = count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM)
-    bytes = option("maxBytesPerBatch", str(MAX_BATCH_BYTES))
+    most_bytes = option("maxBytesPerBatch", str(MAX_BATCH_BYTES))
     return BatchOptions(
         max_messages=most,
         min_messages=count("minMessagesPerBatch", option("minMessagesPerBatch", "1"), most),
         max_delay=delay(option("maxTriggerDelay", "15m") or ""),
-        max_bytes=count("maxBytesPerBatch", bytes, _MOST_BYTES),
+        max_bytes=count("maxBytesPerBatch", most_bytes, _MOST_BYTES),
     )
 
 

@@ -181,12 +181,9 @@ def _delay(value: float | Decimal | dt.timedelta | None) -> float | None:
     return arguments.duration("delay", float(value) if isinstance(value, Decimal) else value)
 
 
-def _priority(value: int | None) -> int | None:
-    return None if value is None else arguments.priority(value)
-
-
-def _group(value: str | None) -> str | None:
-    return None if value is None else arguments.ordered_group(value)
+_priority = partial(applied, arguments.priority)
+_group = partial(applied, arguments.ordered_group)
+_key = partial(applied, arguments.key)
 
 
 def _only(column: pa.Array) -> Any:
@@ -213,10 +210,6 @@ def _text_of(payload: pa.Array, type: DataType) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     is_long = len(text.encode()) + len(_REST) > LIMIT
     return f"{text[:_EXCERPT]}..." if is_long else text
-
-
-def _key(value: str | None) -> str | None:
-    return None if value is None else arguments.key(value)
 
 
 def _check_payload(value: Any) -> None:

@@ -178,7 +178,7 @@ class Conf(dict[str, str]):
     """The settings of a session."""
 
     @property
-    def getAll(self) -> dict[str, str]:  # noqa: N802
+    def getAll(self) -> dict[str, str]:  # noqa: N802  # as PySpark names it
         """Return all of them."""
         return dict(self)
 
