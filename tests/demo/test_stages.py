@@ -67,7 +67,7 @@ def shape(pipeline: Pipeline) -> dict[str, Any]:
     return {
         name: (
             *(stage.kind, stage.handler, stage.to, backend_of(stage.queue).codec.model),
-            *(stage.batch, stage.window),
+            *(stage.batch, stage.window, stage.on_invalid),
         )
         for name, stage in pipeline.graph.stages.items()
     }
@@ -128,6 +128,13 @@ def test_the_cli_runs_the_recipe(pushed: Drained, monkeypatch: pytest.MonkeyPatc
     assert stages["raw"]["out"] == stages["parsed"]["out"] == NUMBER
     assert sum(stages[name]["out"] for name in ("late", "on-time", "cancelled")) == NUMBER
     assert pushed.different() == []
+
+
+def test_broken_rows_alone_do_not_stop_a_consumer(client: Client) -> None:
+    [row, *_] = rows.find_lines(1)[2]()
+    client.queue("raw").push_many([row | {"month": "13"}] * 30)
+    flights.pipeline(client).run(until_empty=True)
+    assert client.queue("raw.dead").counts().ready == 30
 
 
 def test_check_finds_each_error(drained: Drained) -> None:
