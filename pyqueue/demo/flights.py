@@ -134,7 +134,7 @@ def pipeline(
     """Return the stages, chained by their queues. Each takes up to ``batch`` messages at once."""
     flights: Pipeline = client.pipeline("flights")
     options |= {"batch": batch, "window": WINDOW_S}
-    # A consumer may meet more broken rows than good ones at first: the others took those.
+    # A consumer may meet more broken rows than good ones at first: other consumers took those.
     flights.link("raw", parse, to="parsed", model=Row, on_invalid="bury", **options)
     flights.choice("parsed", route, to=["late", "on-time", "cancelled"], model=Flight, **options)
     for queue in ("late", "on-time", "cancelled"):
