@@ -17,9 +17,19 @@ from typing import Any, NamedTuple
 
 from tests.chaos.group_checker import Groups
 from tests.chaos.limit_checker import Limits
-from tests.chaos.names import BUCKETS, DELETED_QUEUE, RESULTS, SHIFTS
+from tests.chaos.names import (
+    BUCKETS,
+    DELETED_QUEUE,
+    POPPED,
+    PURGED_QUEUE,
+    RESULTS,
+    ROWS,
+    SHIFTS,
+)
+from tests.chaos.order_checker import Entrances
 from tests.chaos.pack_log import PackLog
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
+from tests.chaos.removal_checker import Removal, miscounted
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
 
@@ -39,13 +49,13 @@ _ENDS = {
     "release": ("back",),
     "bury": ("buried",),
 }
-_POPPED_QUEUE, _KEYED_QUEUE = "events", "states"
+_KEYED_QUEUE = "states"
 _SHOWN = 10  # lines of each kind in the result
 #: A receive that takes longer counts as a wait, even if it returns messages.
 _LONG_RECEIVE_S = 2.0
 #: A bucket is received document by document where packs and single messages take turns.
 _EACH_PACKED_S = 0.05
-#: How long the commands of a deletion with an unknown outcome may still arrive.
+#: How long the commands of a deletion or removal with an unknown outcome may still arrive.
 _LATE_DELETE_S = 60.0
 #: The precision of the times in the change log.
 _CLOCK_ERROR_S = 0.1
@@ -83,14 +93,20 @@ class ChangeLog:
         #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another
         #: claim; "lapsed": by a look, after the lease.
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
-        #: The messages that were popped and not given back.
-        self.popped: dict[str, list[Popped]] = defaultdict(list)
-        #: The time of the last push of each message of the popped queue.
+        #: The messages that were popped and not given back, by queue.
+        self.popped: dict[str, dict[str, list[Popped]]] = {
+            queue: defaultdict(list) for queue in POPPED
+        }
+        #: The time of the last push of each message of the popped queues.
         self._pushed: dict[str, int] = {}
         #: The messages that were deleted while they had no claim.
         self.deleted_unclaimed: set[str] = set()
-        #: When the messages of the queue that is deleted now and then were deleted.
+        #: When the messages of the queue that is deleted now and then were deleted, and those of
+        #: the queue that is purged.
         self.deleted_at: dict[str, float] = {}
+        self.purged_at: dict[str, float] = {}
+        #: How messages came to the queue that keeps their order.
+        self.entrances = Entrances()
         #: Messages and tokens, (id, token), that were settled by a claim that did not hold them.
         self.fenced: set[tuple[str, str]] = set()
         #: The ids under which each content of a bucket was stored.
@@ -103,6 +119,7 @@ class ChangeLog:
         for line in log:
             self.groups.add(line)
             self.limits.add(line)
+            self.entrances.add(line)
             kind, id, *rest = line
             if kind == "limit":
                 continue
@@ -117,12 +134,13 @@ class ChangeLog:
 
     def _inserted(self, id: str, queue: str, content: str | None, pushed: int, *_: Any) -> None:
         self.stored[id] = StoredMessage(queue)
-        if self.popped.get(id) and self._pushed[id] == pushed:
-            self.popped[id].pop()  # given back; a new push would have another time
-            return
-        self.came[id] += 1
-        if queue == _POPPED_QUEUE:
+        if queue in POPPED:
+            popped = self.popped[queue].get(id)
+            if popped and self._pushed[id] == pushed:
+                popped.pop()  # given back; a new push would have another time
+                return
             self._pushed[id] = pushed
+        self.came[id] += 1
         if content not in (None, id):
             self.contents[id].add(content)
         if queue in BUCKETS and content is not None:
@@ -132,8 +150,12 @@ class ChangeLog:
         message = self.stored.pop(id)
         if message.queue == DELETED_QUEUE:
             self.deleted_at[id] = at
-        if message.queue == _POPPED_QUEUE:
-            self.popped[id].append(Popped(at, message.token, message.owner))
+        if message.queue == PURGED_QUEUE:
+            self.purged_at[id] = at
+        if message.queue in POPPED:
+            # The pops of a pack end one by one, so they share no answer with other callers.
+            claim = id if message.queue in BUCKETS else message.token
+            self.popped[message.queue][id].append(Popped(at, claim, message.owner))
         elif message.token is None:
             self.deleted_unclaimed.add(id)
         else:
@@ -291,14 +313,22 @@ class Ledgers:
         self.traces: dict[str, str] = {}
         #: When calls deleted a queue: from when to when each may have done it.
         self.deletions: list[tuple[float, float]] = []
+        #: The calls that removed messages of the queue that is purged.
+        self.removals: list[Removal] = []
+        #: The malformed documents that were inserted, and their queues.
+        self.planted: dict[str, str] = {}
+        #: The receives that returned something, with the tries of each message.
+        self.receives: list[dict[str, dict[str, int]]] = []
         #: The messages of ``shifts`` by the outcomes of their pushes.
         self.pushed: dict[str, list[str]] = defaultdict(list)
         #: The acknowledged pushes: (id, content).
         self.acknowledged: list[tuple[str, str]] = []
-        #: The pops that returned each message.
-        self.returned: dict[str, list[Returned]] = defaultdict(list)
-        #: The pops without a result.
-        self.unknown_pops: list[UnknownPop] = []
+        #: The pops that returned each message, by queue.
+        self.returned: dict[str, dict[str, list[Returned]]] = {
+            queue: defaultdict(list) for queue in POPPED
+        }
+        #: The pops without a result, by queue.
+        self.unknown_pops: dict[str, list[UnknownPop]] = defaultdict(list)
         #: The claims that clients received: {token: ids}.
         self.received: dict[str, set[str]] = defaultdict(set)
         #: The acknowledged settles.
@@ -366,9 +396,17 @@ class Ledgers:
                 self.received[token].update(ids)
                 self.figures["received"] += len(ids)
                 self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
-        elif call.op == "delete":
+            if call.queue == ROWS and call.outcome == "ok":
+                self.receives.append(call.result)
+        elif call.op in ("delete", "purge", "remove"):
             until = call.ended if call.outcome == "ok" else call.began + _LATE_DELETE_S
-            self.deletions.append((call.began, until))
+            if call.op == "delete":
+                self.deletions.append((call.began, until))
+            else:
+                count = call.result if call.outcome == "ok" else None
+                self.removals.append(Removal(call.began, until, count))
+        elif call.op == "plant":
+            self.planted |= dict.fromkeys(call.items, call.queue)
         elif call.op not in ("counts", "reshape"):
             self._add_settle(call)
 
@@ -386,7 +424,7 @@ class Ledgers:
         single = call.items == 1
         if call.outcome == "ok":
             for id in call.result:
-                self.returned[id].append(Returned(call.ended, name, single))
+                self.returned[call.queue][id].append(Returned(call.ended, name, single))
             self.figures["received"] += len(call.result)
             self.figures["popped"] += len(call.result)
             return
@@ -396,7 +434,8 @@ class Ledgers:
         elif call.outcome == "cancelled":
             reason = "cancelled"
         ended = call.ended or float("inf")
-        self.unknown_pops.append(UnknownPop(name, call.began, call.items, reason, ended, single))
+        unknown = UnknownPop(name, call.began, call.items, reason, ended, single)
+        self.unknown_pops[call.queue].append(unknown)
 
     def _add_settle(self, call: RecordedCall) -> None:
         op, _, again = call.op.partition(" ")
@@ -453,32 +492,57 @@ class _Check:
         self.wrong["lost"] += [
             f"{id}: deleted while it had no claim"
             for id in sorted(self._log.deleted_unclaimed)
-            if not self._went_with_its_queue(id)
+            if not self._was_removed(id)
         ]
         for token, ends in self._log.claims.items():
             for id, end in ends.items():
                 asked = id in self._ledgers.committing.get(token, ())
-                if end == "out" and not asked and not self._went_with_its_queue(id):
+                if end == "out" and not asked and not self._was_removed(id):
                     self.wrong["lost"].append(
                         f"{id}: finished, although its holder ({token}) had not asked for that"
                     )
 
-    def _went_with_its_queue(self, id: str) -> bool:
-        at = self._log.deleted_at.get(id)
+    def _was_removed(self, id: str) -> bool:
+        """Return whether a message went with its queue, by a purge or by a remove."""
+        log, ledgers = self._log, self._ledgers
+        at, calls = log.deleted_at.get(id), ledgers.deletions
+        if at is None:
+            at, calls = log.purged_at.get(id), [call[:2] for call in ledgers.removals]
         return at is not None and any(
-            begin <= at + _CLOCK_ERROR_S and at <= end + _CLOCK_ERROR_S
-            for begin, end in self._ledgers.deletions
+            begin <= at + _CLOCK_ERROR_S and at <= end + _CLOCK_ERROR_S for begin, end in calls
         )
+
+    def removals(self) -> None:
+        """A purge must count what it removed."""
+        asked = {id for ids in self._ledgers.committing.values() for id in ids}
+        known = self._log.purged_at
+        sure = [at for id, at in known.items() if id not in asked]
+        perhaps = [at for id, at in known.items() if id in asked]
+        removals, broken = self._ledgers.removals, self._known.broken
+        self.wrong["undone"] += miscounted(removals, sure, perhaps, broken)
+
+    def misfits(self) -> None:
+        """Every malformed document must be a dead letter at the end."""
+        for id, queue in self._ledgers.planted.items():
+            message = self._log.stored.get(id)
+            if self._log.came[id] and (message is None or message.queue != f"{queue}.dead"):
+                self.wrong["lost"].append(f"{id}: malformed, and not among the dead letters")
 
     def pops(self) -> None:
         """Every popped message must have reached one caller, as far as this can be known."""
-        lost, twice, self.excuses = check_pops(
-            self._log.popped, self._ledgers.returned, self._ledgers.unknown_pops, self._known
-        )
-        self.wrong["lost"] += [f"{id}: popped, but no process got it" for id in lost]
-        self.wrong["settled_twice"] += [
-            f"{id}: returned by pop more often than it was popped" for id in twice
-        ]
+        log, ledgers = self._log, self._ledgers
+        for queue in POPPED:
+            unknown = ledgers.unknown_pops[queue]
+            lost, twice, excuses = check_pops(
+                log.popped[queue], ledgers.returned[queue], unknown, self._known
+            )
+            self.wrong["lost"] += [f"{id}: popped, but no process got it" for id in lost]
+            self.wrong["settled_twice"] += [
+                f"{id}: returned by pop more often than it was popped" for id in twice
+            ]
+            for reason, counts in excuses.items():
+                known = self.excuses.setdefault(reason, dict.fromkeys(counts, 0))
+                self.excuses[reason] = {name: known[name] + counts[name] for name in counts}
 
     def settles(self) -> None:
         """Every acknowledged settle must be the end of its claim, and only once."""
@@ -523,6 +587,7 @@ class _Check:
         received = self._ledgers.received
         self.wrong["out_of_order"] += groups.together
         self.wrong["out_of_order"] += groups.out_of_order(received, log.ended, once)
+        self.wrong["out_of_order"] += log.entrances.out_of_order(self._ledgers.receives)
         self.wrong["over_limit"] += log.limits.exceeded
         for name, lines in log.wrong_packs.items():
             self.wrong[name] += lines
@@ -574,6 +639,8 @@ def check(
     found.pops()
     found.settles()
     found.kinds()
+    found.removals()
+    found.misfits()
     found.errors()
     found.refusals()
     streams = ledgers.streams

@@ -203,6 +203,30 @@ class Consumers(WorkloadState):
             if call.outcome != "ok":
                 yield 0.1
 
+    def return_in_parts(self, queue: str) -> Plan:
+        """Roll back a part of what a bucket has, and release the rest."""
+        while not (self.stopping.is_set() or self.draining):
+            yield self.dice.uniform(0.5, 3)
+            call = yield Step("reserve", queue, "reserve_many", (BATCH // 4,), {"timeout": 0.5})
+            for token, members in by_claim(list(call.result or [])).items():
+                part = self.dice.choice([1, len(members) // 2])
+                error = f"by {token}"
+                if members[:part]:
+                    yield settle_step("rollback", queue, members[:part], delay=0, error=error)
+                if members[part:]:
+                    yield settle_step("release", queue, members[part:])
+
+    def pop_and_cancel(self, queue: str) -> Plan:
+        """Pop many, by a caller that does not always wait for the result."""
+        while not self.stopping.is_set():
+            limit = self.dice.randint(2, BATCH // 4)
+            step = Step("pop", queue, "pop_many", (limit,), {"timeout": 0.5}, limit)
+            if not self.draining:
+                step.cancel_s = self.dice.uniform(0, 0.1)
+            call = yield step
+            if call.outcome != "ok" or not self.draining:
+                yield self.dice.uniform(0.1, 0.5)
+
     def pop(self, queue: str) -> Plan:
         """Pop one or many."""
         while not self.stopping.is_set():

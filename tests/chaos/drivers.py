@@ -15,7 +15,7 @@ from pyqueue import AsyncClient, Client, Delivery, QueueError, To
 from tests.chaos import clock_skew, mutants
 from tests.chaos.ledger import Call, ids_by_token
 from tests.chaos.limit_checker import KEYED_QUEUE
-from tests.chaos.names import BUCKETS, PACKED_QUEUE
+from tests.chaos.names import BUCKETS, PACKED_QUEUE, POPPED
 from tests.chaos.queues import BATCH, COMMAND_TIMEOUT_S, LONG_WAIT_S, NEXT, OF_GROUPS, QUEUES
 from tests.chaos.steps import Plan, Step, new_payload
 from tests.chaos.stream_load import endpoints
@@ -57,9 +57,8 @@ def run_blocking(workload: Workload, client: Client) -> None:
                     answer = None
                     if isinstance(step, Step):
                         with _recorded(workload, step) as answer, _in_time(step):
-                            method = getattr(
-                                client if step.on_client else queues[step.queue], step.method
-                            )
+                            called = client if step.on_client else queues[step.queue]
+                            method = step.function or getattr(called, step.method)
                             answer.result = step.as_list(
                                 method(*step.args, **_options(step, queues))
                             )
@@ -121,7 +120,7 @@ class AsyncRunner:
                 step = plan.send(answer)
                 answer = None
                 if isinstance(step, Step):
-                    answer = await self._call(step)
+                    answer = await self._call_or_cancel(step)
                 else:
                     await self._pause(step)
 
@@ -129,6 +128,19 @@ class AsyncRunner:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
+
+    async def _call_or_cancel(self, step: Step) -> Call:
+        """Make a call, and cancel it if its caller gives up before it ends."""
+        if step.cancel_s is None:
+            return await self._call(step)
+        calling = asyncio.ensure_future(self._call(step))
+        await asyncio.wait([calling], timeout=step.cancel_s)
+        calling.cancel()
+        with suppress(asyncio.CancelledError):
+            return await calling
+        cancelled = Call()
+        cancelled.outcome = "cancelled"
+        return cancelled
 
     async def _call(self, step: Step) -> Call:
         with _recorded(self._workload, step) as call, _in_time(step):
@@ -157,19 +169,16 @@ class AsyncRunner:
     async def _receive_and_cancel(self) -> None:
         dice, workload = self._workload.dice, self._workload
         while time.monotonic() < workload.storm_until and not workload.stopping.is_set():
-            queue = dice.choice(["events", "billed", "packed", "turns", KEYED_QUEUE, PACKED_QUEUE])
-            limit = dice.choice([1, 10])
-            if queue == "events":
+            queues = [*POPPED, "billed", "packed", "turns", KEYED_QUEUE, PACKED_QUEUE]
+            queue, limit = dice.choice(queues), dice.choice([1, 10])
+            if queue in POPPED:
                 step = Step("pop", queue, "pop_many", (limit,), {"timeout": 0.2}, limit)
             else:
                 step = Step("reserve", queue, "reserve_many", (limit,), {"timeout": 0.2})
-            receiving = asyncio.ensure_future(self._call(step))
-            await asyncio.wait([receiving], timeout=dice.uniform(0, 0.03))
-            receiving.cancel()
-            with suppress(asyncio.CancelledError):
-                call = await receiving
-                if queue != "events":
-                    await self._run(workload.complete(queue, call.result or []))
+            step.cancel_s = dice.uniform(0, 0.03)
+            call = await self._call_or_cancel(step)
+            if queue not in POPPED:
+                await self._run(workload.complete(queue, call.result or []))
 
     async def _hold_when_asked(self) -> None:
         """Hold many messages at once, each in a task, under leases that are renewed."""

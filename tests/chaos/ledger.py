@@ -7,6 +7,7 @@ machine's true monotonic clock, which all processes share.
 A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
 outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
 and those of a reserve ``{token: {id: tries}}``. An append has contents, and its result positions.
+The result of a purge or a remove is how many messages it removed.
 If a settle was refused, the result has the two lists ``lost`` and ``unknown`` of LeaseLost, each in
 the form of a settle. The result of a call that raised Unavailable is the text of the error, and
 that of a call with an unexpected error its traceback. ``["error", number, at, text, traceback]`` is
@@ -166,6 +167,8 @@ def _items_of(op: str, queue: str, result: Any) -> object:
         return [name_in(queue, each.id) for each in result or ()]
     if op == "append":
         return list(result or ())
+    if op in ("purge", "remove"):
+        return int(result)
     if op == "push":
         return [None if id is None else name_in(queue, id) for id in result or ()]
     return None

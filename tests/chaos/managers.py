@@ -1,4 +1,4 @@
-"""What managers do beside the work: change the limit of a queue, and delete one."""
+"""What managers do beside the work: change the limit of a queue, purge one, and delete one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ __all__ = ["Managers"]
 NARROW, WIDE_S, NARROW_S = 2, 10.0, 25.0
 #: How many messages are pushed to this queue, and how often.
 NARROW_BATCH, NARROW_PAUSE_S = 10, 2.5
+#: How many messages are pushed to the queue that is purged, and their delays. Those with a delay
+#: are still there when a purge begins.
+PURGED_BATCH, PURGED_DELAYS_S = 8, [None, 2.0, 5.0]
 
 
 class Managers(WorkloadState):
@@ -38,11 +41,27 @@ class Managers(WorkloadState):
                 step.on_client = True
                 yield step
 
-    def _push(self, queue: str, count: int) -> Generator[Any, Any, Call]:
+    def _push(
+        self, queue: str, count: int, delay: float | None = None
+    ) -> Generator[Any, Any, Call]:
         ids = self.new_ids(count)
         payloads = [new_payload(id) for id in ids]
-        call: Call = yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids)
+        options = {"ids": ids, "delay": delay}
+        call: Call = yield Step("push", queue, "push_many", (payloads,), options, ids)
         return call
+
+    def purge(self, queue: str) -> Plan:
+        """Push to a queue, and remove one message or all of them before some are received."""
+        while not self.stopping.is_set():
+            count, delay = self.dice.randint(1, PURGED_BATCH), self.dice.choice(PURGED_DELAYS_S)
+            call = yield from self._push(queue, count, delay)
+            yield self.dice.uniform(0.5, 3)
+            ids = call.result or []
+            if ids and self.dice.random() < 0.5:
+                yield Step("remove", queue, "remove", (ids[0],), {}, ids[:1])
+            else:
+                yield Step("purge", queue, "purge")
+            yield 0.5  # so that the times of two removals do not overlap
 
     def delete(self, queue: str) -> Plan:
         """Delete a queue with all of its messages now and then."""

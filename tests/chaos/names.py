@@ -15,8 +15,14 @@ __all__ = [
     "BUCKETS",
     "CRATES",
     "DELETED_QUEUE",
+    "JARS",
+    "MISFIT",
     "PACKED_QUEUE",
+    "POPPED",
+    "PURGED_QUEUE",
     "RESULTS",
+    "ROWS",
+    "SHEAVES",
     "SHIFTS",
     "document_of",
     "name_in",
@@ -26,9 +32,17 @@ __all__ = [
 
 #: Two buckets in a line, and one that is deleted now and then.
 PACKED_QUEUE, CRATES, DELETED_QUEUE = "parcels", "crates", "brief"
-BUCKETS: Final = (PACKED_QUEUE, CRATES, DELETED_QUEUE)
+#: A bucket whose messages are popped, and one whose messages are moved to ``rows``.
+JARS, SHEAVES, ROWS = "jars", "sheaves", "rows"
+BUCKETS: Final = (PACKED_QUEUE, CRATES, DELETED_QUEUE, JARS, SHEAVES)
+#: The queues whose messages are popped.
+POPPED: Final = ("events", JARS)
+#: The queue whose messages are removed one by one, or all at once.
+PURGED_QUEUE: Final = "drafts"
 #: The queue of results.
 RESULTS: Final = "results"
+#: How the name of a malformed document begins.
+MISFIT: Final = "misfit-"
 #: The ordered queue with common instants.
 SHIFTS: Final = "shifts"
 #: An id of a message that is or was in a pack, and the id of a part.

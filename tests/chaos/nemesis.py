@@ -16,7 +16,13 @@ from pymongo.errors import PyMongoError
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
-from tests.chaos.names import CRATES, PACKED_QUEUE, document_of
+from tests.chaos.names import (
+    CRATES,
+    DELETED_QUEUE,
+    PACKED_QUEUE,
+    PURGED_QUEUE,
+    document_of,
+)
 from tests.chaos.queues import KEYS, POLL_S, QUEUES
 from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
 
@@ -344,7 +350,7 @@ def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
 def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> Injection:
     """Hold messages and keys in a transaction, until it is aborted or its client was killed."""
     queues = ["orders", "parsed", "billed", "packed", "states", "many-00", "turns", PACKED_QUEUE]
-    queues += [CRATES]
+    queues += [CRATES, DELETED_QUEUE, PURGED_QUEUE]
     queue = dice.choice(queues)
     keys = [f"key-{number}" for number in dice.sample(range(KEYS), 3)]
     spec = {"queue": queue, "messages": dice.randint(1, 5), "keys": keys}
@@ -361,13 +367,13 @@ def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> In
         process.kill()
     while (member := cluster.servers.primary()) is None or _open_transactions(member):
         yield None
-    locked = [*map(document_of, ids), KEYS_LOCKED]
+    locked = [*map(document_of, ids), KEYS_LOCKED, queue]
     cluster.locks.append(Lock(began, time.monotonic(), locked))
     return f"{len(ids)} messages of {queue}"
 
 
 def _open_transactions(member: Member) -> int:
-    """Return how many transactions are open. The workload has none."""
+    """Return how many transactions are open. Those of the workload last for a second."""
     return int(member.command("serverStatus")["transactions"]["currentOpen"])
 
 

@@ -174,10 +174,12 @@ class PackLog:
             del self._copies[id]
             if copy.decided:
                 yield from ([kind, name, *rest] for name in copy.lines)
-            else:
-                self.wrong["settled_twice"].append(
-                    f"{id}: its copy is shown, and its pack has it, too"
-                )
+            else:  # a cancelled pop may have put what it gives back in place of the copy
+                stored = {name for pack in self._packs.values() for name in pack.left}
+                if stored.intersection(copy.lines):
+                    self.wrong["settled_twice"].append(
+                        f"{id}: its copy is shown, and its pack has it, too"
+                    )
                 yield from copy.lines.values()
             if "/" in id:
                 self._packs[id] = _Pack(put["q"], list(copy.lines), [0] * len(copy.lines))

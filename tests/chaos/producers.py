@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tests.chaos.clock_skew import true_now
+from tests.chaos.forked import push_in_child
 from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, PACED_QUEUE
-from tests.chaos.names import DELETED_QUEUE, PACKED_QUEUE, SHIFTS
+from tests.chaos.misfits import insert, misfits
+from tests.chaos.names import DELETED_QUEUE, JARS, MISFIT, PACKED_QUEUE, SHEAVES, SHIFTS
 from tests.chaos.queues import BATCH, KEYS, MANY, with_next
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
 from tests.chaos.stream_load import STREAM
@@ -29,7 +32,9 @@ PRODUCED = {
     PACED_QUEUE: 0.02,
 }
 #: The same for the buckets.
-PACKED_SHARE = {PACKED_QUEUE: 0.04, DELETED_QUEUE: 0.02}
+PACKED_SHARE = {PACKED_QUEUE: 0.04, DELETED_QUEUE: 0.02, JARS: 0.02, SHEAVES: 0.02}
+#: The largest packs of those that get small ones, so that they get some every few seconds.
+SMALL_PACKS = {JARS: 30, SHEAVES: 30}
 #: How many tenants have a rate each, and how often their messages become due together.
 METERED_TENANTS, METERED_EVERY_S = 200, 8.0
 #: How many instants of other messages pass between two pushes for one instant.
@@ -109,7 +114,7 @@ class Producers(WorkloadState):
         """Push to a bucket at the rate, in packs. Some messages are scheduled, some have keys."""
         due = time.monotonic()
         while not self.stopping.is_set():
-            count = self.dice.randint(2, BATCH)
+            count = self.dice.randint(2, SMALL_PACKS.get(queue, BATCH))
             share = PACKED_SHARE[queue]
             due = max(due, time.monotonic() - 10) + count / (self.rate * share)
             yield max(0.0, due - time.monotonic())
@@ -141,6 +146,27 @@ class Producers(WorkloadState):
             yield 0.05
             push.options[name] = ids if name == "ids" else ids[0]
             call = yield push
+
+    def fork(self, queue: str) -> Plan:
+        """Fork while other threads push. The child pushes to an ordered queue, and ends."""
+        while not self.stopping.is_set():
+            yield self.dice.uniform(2, 5)
+            ids = self.new_ids(self.dice.randint(1, 8))
+            options = {"ids": ids, "groups": [self.dice.choice(SMALL_GROUPS) for _ in ids]}
+            payloads = [new_payload(id) for id in ids]
+            push = Step("push", queue, "push_many", (payloads,), options, ids)
+            push.function = partial(push_in_child, self.spec, queue)
+            yield push
+
+    def plant(self, queue: str) -> Plan:
+        """Insert documents that are no messages as pyqueue writes them."""
+        while not self.stopping.is_set():
+            yield self.dice.uniform(1, 5)
+            ids = [f"{MISFIT}{id}" for id in self.new_ids(self.dice.randint(2, 4))]
+            documents = misfits(queue, ids, self.dice)
+            step = Step("plant", queue, "insert", (documents,), {}, ids)
+            step.function = partial(insert, self.spec)
+            yield step
 
     def push_with_keys(self) -> Plan:
         """Push with a few keys again and again."""

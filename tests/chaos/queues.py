@@ -9,6 +9,9 @@ many of them are scheduled at one instant.
 ``parcels``, ``crates`` and ``brief`` are buckets. Consumers of ``parcels`` move packs on to
 ``crates``, and messages of both fail alone. They push results to ``results`` under the ids of
 messages, and to ``crates`` under ids that are derived from them. ``brief`` is deleted now and then.
+Messages of ``jars`` are popped, by callers that are often cancelled. Those of ``sheaves`` are moved
+to ``rows``. Some of ``drafts`` are removed before they are received. Malformed documents are
+inserted into ``states``.
 
 The tenants of ``calls`` have a limit each, those of ``metered`` a rate each, ``paced`` has a rate,
 and the limit of ``narrow`` changes; see ``limit_checker``. There are also many queues with few
@@ -20,7 +23,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
-from tests.chaos.names import BUCKETS, CRATES, DELETED_QUEUE, PACKED_QUEUE, RESULTS, SHIFTS
+from tests.chaos.names import (
+    BUCKETS,
+    CRATES,
+    DELETED_QUEUE,
+    PACKED_QUEUE,
+    PURGED_QUEUE,
+    RESULTS,
+    ROWS,
+    SHEAVES,
+    SHIFTS,
+)
 
 __all__ = [
     "BATCH",
@@ -59,7 +72,7 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
     "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
     "turns": {"lease": 3, "poll": POLL_S, "kind": "ordered"},
     SHIFTS: {"lease": 3, "poll": POLL_S, "kind": "ordered"},
-    RESULTS: {"lease": 3, "poll": POLL_S},
+    **{name: {"lease": 3, "poll": POLL_S} for name in (RESULTS, ROWS, PURGED_QUEUE)},
     **{name: {"lease": 3, "poll": POLL_S, "kind": "bucket"} for name in BUCKETS},
     **{name: {"lease": 3, "poll": POLL_S, "limit": limit} for name, limit in LIMITS.items()},
     # All programs name its first limit, so that no message is ever held without a slot.
@@ -74,6 +87,7 @@ PACKED_NEXT: Final = {
     PACKED_QUEUE: (CRATES, "billed"),
     CRATES: ("billed",),
     DELETED_QUEUE: (CRATES,),
+    SHEAVES: (ROWS,),
 }
 
 

@@ -47,9 +47,9 @@ class Scenario:
         """
         self._changes.append(["in", id, queue, id, pushed, at, at, *place])
 
-    def packed(self, id: str, contents: list[str]) -> None:
-        """A pack of the bucket was stored."""
-        self._changes.append(["pack", id, "parcels", contents, 1, 0.0, 0.0])
+    def packed(self, id: str, contents: list[str], queue: str = "parcels") -> None:
+        """A pack of a bucket was stored."""
+        self._changes.append(["pack", id, queue, contents, 1, 0.0, 0.0])
 
     def hidden(self, id: str, target: str, token: str) -> None:
         """A copy of a message of the bucket was stored."""

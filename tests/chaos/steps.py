@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class Step:
     on_client: bool = False
     #: The deadline of this caller alone, in seconds, by ``pymongo.timeout``.
     deadline_s: float | None = None
+    #: After how many seconds the caller cancels the call, if the client is async.
+    cancel_s: float | None = None
+    #: Called in place of the method.
+    function: Callable[..., Any] | None = None
 
     def as_list(self, result: Any) -> Any:
         """Return the result in a list if the call handles one message."""
@@ -52,10 +56,11 @@ class WorkloadState:
 
     Args:
         spec: ``name``, ``rate`` (messages per second of all processes), ``seed`` and ``ledger`` (a
-            path).
+            path); and, for what needs a connection without this client, ``url`` and ``namespace``.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
         self.name: str = spec["name"]
         self.rate: float = spec["rate"]
         self.dice = random.Random(f"{spec['seed']}/{self.name}")

@@ -39,6 +39,7 @@ class Lock(NamedTuple):
 
     began: float
     ended: float
+    #: Of the messages, and the name of their queue.
     ids: Sequence[str]
 
 

@@ -23,7 +23,17 @@ from tests.chaos import clock_skew
 from tests.chaos.consumers import Consumers
 from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
 from tests.chaos.managers import Managers
-from tests.chaos.names import CRATES, DELETED_QUEUE, PACKED_QUEUE, RESULTS, SHIFTS
+from tests.chaos.names import (
+    CRATES,
+    DELETED_QUEUE,
+    JARS,
+    PACKED_QUEUE,
+    PURGED_QUEUE,
+    RESULTS,
+    ROWS,
+    SHEAVES,
+    SHIFTS,
+)
 from tests.chaos.producers import PRODUCED, Producers
 from tests.chaos.queues import MANY
 from tests.chaos.steps import Plan
@@ -54,6 +64,7 @@ ROLES: dict[str, Role] = {
             *_PRODUCE,
             *(("pack", PACKED_QUEUE), ("append",), ("call",), ("schedule",)),
             *(("pack", DELETED_QUEUE), ("delete", DELETED_QUEUE), ("reshape", NARROW_QUEUE)),
+            *(("fork", "turns"), ("plant", "states"), ("purge", PURGED_QUEUE)),
         ),
     ),
     "producer-2": Role(
@@ -63,24 +74,32 @@ ROLES: dict[str, Role] = {
             *_PRODUCE,
             *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",), ("append",)),
             *(("pack", PACKED_QUEUE), ("pack_one_by_one",), ("call",), ("schedule",)),
-            *(("meter_one_by_one",), ("hurry",)),
+            *(("meter_one_by_one",), ("hurry",), ("pack", JARS), ("pack", SHEAVES)),
         ),
     ),
     "mover-1": Role(
-        "mover", False, (*_settle("orders", "parsed"), ("carry", PACKED_QUEUE), ("hurry",))
+        "mover",
+        False,
+        (
+            *_settle("orders", "parsed"),
+            *(("carry", PACKED_QUEUE), ("carry", SHEAVES), ("hurry",), ("return_in_parts", JARS)),
+        ),
     ),
     "mover-2": Role(
         "mover",
         True,
-        (("pipeline",), *_settle("parsed", PACKED_QUEUE), ("carry", DELETED_QUEUE)),
+        (
+            *(("pipeline",), *_settle("parsed", PACKED_QUEUE), ("carry", DELETED_QUEUE)),
+            ("return_in_parts", SHEAVES),
+        ),
     ),
     "consumer-1": Role(
         "consumer",
         False,
         (
             *_settle("billed", "packed", "urgent", "turns", PACKED_QUEUE, CRATES),
-            *_settle(KEYED_QUEUE, PACED_QUEUE, SHIFTS),
-            *(("pop", "events"), ("consume", GROUPS[0]), ("keep", NARROW_QUEUE)),
+            *_settle(KEYED_QUEUE, PACED_QUEUE, SHIFTS, ROWS),
+            *(("pop", "events"), ("pop", JARS), ("consume", GROUPS[0]), ("keep", NARROW_QUEUE)),
         ),
     ),
     "consumer-2": Role(
@@ -88,8 +107,12 @@ ROLES: dict[str, Role] = {
         True,
         (
             *_settle("billed", "packed", "states", "urgent", "turns", PACKED_QUEUE, CRATES),
-            *_settle(KEYED_QUEUE, PACED_QUEUE, METERED_QUEUE, NARROW_QUEUE, RESULTS),
-            *(("pop", "events"), *(("consume", group) for group in GROUPS[:2])),
+            *_settle(KEYED_QUEUE, PACED_QUEUE, METERED_QUEUE, NARROW_QUEUE, RESULTS, PURGED_QUEUE),
+            *(
+                ("pop", "events"),
+                ("pop_and_cancel", JARS),
+                *(("consume", group) for group in GROUPS[:2]),
+            ),
         ),
     ),
     "consumer-3": Role(
