@@ -114,18 +114,19 @@ class Buckets(RuleBasedStateMachine):
             call: Any = getattr(plans, how)
             plan = call(members, delay=0) if how == "rollback" else call(members)
         lost: set[int] = set()
+        unknown: set[int] = set()
         try:
             self.steps.run(plan)
         except LeaseLost as error:
-            lost = {id(each) for each in error.lost}
+            lost, unknown = ({id(each) for each in some} for some in (error.lost, error.unknown))
         for each in members:
             number = each.payload
             mine = number in self.alive and self.held.get(number, ("", 0))[0] == each.token
-            if not mine:
-                assert id(each) in lost, "it was not held"
+            if not mine:  # of documents that are gone, a batch cannot tell which it deleted
+                assert id(each) in lost | unknown, "it was not held"
             elif self.is_held(number):
                 assert id(each) not in lost, "it was held"
-            if id(each) not in lost:
+            if mine and id(each) not in lost:
                 self.settled(each, how)
 
     def settled(self, each: Held, how: str) -> None:

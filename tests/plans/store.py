@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -592,7 +593,10 @@ class Process:
         return scan_now
 
     def _wait(self, request: Wait) -> Generator[Pause, None, bool]:
-        deadline = None if request.deadline is None else request.deadline * 1000
+        deadline = None
+        if request.deadline is not None:
+            # Rounded down, it comes before the deadline, and the wait begins anew for ever.
+            deadline = math.nextafter(request.deadline * 1000, math.inf)
         until = millis(request.until) - self.skew
         pause = Pause(self.world, until if deadline is None else min(until, deadline))
         leads = self.waiters.enter(pause.end, request.until)
