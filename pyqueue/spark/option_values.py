@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["count", "delay", "number", "position", "queue_names", "yes_or_no"]
+__all__ = [
+    *("batch_number", "count", "delay", "either", "group", "id_prefix", "names", "one_of"),
+    *("payload_type", "position", "queue_name", "queue_names", "seconds", "yes_or_no"),
+]
 
 _YES_OR_NO: Final = ("true", "false")
+_MAX_EPOCH: Final = 10**12 - 1
+#: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.
+_PAYLOAD_TYPE: Final = re.compile(
+    r"(?i)json$|(variant|struct|array|map|string|boolean|byte|tinyint|short|smallint|int|integer|"
+    r"long|bigint|float|real|double|dec|decimal|numeric|binary|timestamp|timestamp_ntz|"
+    r"timestamp_ltz|date)\b"
+)
 _TIME: Final = re.compile(r"([0-9]{1,9}) ?(ms|s|m|h)")
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
@@ -29,58 +40,101 @@ def position(name: str, given: str) -> str:
         ) from None
 
 
-def queue_names(queue: str | None, queues: str | None, stream: str | None) -> tuple[str, ...]:
-    """Return the queues of a write, or the one of a read; of a read of a stream, the stream."""
-    if stream is not None:
-        return (arguments.queue_name(stream),)
-    if queue is not None and queues is not None:
+def payload_type(name: str, given: str) -> str:
+    """Return the type of a payload."""
+    if not _PAYLOAD_TYPE.match(given):
         raise ConfigurationError(
-            "queue, queues: give one of the two. With queues, the column queue of each row names "
-            "one of them"
+            f'{name}: {given!r} is not allowed: give "json", "variant" or a Spark type, for '
+            'example "struct<a: bigint>"'
         )
-    if queues is None:
-        if queue is None:
-            raise ConfigurationError(
-                'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
-                '.option("stream", "..."). In SQL use CREATE TEMPORARY VIEW ... USING pyqueue '
-                "OPTIONS (...): Spark does not give the options of a table to its data source"
-            )
-        return (arguments.queue_name(queue),)
-    names = [arguments.queue_name(name.strip()) for name in queues.split(",")]
-    if len(set(names)) < len(names):
+    return given
+
+
+def queue_name(name: str, given: str) -> str:
+    """Return the name of a queue or of a stream."""
+    return arguments.queue_name(given)
+
+
+def queue_names(name: str, given: str) -> tuple[str, ...]:
+    """Return the queues of a write."""
+    queues = tuple(arguments.queue_name(each) for each in names(name, given))
+    if len(set(queues)) < len(queues):
         raise ConfigurationError(
-            f"queues: {queues!r} is not allowed: name each queue once, separated by commas"
+            f"{name}: {given!r} is not allowed: name each queue once, separated by commas"
         )
-    return tuple(names)
+    return queues
 
 
-def yes_or_no(name: str, given: str | None) -> bool:
-    """Return whether the text is "true"; it may be "false"."""
-    return arguments.one_of(name, (given or "").lower(), _YES_OR_NO) == _YES_OR_NO[0]
+def names(name: str, given: str) -> list[str]:
+    """Return the names, which commas separate."""
+    return [each.strip() for each in given.split(",")]
 
 
-def count(name: str, given: str | None, most: int, *, least: int = 1) -> int:
-    """Return a whole number from ``least`` to ``most``."""
-    if given is None or not given.isdecimal() or not least <= int(given) <= most:
+def group(name: str, given: str) -> str:
+    """Return the name of a group, a stage or a query."""
+    return arguments.group(given, name)
+
+
+def batch_number(name: str, given: str) -> int:
+    """Return the number of a batch."""
+    if not given.isdecimal() or int(given) > _MAX_EPOCH:
         raise ConfigurationError(
-            f"{name}: {given!r} is not allowed: give a whole number from {least} to {most}"
+            f"{name}: {given!r} is not allowed: give the number of the batch, which foreachBatch "
+            "passes as its second argument"
         )
     return int(given)
 
 
-def delay(given: str) -> float:
+def id_prefix(name: str, given: str) -> str:
+    """Return the beginning of ids."""
+    try:
+        return str(arguments.identity(given))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+
+
+def one_of(*allowed: str) -> Callable[[str, str], str]:
+    """Return the check that a text is one of a few words."""
+    return lambda name, given: arguments.one_of(name, given, allowed)
+
+
+def either(no: str, yes: str) -> Callable[[str, str], bool]:
+    """Return the check of a text that is one of two words. Its value is whether it is ``yes``."""
+    return lambda name, given: arguments.one_of(name, given, (no, yes)) == yes
+
+
+def yes_or_no(name: str, given: str) -> bool:
+    """Return whether the text is "true"; it may be "false"."""
+    return arguments.one_of(name, given.lower(), _YES_OR_NO) == _YES_OR_NO[0]
+
+
+def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
+    """Return the check of a whole number from ``least`` to ``most``."""
+
+    def check(name: str, given: str) -> int:
+        if not given.isdecimal() or not least <= int(given) <= most:
+            raise ConfigurationError(
+                f"{name}: {given!r} is not allowed: give a whole number from {least} to {most}"
+            )
+        return int(given)
+
+    return check
+
+
+def delay(name: str, given: str) -> float:
     """Return the seconds of a time such as "30s", as Spark's source of Kafka takes it."""
     found = _TIME.fullmatch(given)
-    if found is None or not (seconds := float(found[1]) * _UNITS[found[2]]):
+    if found is None or not (length := float(found[1]) * _UNITS[found[2]]):
         raise ConfigurationError(
-            f'maxTriggerDelay: {given!r} is not allowed: give a time, such as "30s", "15m" or "1h"'
+            f'{name}: {given!r} is not allowed: give a time, such as "30s", "15m" or "1h"'
         )
-    return seconds
+    return length
 
 
-def number(given: str | None) -> float | str | None:
-    """Return the number; a text that is none is returned unchanged, for the check to refuse."""
+def seconds(name: str, given: str) -> float:
+    """Return a duration in seconds, which is positive."""
     try:
-        return float(given or "")
-    except ValueError:
-        return given
+        length: float | str = float(given)
+    except ValueError:  # refused next
+        length = given
+    return arguments.duration(name, length, positive=True)

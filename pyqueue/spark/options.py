@@ -4,86 +4,48 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import Final, TypeVar
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
-from pyqueue.backends.claim_groups import MAX_MEMBERS
-from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options as QueueOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns, log_columns
-from pyqueue.spark.filters import matching
-from pyqueue.spark.option_values import count, delay, number, position, queue_names, yes_or_no
+from pyqueue.spark.option_table import (
+    REFUSED,
+    TABLE,
+    BatchOptions,
+    ReadOptions,
+    Source,
+    Way,
+    WriteOptions,
+    values,
+)
 
-__all__ = [
-    "CHUNK",
-    "CHUNK_BYTES",
-    "MAX_PARTITIONS",
-    "Options",
-    "WriteOptions",
-    "checked",
-    "payload_column",
-    "read_columns",
-]
+__all__ = ["CHUNK", "CHUNK_BYTES", "Options", "checked", "payload_column", "read_columns"]
 
 R = TypeVar("R")
 
 log = logging.getLogger("pyqueue")
 
-OnBadRecord = Literal["bury", "null", "fail"]
-OnDuplicate = Literal["ignore", "replace", "error"]
-
-#: The most tasks of one read.
-MAX_PARTITIONS: Final = 10_000
 #: How many messages are read, or written, at once, and how many bytes.
 CHUNK: Final = 10_000
 CHUNK_BYTES: Final = 2**24
 
 
-@dataclass(frozen=True)
-class WriteOptions:
-    """The options that only a write has, after the check."""
-
-    stage: str | None
-    epoch: int | None
-    #: The name of the query; empty if the caller gives none.
-    query: str
-    id_column: str | None
-    #: Goes before the values of ``id_column``; empty without it.
-    id_prefix: str
-    at_least_once: bool
-    staged: bool
-    on_duplicate: OnDuplicate
-    #: Whether rows that cannot be stored go to the dead-letter queue.
-    bury: bool
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """The size of the batches of a stream, after the check."""
-
-    max_messages: int
-    min_messages: int
-    #: How long a batch waits for ``min_messages`` after the batch before, in seconds.
-    max_delay: float
-    max_bytes: int
-
-
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(ReadOptions):
     """The options of a read or a write, after the check."""
 
     address: NamespaceAddress
@@ -91,31 +53,19 @@ class Options:
     queue: str
     #: The queues that the rows of a write may name. Empty: the rows name none.
     queues: tuple[str, ...]
-    payload_type: str
-    partitions: int
-    group: str | None
-    batch: BatchOptions
-    lease: float
-    members: int
-    of_write: WriteOptions
-    #: None: the default, which differs between a stream and a table.
-    on_bad_record: OnBadRecord | None
-    corrupt_column: str | None
-    max_wait: float
-    #: The columns of a read, in order.
-    columns: list[str]
-    #: The filter of a batch read.
-    match: Mapping[str, Any] | None
-    push_filters: bool
-    must_exist: bool
-    fail_on_data_loss: bool
-    #: The import path of the model of the payloads.
-    payload_model: str | None
-    #: Whether it reads a stream, and where it begins and ends: "first", "last", a position or an
-    #: instant.
+    #: Whether it reads a stream.
     by_position: bool
-    starting: str
-    ending: str
+    batch: BatchOptions
+    of_write: WriteOptions
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of a read, in order."""
+        return self.chosen or self.known_columns().names
+
+    def known_columns(self, payload: DataType | None = None) -> StructType:
+        """Return the columns that a read may have. A payload type of None means JSON."""
+        return (log_columns if self.by_position else columns)(payload)
 
     def backend(self, queue: str | None = None) -> QueuePlans:
         """Return the plans of a queue, of the kind that its record has; make the record if needed.
@@ -176,199 +126,113 @@ def _kind(queue: str, *, make: bool) -> Plan[str]:
     return kind
 
 
-_OPTIONS: Final = (
-    "uri",
-    "url",
-    "uriEnv",
-    "namespace",
-    "queue",
-    "queues",
-    "stream",
-    "startingPosition",
-    "endingPosition",
-    "payloadType",
-    "payloadModel",
-    "numPartitions",
-    "columns",
-    "match",
-    "pushFilters",
-    "mustExist",
-    "failOnDataLoss",
-    "group",
-    "maxMessagesPerBatch",
-    "minMessagesPerBatch",
-    "maxTriggerDelay",
-    "maxBytesPerBatch",
-    "leaseSeconds",
-    "maxWaitMs",
-    "onBadRecord",
-    "columnNameOfCorruptRecord",
-    "members",
-    "stage",
-    "epoch",
-    "query",
-    "idColumn",
-    "idPrefix",
-    "delivery",
-    "staged",
-    "onDuplicate",
-    "onBadRow",
-)
-#: The options of a read of a stream by position.
-_OF_STREAMS: Final = (
-    *("uri", "url", "uriEnv", "namespace", "stream", "startingPosition", "endingPosition"),
-    *("payloadType", "payloadModel", "numPartitions", "columns", "maxMessagesPerBatch"),
-    *("maxWaitMs", "onBadRecord", "columnNameOfCorruptRecord", "failOnDataLoss"),
-)
-_POSITIONS: Final = {"startingposition", "endingposition"}
-_ON_BAD_ROW: Final = ("fail", "bury")
-_DELIVERIES: Final = ("exactly-once", "at-least-once")
-_MOST_EPOCHS: Final = 10**12 - 1
-_MOST_BYTES: Final = 2**40
 #: Spark adds these to the options of a stream; the name comes from Declarative Pipelines.
 _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "queryname", "querytimeout"}
-_KNOWN_OPTIONS: Final = {name.lower() for name in _OPTIONS} | _SPARK_OPTIONS
 #: Tables of Spark's catalogs have these, and each option twice, once after "option.".
 _OF_CATALOGS: Final = {"comment", "external", "location", "owner", "provider"}
-_BY_LOWER_CASE: Final = {name.lower(): name for name in _OPTIONS}
+_BY_LOWER_CASE: Final = {each.name.lower(): each for each in TABLE}
+_KNOWN: Final = _SPARK_OPTIONS | _OF_CATALOGS | _BY_LOWER_CASE.keys()
 #: How much alike an unknown option and a known one are if one of them was meant; 1 is the same.
 _NEAR: Final = 0.8
 #: The environment variable that names the server if no option does, as for the command line.
 DEFAULT_ENV: Final = "PYQUEUE_URL"
 #: The warnings that were given.
 _warned: Final[set[str]] = set()
-#: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.
-_PAYLOAD_TYPE: Final = re.compile(
-    r"(?i)json$|(variant|struct|array|map|string|boolean|byte|tinyint|short|smallint|int|integer|"
-    r"long|bigint|float|real|double|dec|decimal|numeric|binary|timestamp|timestamp_ntz|"
-    r"timestamp_ltz|date)\b"
-)
 
 
-def checked(given: Mapping[str, str], partitions: int = 1) -> Options:
+def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
     """Check the options.
 
     Args:
         given: The options.
-        partitions: How many tasks read if the options do not say so.
+        ways: The uses that are possible, as far as they are known.
 
     Raises:
-        ConfigurationError: An option is missing, unknown or invalid.
+        ConfigurationError: An option is missing, unknown, invalid, or not for this use.
     """
     _check_names(given)
-
-    def option(name: str, default: str | None = None) -> str | None:
-        return given.get(name) or default
-
-    stream = option("stream")
-    queues = queue_names(option("queue"), option("queues"), stream)
-    payload_type = option("payloadType", "json") or "json"
-    if not _PAYLOAD_TYPE.match(payload_type):
+    _check_ways(given, ways)
+    source = Source(**values(Source, given))
+    queues = [each for each in (source.stream, source.queue) if each] + [*(source.queues or ())]
+    if not queues:
         raise ConfigurationError(
-            f'payloadType: {payload_type!r} is not allowed: give "json", "variant" or a Spark '
-            'type, for example "struct<a: bigint>"'
+            'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
+            '.option("stream", "..."). In SQL use CREATE TEMPORARY VIEW ... USING pyqueue '
+            "OPTIONS (...): Spark does not give the options of a table to its data source"
         )
-    model = option("payloadModel")
-    if model is not None and option("payloadType") is not None:
-        raise ConfigurationError("payloadType, payloadModel: give one of the two")
-    match = option("match")
-    on_bad_record, corrupt_column = _bad_records(
-        option("onBadRecord"), option("columnNameOfCorruptRecord"), stream
-    )
-    return Options(
-        address=_address(
-            option("uri"), option("url"), option("uriEnv"), option("namespace") or "pyqueue"
-        ),
+    if source.queue is not None and source.queues is not None:
+        raise ConfigurationError(
+            "queue, queues: give one of the two. With queues, the column queue of each row names "
+            "one of them"
+        )
+    found = Options(
+        **values(ReadOptions, given),
+        address=_address(source),
         queue=queues[0],
-        queues=() if option("queues") is None else queues,
-        payload_type=payload_type,
-        payload_model=model,
-        partitions=count("numPartitions", option("numPartitions", str(partitions)), MAX_PARTITIONS),
-        group=option("group") and arguments.group(option("group")),
-        batch=_batch_options(option),
-        lease=arguments.duration(
-            "leaseSeconds", number(option("leaseSeconds", "600")), positive=True
-        ),
-        members=count("members", option("members", "1"), MAX_MEMBERS),
-        of_write=_write_options(option),
-        on_bad_record=on_bad_record,
-        corrupt_column=corrupt_column,
-        max_wait=count("maxWaitMs", option("maxWaitMs", "100"), 60_000, least=0) / 1000,
-        columns=_columns(option("columns"), stream),
-        match=None if match is None else matching(match),
-        push_filters=yes_or_no("pushFilters", option("pushFilters", "false")),
-        must_exist=yes_or_no("mustExist", option("mustExist", "true")),
-        fail_on_data_loss=yes_or_no("failOnDataLoss", option("failOnDataLoss", "true")),
-        by_position=stream is not None,
-        starting=position("startingPosition", option("startingPosition", "first") or ""),
-        ending=position("endingPosition", option("endingPosition", "last") or ""),
+        queues=source.queues or (),
+        by_position=source.stream is not None,
+        batch=BatchOptions(**values(BatchOptions, given)),
+        of_write=WriteOptions(**values(WriteOptions, given)),
     )
-
-
-def _batch_options(option: Callable[..., str | None]) -> BatchOptions:
-    most = count("maxMessagesPerBatch", option("maxMessagesPerBatch", "10000"), MAX_CLAIM)
-    most_bytes = option("maxBytesPerBatch", str(MAX_BATCH_BYTES))
-    return BatchOptions(
-        max_messages=most,
-        min_messages=count("minMessagesPerBatch", option("minMessagesPerBatch", "1"), most),
-        max_delay=delay(option("maxTriggerDelay", "15m") or ""),
-        max_bytes=count("maxBytesPerBatch", most_bytes, _MOST_BYTES),
-    )
-
-
-def _write_options(option: Callable[..., str | None]) -> WriteOptions:
-    stage, query = option("stage"), option("query")
-    delivery = arguments.one_of("delivery", option("delivery", _DELIVERIES[0]), _DELIVERIES)
-    return WriteOptions(
-        stage=stage and arguments.group(stage, "stage"),
-        epoch=_epoch(option("epoch")),
-        query=arguments.group(query, "query") if query else "",
-        id_column=option("idColumn"),
-        id_prefix=_id_prefix(option("idPrefix"), option("idColumn")),
-        at_least_once=delivery == _DELIVERIES[1],
-        staged=yes_or_no("staged", option("staged", "true")),
-        on_duplicate=_on_duplicate(option("onDuplicate", "ignore")),
-        bury=arguments.one_of("onBadRow", option("onBadRow", "fail"), _ON_BAD_ROW) == "bury",
-    )
+    if given.get("payloadType") and found.payload_model is not None:
+        raise ConfigurationError("payloadType, payloadModel: give one of the two")
+    if found.batch.min_messages > (most := found.batch.max_messages):
+        raise ConfigurationError(
+            f"minMessagesPerBatch: {found.batch.min_messages} is not allowed: a batch has at most "
+            f"{most} messages"
+        )
+    if found.of_write.id_prefix is not None and found.of_write.id_column is None:
+        raise ConfigurationError(
+            "idPrefix: it goes before the values of a column: give idColumn, too; or give stage, "
+            "which makes ids that begin with its name"
+        )
+    _check_columns(found)
+    _check_bad_records(found)
+    return found
 
 
 def _check_names(given: Mapping[str, str]) -> None:
-    """Refuse options that seem to be mistyped, and those that do not go with ``stream``.
+    """Refuse options that seem to be mistyped.
 
     Spark and its catalogs add options of their own, so the rest is ignored with a warning.
     """
     ignored = []
     for name in sorted(given):
         lower = name.lower()
-        if lower in _KNOWN_OPTIONS or lower in _OF_CATALOGS or lower.startswith("option."):
+        if lower in _KNOWN or lower.startswith("option."):
             continue
         if near := get_close_matches(lower, _BY_LOWER_CASE, 1, _NEAR):
             raise ConfigurationError(
-                f"options: {name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]]}? There "
-                f"are {', '.join(_OPTIONS)}"
+                f"options: {name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]].name}? "
+                f"There are {', '.join(each.name for each in TABLE)}"
             )
         ignored.append(name)
     if ignored:
         _warn(f"options: {', '.join(ignored)}: the data source pyqueue does not know these")
-    names = _BY_LOWER_CASE.keys() & {name.lower() for name in given}
-    if "stream" in names:
-        known = {name.lower() for name in _OF_STREAMS}
-        if more := sorted(name for name in given if name.lower() in names - known):
+
+
+def _check_ways(given: Mapping[str, str], ways: Way) -> None:
+    """Refuse options that are for other uses only."""
+    if not given.get("stream"):
+        ways &= ~Way.BY_POSITION
+    elif ways & Way.READS:
+        ways &= Way.BY_POSITION
+        known = {each.name.lower(): each.name for each in TABLE if each.ways & Way.BY_POSITION}
+        others = _BY_LOWER_CASE.keys() - known.keys()
+        if more := sorted(name for name in given if name.lower() in others):
             raise ConfigurationError(
-                f"{', '.join(more)}: a read of a stream takes {', '.join(_OF_STREAMS)}"
+                f"{', '.join(more)}: a read of a stream takes {', '.join(known.values())}"
             )
-    elif more := sorted(name for name in given if name.lower() in names & _POSITIONS):
-        raise ConfigurationError(
-            f"{', '.join(more)}: only a stream has positions: name it by the option stream, in "
-            "place of queue"
-        )
+    for names, uses, text in REFUSED:
+        options = [_BY_LOWER_CASE[name.lower()] for name in names.split(", ")]
+        if ways in uses and any(each.value(given) != each.value({}) for each in options):
+            raise ConfigurationError(f"{names}: {text}")
 
 
-def _address(
-    uri: str | None, url: str | None, uri_env: str | None, namespace: str
-) -> NamespaceAddress:
+def _address(source: Source) -> NamespaceAddress:
     """Return the address. Spark keeps the value of ``url`` out of what it shows."""
-    given = [each for each in (uri, url, uri_env) if each is not None]
+    uri, uri_env = source.uri or source.url, source.uri_env
+    given = [each for each in (source.uri, source.url, uri_env) if each is not None]
     if not given and os.environ.get(DEFAULT_ENV):
         uri_env = DEFAULT_ENV
     elif len(given) != 1:
@@ -376,8 +240,8 @@ def _address(
             "uri, url, uriEnv: give one of them, or set the environment variable "
             f"{DEFAULT_ENV}: the server's URI, or the name of the variable that holds it"
         )
-    address = NamespaceAddress.of(uri or url, uri_env, namespace)
-    if uri is not None and address.has_secret:
+    address = NamespaceAddress.of(uri, uri_env, source.namespace)
+    if source.uri is not None and address.has_secret:
         _warn("uri: Spark may show its password in plans and in the event log: use url, or uriEnv")
     return address
 
@@ -389,73 +253,38 @@ def _warn(text: str) -> None:
         log.warning("%s", text)
 
 
-def _on_duplicate(given: str | None) -> OnDuplicate:
-    return cast("OnDuplicate", arguments.one_of("onDuplicate", given, get_args(OnDuplicate)))
-
-
-def _epoch(given: str | None) -> int | None:
-    if given is not None and (not given.isdecimal() or int(given) > _MOST_EPOCHS):
-        raise ConfigurationError(
-            f"epoch: {given!r} is not allowed: give the number of the batch, which foreachBatch "
-            "passes as its second argument"
-        )
-    return None if given is None else int(given)
-
-
-def _id_prefix(given: str | None, column: str | None) -> str:
-    if given is None:
-        return ""
-    if column is None:
-        raise ConfigurationError(
-            "idPrefix: it goes before the values of a column: give idColumn, too; or give stage, "
-            "which makes ids that begin with its name"
-        )
-    try:
-        return str(arguments.identity(given))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"idPrefix: {error}") from None
-
-
-def _columns(given: str | None, stream: str | None) -> list[str]:
-    known = (columns if stream is None else log_columns)(None).names
-    if given is None:
-        return known
-    names = [name.strip() for name in given.split(",")]
+def _check_columns(options: Options) -> None:
+    known, names = options.known_columns().names, options.columns
     if not set(names) <= set(known) or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"columns: {given!r} is not allowed: name some of {', '.join(known)}, each once, "
-            "separated by commas"
+            f"columns: {','.join(names)!r} is not allowed: name some of {', '.join(known)}, each "
+            "once, separated by commas"
         )
-    return names
 
 
-def _bad_records(
-    on_bad_record: str | None, column: str | None, stream: str | None
-) -> tuple[OnBadRecord | None, str | None]:
-    if on_bad_record is not None:
-        arguments.one_of("onBadRecord", on_bad_record, get_args(OnBadRecord))
-    if column is not None and on_bad_record != "null":
+def _check_bad_records(options: Options) -> None:
+    column = options.corrupt_column
+    if column is not None and options.on_bad_record != "null":
         raise ConfigurationError(
             "columnNameOfCorruptRecord: this column shows the payloads that are read as null: "
             'give .option("onBadRecord", "null") too'
         )
-    if on_bad_record == "bury" and stream is not None:
+    if options.on_bad_record == "bury" and options.by_position:
         raise ConfigurationError(
             'onBadRecord: messages of a stream stay there, so a read cannot bury them: give "fail" '
             '(the default) or "null"'
         )
-    if column in (columns if stream is None else log_columns)(None).names:
+    if column in options.known_columns().names:
         raise ConfigurationError(
             f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
         )
-    return cast("OnBadRecord | None", on_bad_record), column
 
 
 def read_columns(options: Options, payload: DataType | None) -> StructType:
     """Return the columns of a read. A payload type of None means JSON."""
     corrupt = options.corrupt_column
     more = [] if corrupt is None else [StructField(corrupt, StringType())]
-    known = (log_columns if options.by_position else columns)(payload)
+    known = options.known_columns(payload)
     return StructType([*(known[name] for name in options.columns), *more])
 
 

@@ -28,7 +28,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, payload: DataType | None) -> None:
         self._options = options
         self._reader = PositionReader(options, payload, fails=options.fail_on_data_loss)
-        self._idle = IdleWait(options.max_wait, self._listen)
+        self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
         self._bus: buses.Bus | None = None
         #: Where a query with the trigger ``availableNow`` ends.
         self._until: int | None = None

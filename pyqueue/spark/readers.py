@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._claimed_at = -math.inf
         #: The claims of the last batch, and what they held.
         self._batch: tuple[int, int, list[Id]] = (0, 0, [])
-        self._idle = IdleWait(options.max_wait, self._listen)
+        self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
         self._bus: buses.Bus | None = None
         #: Whether the queue was there when it was last asked for.
         self._is_there = self._warned = False

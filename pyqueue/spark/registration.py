@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pyqueue.spark.defaults import session_defaults
 from pyqueue.spark.listener import QueueProgressListener
-from pyqueue.spark.options import MAX_PARTITIONS
+from pyqueue.spark.option_table import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 

@@ -12,13 +12,8 @@ from pyspark.sql.types import StructType
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.spark.defaults import with_defaults
-from pyqueue.spark.options import (
-    Options,
-    WriteOptions,
-    checked,
-    payload_column,
-    read_columns,
-)
+from pyqueue.spark.option_table import Way, WriteOptions
+from pyqueue.spark.options import Options, checked, payload_column, read_columns
 from pyqueue.spark.positions import LogReader
 from pyqueue.spark.tables import BatchReader, FilteringReader
 
@@ -40,32 +35,33 @@ class QueueDataSource(DataSource):
     each batch once Spark has committed it. A streaming write shows each batch once, also if Spark
     repeats it after its messages were consumed.
 
-    Options of all:
-        uri, url or uriEnv: The server's URI, or the name of an environment variable that holds it;
+    Options of all uses:
+        uri, url, uriEnv: The server's URI, or the name of an environment variable that holds it;
             the variable PYQUEUE_URL by default. With a variable the URI appears in no plan and no
             log. ``url`` means the same as ``uri``, and Spark hides its value in tables.
         namespace: The collection that holds the queues; "pyqueue" by default.
-        A setting of the session such as spark.pyqueue.uriEnv is the default of uriEnv, namespace,
-        numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
 
+    A setting of the session such as spark.pyqueue.uriEnv is the default of uriEnv, namespace,
+    numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
+
+    Options of queues:
         queue: The name of the queue. A write may have several; see ``queues``.
-        stream: For reads, in place of ``queue``: the name of a stream, which is read by position.
 
-    Options of a read:
+    Options of reads:
         payloadType: "json" (default), "variant" or a Spark type.
         payloadModel: In place of a type, a pydantic model as "module:Model". The driver imports it.
         columns: The columns of the read, separated by commas; all by default.
         numPartitions: How many tasks read. By default as many as the cluster could run at once
             when ``register`` was called, or 4 if Spark found the data source by itself.
         onBadRecord: What to do with a payload that does not fit ``payloadType``. "fail" ends the
-            query with an error that names the message; the default of a batch read. "null" reads
-            the payload as null. "bury", for streams only and their default, leaves the message
-            out of the rows and moves it to the dead-letter queue once Spark has committed the
-            batch. A message that was dead before is read with a null.
+            query with an error that names the message; the default of batch reads, and of reads of
+            a stream. "null" reads it as null. "bury", the default of streaming reads of a queue and
+            for these only, moves the message to the dead-letter queue with the end of the batch.
+            One that was dead before is read as null.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
-            string, which holds such a payload as JSON; none by default.
+            string, which holds such a payload as JSON.
 
-    Options of a batch read:
+    Options of batch reads of a queue:
         match: A JSON object of fields of the payload and their values or conditions: only messages
             that match are read. Conditions use $eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists.
         mustExist: "true" (default): a queue that is not there is an error; with "false" the
@@ -73,68 +69,67 @@ class QueueDataSource(DataSource):
         pushFilters: "true" lets the database apply filters on id, key, when and tries. Spark needs
             the setting spark.sql.python.filterPushdown.enabled; "false" by default.
 
-    Options of a streaming read:
-        group: The durable name of this consumer. One query at a time runs it; further queries stand
-            by. A DataFrame that two queries of an application start is refused.
-        members: How many queries share the work of the group; 1 by default. Each query needs its
-            own checkpoint. Give all of them the same number.
-        maxMessagesPerBatch: The largest size of a batch; 10 000 by default.
+    Options of streaming reads:
+        maxMessagesPerBatch: The largest size of a batch; 10000 by default.
+        maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
+            for new data, in milliseconds; 100 by default, 0 to 60000. All sources of a query share
+            this time. With the trigger ``availableNow`` a query never waits.
+
+    Options of streaming reads of a queue:
+        group: The durable name of this consumer. One query at a time runs it, the rest stand by.
+        members: How many queries share the work of the group; 1 by default. Each needs its own
+            checkpoint. Give all of them the same number.
         minMessagesPerBatch: A batch waits until so many messages are ready; 1 by default.
         maxTriggerDelay: But it waits no longer than this after the batch before: "15m" by default,
-            or another number of ms, s, m or h. The first batch and the trigger ``availableNow`` do
-            not wait.
+            or another number of ms, s, m or h. The first batch and ``availableNow`` do not wait.
         maxBytesPerBatch: How many bytes of stored messages a batch has at most, and at least one
             message; 67108864 by default, which is 64 MB.
         leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
-        maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
-            for new data, in milliseconds; 100 by default, 0 to 60 000. The waits of the other
-            sources of the query count, so all of them share this time. With 0, and with the
-            trigger ``availableNow``, the query never waits. Without signals it looks at the queue
-            every two seconds.
 
-    Options of a read of a stream, of which these take the place of those above that claim:
+    Options of reads of a stream:
+        stream: In place of ``queue``, the name of a stream, which is read by position.
         startingPosition: Where a query without a checkpoint begins, or a batch read: "first"
             (default), "last", a position, or an instant with its time zone in ISO form, such as
             2026-01-31T12:00:00Z. An instant means the first pack that was appended then or later.
-        endingPosition: For a batch read, the position before which it ends, in the same forms;
-            "last" by default.
-        failOnDataLoss: For a streaming read, "true" (default): a query fails if the retention has
-            deleted messages that it has not read; with "false" it leaves them out with a warning,
-            as a batch read does.
-        maxMessagesPerBatch, maxWaitMs, numPartitions, columns, payloadType, payloadModel,
-        onBadRecord ("fail" or "null"), columnNameOfCorruptRecord: As above.
 
-    Options of a write:
+    Options of batch reads of a stream:
+        endingPosition: The position before which the read ends, in the same forms; "last" by
+            default.
+
+    Options of streaming reads of a stream:
+        failOnDataLoss: "true" (default): a query fails if the retention has deleted messages that
+            it has not read; with "false" it leaves them out with a warning, as a batch read does.
+
+    Options of writes:
         queues: In place of ``queue``, the names of several queues, separated by commas. The column
             ``queue`` of each row names one of them; a null or another name fails the write. The
             record of a stage belongs to the first one: add further ones behind it.
         onDuplicate: What to do with a row whose ``key`` belongs to a live message of its queue, or
             with ``idColumn`` its id. "ignore" (default) leaves the row out. "replace" overwrites
-            that message; one that has finished or moved on stays, and the row is left out. "error"
-            fails the write; one that is staged then shows nothing. A write that appears once, of a
-            stream or with ``epoch``, takes "ignore" only, and "replace" with ``idColumn`` needs
-            ``staged`` "false". In other streams, "error" says nothing of ids.
-        onBadRow: What to do with a row that cannot be stored, because its payload, headers, key,
-            instant, priority or group is invalid, or its payload is too large. "fail" (default)
-            fails the write with an error that names the row. "bury" writes all other rows, and the
-            row becomes a message of the dead-letter queue of its queue, with the reason in
-            ``error`` and its payload as far as it can be kept.
+            that message, unless it has finished or moved on. "error" fails the write. A write that
+            appears once, of a stream or with ``epoch``, takes "ignore" only, and "replace" with
+            ``idColumn`` needs ``staged`` "false". In other streams, "error" says nothing of ids.
+        onBadRow: What to do with a row whose payload, headers, key, instant, priority or group
+            cannot be stored. "fail" (default) fails the write. "bury" writes all other rows, and
+            the row becomes a message of the dead-letter queue, with the reason in ``error``.
         idColumn: The column whose values are the ids.
         idPrefix: What the ids begin with, before these values; nothing by default. The queues of a
             namespace share their ids, so the same orders in two queues need different prefixes.
         stage: The name of what writes; without ``idColumn`` the ids are "STAGE~ID", made from the
             column id. A stream needs ``stage``, ``idColumn`` or both.
-        epoch: For a batch write in ``foreachBatch``, with ``stage``: the number of the batch. A
-            number that the query has written is not written again; one below it, or the same one
-            with other rows, fails.
+
+    Options of batch writes:
+        epoch: In ``foreachBatch``, with ``stage``: the number of the batch. A number that the query
+            has written is not written again; one below it, or the same with other rows, fails.
         query: With ``epoch``, the name of the query, if Spark does not tell it, as on Connect: one
             for each checkpoint.
-        staged: For a batch write with ``idColumn``, "true" (default), or "false": messages appear
-            as they are written, which takes a third of the time. A job that fails leaves some
-            behind, and a job that is run again writes what is missing.
-        delivery: For a stream, "exactly-once" (default), or "at-least-once": the messages appear
-            as they are written, which is faster, and a repeated batch writes those again that were
-            consumed meanwhile.
+        staged: With ``idColumn``, "true" (default), or "false": messages appear as they are
+            written, which takes a third of the time. A job that fails leaves some behind, and a job
+            that is run again writes what is missing.
+
+    Options of streaming writes:
+        delivery: "exactly-once" (default), or "at-least-once": the messages appear as they are
+            written, which is faster, and a repeated batch writes consumed messages again.
 
     Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority, group.
 
@@ -161,7 +156,8 @@ class QueueDataSource(DataSource):
     defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(with_defaults(options, self.defaults))
+        tasks = {"numPartitions": str(self.parallelism)}
+        super().__init__(with_defaults(options, {**tasks, **self.defaults}))
 
     @classmethod
     def name(cls) -> str:
@@ -195,7 +191,7 @@ class QueueDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
-        options = _checked_read(self.options, self.parallelism)
+        options = checked(self.options, Way.BATCH_READS)
         if options.by_position:
             return LogReader(options, payload_column(options, schema))
         if options.on_bad_record == "bury":
@@ -208,27 +204,17 @@ class QueueDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming read."""
-        options = _checked_read(self.options, self.parallelism)
+        options = checked(self.options, Way.STREAM_READS)
         with _needs("4.2", "a streaming read"):
             from pyqueue.spark.position_streams import PositionStreamReader
             from pyqueue.spark.readers import StreamReader
         if options.by_position:
-            if options.ending != "last":
-                raise ConfigurationError(
-                    "endingPosition: this option is for batch reads; the trigger availableNow ends "
-                    "a query at what is there"
-                )
             return PositionStreamReader(options, payload_column(options, schema))
-        if options.match is not None or options.push_filters:
-            raise ConfigurationError(
-                "match, pushFilters: these options are for batch reads: a stream claims every "
-                "message, so filter its DataFrame; the messages left out are finished, too"
-            )
         return StreamReader(options, payload_column(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch write."""
-        options = _checked_write(self.options)
+        options = checked(self.options, Way.WRITE)
         writes = options.of_write
         if overwrite:
             raise ConfigurationError(
@@ -242,8 +228,6 @@ class QueueDataSource(DataSource):
             )
         if writes.query and writes.epoch is None:
             raise ConfigurationError("query: this option goes with stage and epoch")
-        if writes.at_least_once:
-            raise ConfigurationError("delivery: this option is for streams; leave it out")
         if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
                 "staged: false needs idColumn, without stage and epoch: only the ids tell what was "
@@ -266,16 +250,11 @@ class QueueDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming write."""
-        options = _checked_write(self.options)
+        options = checked(self.options, Way.WRITE_STREAM)
         writes = options.of_write
         if overwrite:
             raise ConfigurationError(
                 'outputMode: a queue cannot be overwritten: use .outputMode("append")'
-            )
-        if writes.epoch is not None or writes.query or not writes.staged:
-            raise ConfigurationError(
-                "epoch, query, staged: these are for batch writes; a stream numbers its batches, "
-                "and takes delivery in place of staged"
             )
         if writes.stage is None and writes.id_column is None:
             raise ConfigurationError(
@@ -288,26 +267,6 @@ class QueueDataSource(DataSource):
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import StreamWriter
         return StreamWriter(options, schema)
-
-
-def _checked_read(given: Mapping[str, str], partitions: int) -> Options:
-    """Check the options of a read."""
-    options = checked(given, partitions)
-    if options.queues:
-        raise ConfigurationError(
-            "queues: this option is for writes; read each queue by itself, and unite the DataFrames"
-        )
-    return options
-
-
-def _checked_write(given: Mapping[str, str]) -> Options:
-    """Check the options of a write."""
-    options = checked(given)
-    if options.by_position:
-        raise ConfigurationError(
-            "stream: this option is for reads; append in foreachBatch, by Stream.append_many"
-        )
-    return options
 
 
 def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:

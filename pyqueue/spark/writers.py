@@ -286,7 +286,9 @@ def _run() -> str:
 
 def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
     writes = options.of_write
-    return Reader(schema, id, queues=options.queues, prefix=writes.id_prefix, bury=writes.bury)
+    return Reader(
+        schema, id, queues=options.queues, prefix=writes.id_prefix or "", bury=writes.bury
+    )
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:

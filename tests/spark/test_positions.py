@@ -273,6 +273,7 @@ def table(source: QueueDataSource) -> object:
         ({"stream": "s", "group": "g", "match": "{}"}, table, "^group, match: a read of a stream"),
         ({"stream": "no name"}, table, "no name"),
         ({"queue": "q", "startingPosition": "1"}, table, "^startingPosition: only a stream has"),
+        ({"queue": "q", "endingPosition": "1"}, table, "^endingPosition: only a stream has"),
         ({"stream": "s", "startingPosition": "-1"}, table, "^startingPosition: '-1' .*a position"),
         ({"stream": "s", "startingPosition": "2026-01-31T12:00:00"}, table, "time zone"),
         ({"stream": "s", "endingPosition": "9" * 20}, table, "^endingPosition: "),
