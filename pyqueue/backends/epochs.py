@@ -31,13 +31,7 @@ from pyqueue.backends import namespace
 from pyqueue.backends.id_sketch import IdSketch
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.staging import (
-    documents_of,
-    insert_hidden,
-    raise_foreign,
-    show,
-    target_of,
-)
+from pyqueue.backends.staging import documents_of, insert_hidden, raise_foreign, show, target_of
 from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueError
 from pyqueue.messages import Id
 from pyqueue.requests import (
@@ -141,10 +135,10 @@ class EpochWrites:
             if state["places"]:  # the caller goes on without having run that epoch again
                 yield from self.show_left(state)
             attempt: int = state["attempt"]
-            if state["job"] == job:
-                return attempt
             if job in state["former"]:
                 raise self._fenced()
+            if state["job"] == job:
+                return attempt
             now = yield from ServerTime()
             fields = {"attempt": attempt + 1, "job": job, "processed": now}
             take_over: UpdateDocument = {
@@ -266,7 +260,7 @@ class EpochWrites:
                 if not (yield from Update(there, {"$push": _out([run])})).matched:
                     return
             # The source may not read again what they have decided.
-            writes = self._named(each["_id"].removeprefix(RECORD))
+            writes = _named(self.target, each["_id"].removeprefix(RECORD))
             if (left := (yield from writes.record())) is not None:
                 yield from writes.show_left(left)
         yield from self._delete_abandoned(now)
@@ -332,12 +326,8 @@ class EpochWrites:
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
         order = Int64(attempt * _TASKS + task)
-        hidden = {
-            "q": hidden_queue(self.name, epoch, place),
-            "staged": self.name,
-            "attempt": order,
-            "processed": now,
-        }
+        hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
+        hidden |= {"attempt": order, "processed": now}
         _, missing, _ = documents_of(target, messages, now, hidden)
         written = 0
         for _ in range(TRIES):
@@ -373,22 +363,34 @@ class EpochWrites:
         smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
         deleted = yield from Delete(smaller, many=True)
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
-        rows = yield from Find(others, {"q": 1, "staged": 1})
+        rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
         start = f"{self.target.queue}~"
         names = {row["staged"] for row in rows} - {True}
-        for writes in (self._named(name) for name in sorted(names) if name.startswith(start)):
-            state = yield from writes.record()
-            if state is not None:
-                yield from writes.show_left(state)
+        for name in sorted(name for name in names if name.startswith(start)):
+            yield from _named(self.target, name).give_way(
+                [row for row in rows if row["staged"] == name]
+            )
         for row in rows:  # what is hidden still
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
 
-    def _named(self, name: str) -> EpochWrites:
-        """Return the writes of another query to the same queue."""
-        _, stage, query = name.split("~")
-        return EpochWrites(self.target, stage, query)
+    def give_way(self, rows: Sequence[Document]) -> Plan[None]:
+        """Show what is decided, and let no attempt decide these rows, which it may have counted."""
+        for _ in range(TRIES):
+            state = yield from self.record()
+            if state is None:
+                return
+            yield from self.show_left(state)
+            pending = hidden_queue(self.name, state["epoch"] + 1)
+            first = state["attempt"] * _TASKS
+            if not any(row["q"] >= pending and row["attempt"] >= first for row in rows):
+                return
+            same = {"_id": self._id, "attempt": state["attempt"], "epoch": state["epoch"]}
+            former = {"former": {"$each": [state["job"]], "$slice": -FORMER}}
+            if (yield from Update(same, {"$inc": {"attempt": 1}, "$push": former})).matched:
+                return
+        raise self._fenced()
 
     # ---- the driver
 
@@ -490,3 +492,9 @@ class EpochWrites:
 def _out(runs: list[str]) -> Document:
     """Return what ``$push`` takes to put runs out."""
     return {"out": {"$each": runs, "$slice": -FORMER}}
+
+
+def _named(target: Target, name: str) -> EpochWrites:
+    """Return the writes of the query whose record has a name."""
+    _, stage, query = name.split("~")
+    return EpochWrites(target, stage, query)

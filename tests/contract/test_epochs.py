@@ -591,11 +591,42 @@ def test_rows_of_other_queries_give_way_unless_decided(client: Client) -> None:
     assert scene.run(live.write(0, scene.run(live.join("b", 0)), 1, "x", row)) == 1
     with pytest.raises(QueueError, match="1 messages were written at x, and 0 are there"):
         scene.run(dead.commit("a", 0, attempt, {"x": 1}))
+    with pytest.raises(Fenced):
+        scene.run(dead.join("a", 0))
     decided = {"$set": {"epoch": 0, "places": [{"at": "x", "n": 1}]}}
     collection.update_one({"_id": f"~stage:{live.name}"}, decided)
     assert scene.run(dead.write(1, attempt, 1, "y", row)) == 0, "the other one shows it"
     assert scene.queue.get("id") is not None
     assert scene.hidden() == 0
+
+
+def test_row_of_a_query_that_is_deciding_is_kept(client: Client) -> None:
+    """The other query writes the same id, stops between its commands, and decides nothing."""
+    scene, decided = Scene(client), 0
+    for first in range(1, 4):
+        for second in (*range(4, 12), 100):
+            id, row = f"{first}-{second}", [NewMessage(f"{first}-{second}", 1)]
+            one, two = scene.query(f"one-{id}", ""), scene.query(f"two-{id}", "")
+            attempts = [scene.run(each.join("a", 0)) for each in (one, two)]
+            scene.run(one.write(0, attempts[0], 1, "x", row))
+            commit = scene.steps(one.commit("a", 0, attempts[0], {"x": 1}))
+            write = scene.steps(two.write(0, attempts[1], 1, "x", row))
+            advance(commit, first)
+            advance(write, second)
+            for steps, count in ((commit, 1), (write, 100), (commit, 100)):
+                advance(steps, count)
+            decided += scene.record(one)["epoch"] == 0
+            assert scene.seen.total() >= decided, f"lost after {first} and {second} commands"
+    assert 0 < decided < 27
+
+
+def test_rows_of_a_former_attempt_give_way_alone(client: Client) -> None:
+    scene, row = Scene(client), [NewMessage("id", 1)]
+    one, two = scene.query("one", ""), scene.query("two", "")
+    scene.run(one.write(0, scene.run(one.join("a", 0)), 1, "x", row))
+    attempt = scene.run(one.join("b", 0))
+    assert scene.run(two.write(0, scene.run(two.join("c", 0)), 1, "x", row)) == 1
+    assert scene.run(one.commit("b", 0, attempt, {})) == 0
 
 
 def test_new_query_of_a_stage_shows_what_was_decided(
