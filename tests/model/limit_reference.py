@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -168,12 +168,20 @@ class Limited:
             return most, least
         if limit.concurrency is not None:
             taken = {each.slot for each in self.of(QUEUE) if each.is_held(now)}
-            number = limit.concurrency
-            most = least = sum((key, each) not in taken for each in range(number))
+            usable = limit.concurrency
+            # What is held in slots above the limit, under a former one, counts too.
+            while usable and usable + self._above(taken, key, usable) > limit.concurrency:
+                usable -= 1
+            most = least = sum((key, each) not in taken for each in range(usable))
         if limit.rate is not None:
             bucket = self.bucket(limit, key, now)
             most, least = min(most, _whole(bucket.most)), min(least, _whole(bucket.least))
         return most, least
+
+    @staticmethod
+    def _above(taken: Collection[tuple[str, int] | None], key: str, number: int) -> int:
+        """Return how many of the taken slots of a key have this number, or a higher one."""
+        return sum(each is not None and each[0] == key and each[1] >= number for each in taken)
 
     def bucket(self, limit: Limit, key: str, now: int) -> Bucket:
         """Return the bucket of a key, filled until now."""
