@@ -21,36 +21,6 @@ from pyqueue.errors import ConfigurationError, InvalidName
 from pyqueue.limits import shown
 from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Message, Reservation
 
-__all__ = [
-    "MAX_ID",
-    "backoff",
-    "choices",
-    "count",
-    "dead_letter",
-    "duration",
-    "group",
-    "headers",
-    "identity",
-    "instant",
-    "is_unicode",
-    "key",
-    "namespace_name",
-    "one_of",
-    "ordered_group",
-    "owner",
-    "pack",
-    "priority",
-    "queue_name",
-    "reservations",
-    "retention",
-    "session",
-    "spellings",
-    "starting",
-    "takes_second",
-    "targets",
-    "transaction_body",
-]
-
 _QUEUE = re.compile(r"[A-Za-z0-9_\-.:>]{1,110}")
 _NAMESPACE = re.compile(r"(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_\-]*(\.[A-Za-z0-9_\-]+)*")
 _LEAST_RETENTION_S = 600

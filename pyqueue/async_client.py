@@ -10,15 +10,13 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
-from pyqueue.backends import listing, managing
+from pyqueue.backends import all_queues, managing
 from pyqueue.client import make_backend, make_stream_backend, shape_of
-from pyqueue.connecting import AsyncConnection, Connected, Durability
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
+from pyqueue.runtime.connecting import AsyncConnection, Connected, Durability
 from signals import AsyncBus
-
-__all__ = ["AsyncClient"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -132,11 +130,11 @@ class AsyncClient(Connected[AsyncConnection]):
 
     async def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message. See ``Client.queues``."""
-        return await self._connection.run(listing.queues(cap, held))
+        return await self._connection.run(all_queues.queues(cap, held))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue. See ``Client.delete_queue``."""
-        return await self._connection.run(listing.delete_queue(name, force))
+        return await self._connection.run(all_queues.delete_queue(name, force))
 
     async def reshape(
         self,

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, claimed_async
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -20,12 +22,11 @@ from pyqueue.messages import (
     Message,
     Reservation,
 )
-from pyqueue.plan_runner import AsyncPlanRunner
-from pyqueue.queues import MoveOptions, OnDuplicate, PushOptions, Queue, QueueBase
+from pyqueue.queue_base import QueueBase
+from pyqueue.queues import OnDuplicate, Queue
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held_async
-
-__all__ = ["AsyncQueue"]
+from pyqueue.runtime.plan_runner import AsyncPlanRunner
 
 T = TypeVar("T")
 R = TypeVar("R")

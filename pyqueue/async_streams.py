@@ -18,12 +18,10 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.plan_runner import AsyncPlanRunner
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held_async
+from pyqueue.runtime.plan_runner import AsyncPlanRunner
 from pyqueue.streams import Consumer, ConsumerBase, Start, Stream, StreamBase
-
-__all__ = ["AsyncConsumer", "AsyncStream"]
 
 T = TypeVar("T")
 R = TypeVar("R")

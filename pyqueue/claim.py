@@ -11,16 +11,14 @@ import anyio
 import anyio.to_thread
 
 from pyqueue import arguments
-from pyqueue.backends.claim_groups import hold, runner_lease_s
-from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.claims.claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.claims.groups import hold, runner_lease_s
 from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Duration, Id
-from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
 from pyqueue.requests import Document, Plan
 from pyqueue.reserved import log_failed_rollback
-
-__all__ = ["AsyncClaim", "Claim", "claimed", "claimed_async"]
+from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
 
 Runs = TypeVar("Runs", bound=RunnerBase)
 

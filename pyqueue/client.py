@@ -8,21 +8,19 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import listing, managing
+from pyqueue.backends import all_queues, managing
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.stream_plans import StreamPlans
-from pyqueue.connecting import BaseConnection, Connected, Connection, Durability, runner_of
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit, check_limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
+from pyqueue.runtime.connecting import BaseConnection, Connected, Connection, Durability
 from pyqueue.streams import Stream
 from signals import Bus
-
-__all__ = ["Client", "make_backend", "make_stream_backend", "runner_of", "shape_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -91,7 +89,7 @@ def make_backend(
         poll=arguments.duration("poll", poll, positive=True),
         shape=shape_of(strict=strict, on_failure=on_failure, pack=pack, limit=limit),
     )
-    return QueuePlans(
+    return plans_of(
         name,
         options,
         Codec(model),
@@ -300,7 +298,7 @@ class Client(Connected[Connection]):
         Returns:
             One QueueInfo for each queue, sorted by name.
         """
-        return self._connection.run(listing.queues(cap, held))
+        return self._connection.run(all_queues.queues(cap, held))
 
     def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue: its record and its history, and with ``force`` all of its messages.
@@ -320,7 +318,7 @@ class Client(Connected[Connection]):
             ConfigurationError: The queue has live messages, and ``force`` is False.
             Unavailable: The server did not answer; call it again.
         """
-        return self._connection.run(listing.delete_queue(name, force))
+        return self._connection.run(all_queues.delete_queue(name, force))
 
     def reshape(
         self,

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["BAND", "Clock", "Sample", "next_number", "seconds"]
-
 #: Users give instants before this one. From here on pyqueue keeps finished messages.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
 

@@ -11,8 +11,6 @@ from typing import Final, Generic, TypeVar
 
 from pyqueue.requests import Plan, Request
 
-__all__ = ["AT_ONCE", "Concurrently", "concurrently"]
-
 T = TypeVar("T")
 
 #: How many plans run at once. While the server works, the commands of the next one are encoded.

@@ -10,8 +10,6 @@ from pyqueue import arguments
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Duration, Reservation
 
-__all__ = ["BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "TakesNotes", "To"]
-
 T = TypeVar("T")
 Q = TypeVar("Q", bound=str)
 

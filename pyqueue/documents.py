@@ -16,20 +16,6 @@ from bson import ObjectId
 
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
-__all__ = [
-    "GROUP_PREFIX",
-    "STORED_GROUP",
-    "eligible_since",
-    "group_of",
-    "hashable_id",
-    "invalid_fields",
-    "message_of",
-    "priority_of",
-    "state_of",
-    "stored_group",
-    "without_fields",
-]
-
 #: From this year on, instants are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
 #: Integers below this have an exact floating-point form.
@@ -210,3 +196,10 @@ def message_of(
     if "processed" in document:
         return Finished(*common, get("outcome", ""), document["processed"], **more)
     return Message(*common, **more)
+
+
+def listed_levels(stored: object) -> tuple[int, ...]:
+    """Return the levels that a record lists, the highest first. Any program may have written it."""
+    values = stored if isinstance(stored, list) else []
+    levels = {each for each in values if isinstance(each, int) and not isinstance(each, bool)}
+    return tuple(sorted((each for each in levels if 0 <= each <= HIGHEST_PRIORITY), reverse=True))

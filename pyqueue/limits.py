@@ -16,20 +16,6 @@ from typing import Any, Final, NamedTuple
 from pyqueue.clock import seconds
 from pyqueue.errors import ConfigurationError
 
-__all__ = [
-    "Drain",
-    "FollowedLimit",
-    "Limit",
-    "MayStart",
-    "check_call",
-    "check_limit",
-    "drain_of",
-    "key_of",
-    "limit_or_none",
-    "shown",
-    "stored_limit",
-]
-
 log = logging.getLogger("pyqueue")
 
 #: A look lists what is held, and that of a larger limit would take too long.
@@ -323,7 +309,7 @@ class FollowedLimit:
     meets_slots: bool = True
     #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
     blocked_until: datetime | None = None
-    #: No look behind a page of messages that cannot start before this; see ``limiting``.
+    #: No look behind a page of messages that cannot start before this; see ``limits.scan``.
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held.
     drain: Drain | None = None

@@ -27,8 +27,6 @@ from pymongo.results import BulkWriteResult
 from pyqueue.errors import ConfigurationError
 from pyqueue.payloads import OPTIONS
 
-__all__ = ["MemoryCollection", "memory_database"]
-
 #: One lock for each store. Several clients may share a store.
 _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()

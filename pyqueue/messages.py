@@ -16,35 +16,6 @@ from bson import ObjectId
 
 from pyqueue.limits import Limit
 
-__all__ = [
-    "DEFAULT_PRIORITY",
-    "HIGHEST_PRIORITY",
-    "KEPT",
-    "MAX_BATCH_BYTES",
-    "MAX_PACK",
-    "MAX_RECEIVED_BYTES",
-    "NEVER",
-    "UNCHANGED",
-    "Backoff",
-    "ConsumerCounts",
-    "ConsumerInfo",
-    "Counts",
-    "Duration",
-    "Finished",
-    "Headers",
-    "Message",
-    "OnFailure",
-    "PackedReservation",
-    "QueueInfo",
-    "QueueOptions",
-    "Reservation",
-    "State",
-    "StreamMessage",
-    "StreamReservation",
-    "Unchanged",
-    "seconds_left",
-]
-
 T = TypeVar("T")
 
 #: The id of a message: an ObjectId that the client made, or an id that the caller gave.

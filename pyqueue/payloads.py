@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["LIMIT", "OPTIONS", "Codec", "each_of", "encode", "error_text", "traceback_text"]
-
 T = TypeVar("T")
 V = TypeVar("V")
 

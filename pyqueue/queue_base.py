@@ -12,10 +12,8 @@ from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id
-from pyqueue.plan_runner import RunnerBase
 from pyqueue.requests import Plan
-
-__all__ = ["QueueBase", "backend_of", "runs_on"]
+from pyqueue.runtime.plan_runner import RunnerBase
 
 T = TypeVar("T")
 Runs = TypeVar("Runs", bound=RunnerBase)

@@ -26,13 +26,10 @@ from pyqueue.messages import (
     Message,
     Reservation,
 )
-from pyqueue.plan_runner import PlanRunner
-from pyqueue.queue_base import QueueBase, backend_of
+from pyqueue.queue_base import QueueBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held
-
-__all__ = ["Duration", "MoveOptions", "OnDuplicate", "PushOptions", "Queue", "QueueBase"]
-__all__ += ["backend_of"]
+from pyqueue.runtime.plan_runner import PlanRunner
 
 T = TypeVar("T")
 R = TypeVar("R")

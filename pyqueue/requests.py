@@ -18,42 +18,6 @@ from pymongo import UpdateMany, UpdateOne
 
 from pyqueue.errors import QueueError
 
-__all__ = [
-    "MAX_LOCKABLE",
-    "AtOneInstant",
-    "Change",
-    "Coalesce",
-    "Command",
-    "Count",
-    "CountEach",
-    "CreateIndex",
-    "Delete",
-    "Distinct",
-    "Document",
-    "EnsureQueue",
-    "Filter",
-    "Find",
-    "FindAndModify",
-    "ForgetQueue",
-    "Hello",
-    "Indexes",
-    "Insert",
-    "Latecomers",
-    "Listen",
-    "MonotonicTime",
-    "Plan",
-    "RefusedWrite",
-    "Request",
-    "ServerTime",
-    "Signal",
-    "Sort",
-    "Update",
-    "UpdateDocument",
-    "UpdateEach",
-    "Wait",
-    "WriteFailure",
-]
-
 T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer", covariant=True)

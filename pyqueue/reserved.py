@@ -11,14 +11,13 @@ from typing import Any, Protocol, TypeVar
 
 import anyio
 
-from pyqueue.backends import extending, stream_settling
-from pyqueue.backends.stream_settling import GroupState
+from pyqueue.backends import extending
+from pyqueue.backends.streams import settling
+from pyqueue.backends.streams.settling import GroupState
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Reservation, StreamReservation
-from pyqueue.plan_runner import AsyncPlanRunner, PlanRunner
 from pyqueue.requests import Plan
-
-__all__ = ["OnLost", "check_on_lost", "held", "held_async", "log_failed_rollback", "renewal"]
+from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Reservation[Any])
@@ -76,7 +75,7 @@ def _renew(held: Sequence[Reservation[Any]]) -> Plan[list[QueueError | None]]:
     first, *_ = held
     if isinstance(first, StreamReservation):
         group = [each for each in held if isinstance(each, StreamReservation)]
-        return stream_settling.renew(GroupState(first.queue, first.group), group)
+        return settling.renew(GroupState(first.queue, first.group), group)
     return extending.renew(held)
 
 

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar, cast
 from pyqueue import arguments
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.stream_consumers import GroupPlans
-from pyqueue.backends.stream_packs import check_start
-from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.log import check_start
+from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.errors import ConfigurationError, InvalidName
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -25,12 +25,10 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.plan_runner import PlanRunner, RunnerBase
 from pyqueue.queue_base import QueueBase
 from pyqueue.requests import Plan
 from pyqueue.reserved import OnLost, check_on_lost, held
-
-__all__ = ["Consumer", "ConsumerBase", "Start", "Stream", "StreamBase"]
+from pyqueue.runtime.plan_runner import PlanRunner, RunnerBase
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["check_url", "invalid", "redacted", "shown"]
-
 
 def check_url(url: str) -> None:
     """Refuse a URL that no client can use, without I/O.

@@ -10,19 +10,10 @@ from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from pyqueue.base_driver import BaseDriver
-from pyqueue.drivers import AsyncDriver, Driver
 from pyqueue.errors import ConfigurationError
-from pyqueue.server_errors import lacks_sessions, transient
-
-__all__ = [
-    "async_transaction",
-    "check_usable",
-    "maybe_awaited",
-    "run_async_transaction",
-    "run_transaction",
-    "transaction",
-]
+from pyqueue.runtime.base_driver import BaseDriver
+from pyqueue.runtime.drivers import AsyncDriver, Driver
+from pyqueue.runtime.server_errors import lacks_sessions, transient
 
 R = TypeVar("R")
 

@@ -11,8 +11,6 @@ from pyqueue.pipeline import AnyClient, Runner, StageOptions
 from pyqueue.queues import Queue
 from pyqueue.streams import Consumer
 
-__all__ = ["Worker"]
-
 H = TypeVar("H", bound=Callable[..., Any])
 
 AnyQueue = str | Queue[Any] | AsyncQueue[Any] | Consumer[Any] | AsyncConsumer[Any]

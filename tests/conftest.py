@@ -25,7 +25,7 @@ from tests.support.samples import sample
 from tests.support.servers import MEMORY, require_mongod
 from tests.support.shared import Mongod, Run
 
-__all__ = ["database", "log", "password", "signed_in", "spark"]
+__all__ = ["database", "log", "password", "signed_in", "spark"]  # fixtures
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 

@@ -3,6 +3,11 @@
 Read ``transitions`` first. Importing this package registers every kind of this release.
 """
 
-from pyqueue.backends import bucket, ordered, priority, standard
+from pyqueue.backends.bucket.form import Packed
+from pyqueue.backends.bucket.kind import Bucket
+from pyqueue.backends.bucket.plans import BucketPlans
+from pyqueue.backends.ordered.kind import Ordered
+from pyqueue.backends.priority.kind import Priority
+from pyqueue.backends.standard import Standard
 
-__all__ = ["bucket", "ordered", "priority", "standard"]
+__all__ = ["Bucket", "BucketPlans", "Ordered", "Packed", "Priority", "Standard"]

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends import transitions
-from pyqueue.backends.groups import bring_forward
-from pyqueue.backends.slots import go_on, slots_of
-from pyqueue.documents import hashable_id
+from pyqueue.backends.kind import Kind
+from pyqueue.documents import hashable_id, stored_group
 from pyqueue.errors import (
     ConfigurationError,
     Disconnected,
@@ -44,16 +43,6 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-__all__ = [
-    "MAX_BATCH",
-    "Settlement",
-    "SettlementResult",
-    "apply",
-    "check_time_left",
-    "settle",
-    "update_with_key",
-]
-
 #: The most messages that one command settles or writes.
 MAX_BATCH: Final = 1000
 #: A settlement inside a transaction needs this much time before the lease ends, in seconds.
@@ -71,8 +60,8 @@ class Settlement(NamedTuple):
     build: Callable[[datetime], SettlementUpdate]
     #: Settlements of equal groups have equal updates and share a command; None: a command alone.
     group: Hashable = None
-    #: The group of ordered messages that may go on then; None: there is none.
-    frees: str | None = None
+    #: The kind of the queue, if the claim ends; None: the message stays held.
+    kind: Kind | None = None
 
 
 #: How a settlement went. "unknown": the message was settled, by this command or by another one.
@@ -127,10 +116,20 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
         if isinstance(error, Unavailable):
             raise Unavailable(str(error), ids=[held.id for held, _ in failed]) from error
         raise error
+    raise_lost(queue, len(settlements), lost, unknown)
+
+
+def raise_lost(
+    queue: str,
+    number: int,
+    lost: Sequence[Reservation[Any]],
+    unknown: Sequence[Reservation[Any]] = (),
+) -> None:
+    """Raise LeaseLost if there are any, of ``number`` reservations."""
     if gone := [held.id for held in (*lost, *unknown)]:
         raise LeaseLost(
-            f"{len(gone)} of {len(settlements)} reservations of queue {queue!r} are no longer "
-            f"held: {gone[:10]}",
+            f"{len(gone)} of {number} reservations of queue {queue!r} are no longer held: "
+            f"{gone[:10]}",
             lost=lost,
             unknown=unknown,
         )
@@ -157,7 +156,7 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     if results[0] == "lost":
         results[0] = yield from _resolve_repeated(settlement.held, outcome.update)
         yield from _signal(part)
-    yield from _free(queue, [settlement], [outcome.update], results)
+    yield from _end(queue, [settlement], results)
     return results[0]
 
 
@@ -215,31 +214,35 @@ def _apply(
             for place in (place for rest in parts[index:] for place in rest.places):
                 results[place] = error
             break
-    yield from _free(queue, settlements, updates, results, session)
+    yield from _end(queue, settlements, results, session)
     return whole
 
 
-def _free(
+def _end(
     queue: str,
     settlements: Sequence[Settlement],
-    updates: Sequence[SettlementUpdate],
     results: Sequence[SettlementResult],
     session: object = None,
 ) -> Plan[None]:
-    """Let the messages go on that waited for those which may have been settled."""
-    freed = {
-        each.frees
-        for each, result in zip(settlements, results, strict=True)
-        if each.frees is not None and result != "lost"
-    }
-    if freed:
-        yield from bring_forward(queue, freed, session)
+    """Let the messages go on that waited for those whose claims may have ended."""
     ended = [
-        each.held
-        for each, update, result in zip(settlements, updates, results, strict=True)
-        if result != "lost" and transitions.ends_claim(update)
+        each
+        for each, result in zip(settlements, results, strict=True)
+        if each.kind is not None and result != "lost"
     ]
-    yield from go_on(queue, slots_of(ended), session)
+    if ended and (kind := ended[0].kind) is not None:
+        yield from kind.ended(queue, [stored_claim(each.held) for each in ended], session)
+
+
+def stored_claim(held: Reservation[Any]) -> Document:
+    """Return what a stored message has by which further messages wait for it."""
+    stored: Document = {}
+    # What an older release has pickled has no group and no slot.
+    if (group := getattr(held, "group", None)) is not None:
+        stored["lock"] = stored_group(group)
+    if (slot := getattr(held, "slot", None)) is not None:
+        stored["slot"] = slot
+    return stored
 
 
 def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:

@@ -29,17 +29,6 @@ from pyqueue.documents import hashable_id
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document, Filter, Find, Latecomers, Plan
 
-__all__ = [
-    "CANDIDATES",
-    "HELD_CLAIMS",
-    "SIZED_CANDIDATES",
-    "ByteLimit",
-    "Limits",
-    "find_fitting",
-    "read_claimed",
-    "size_of",
-]
-
 #: What a claim reads of its candidates. The index contains it.
 CANDIDATES: Final[Mapping[str, object]] = {"_id": 1, "when": 1}
 #: The same with the size, for which the server reads the documents.

@@ -5,23 +5,58 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 from pyqueue.backends import invalid, transitions
+from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.levels import LEVEL_ORDER, PRIOR
-from pyqueue.backends.locked import Alone, Scan
-from pyqueue.backends.options import Options
-from pyqueue.requests import Document, Filter, UpdateDocument
+from pyqueue.backends.options import QueueTerms
+from pyqueue.backends.priority.levels import LEVEL_ORDER, PRIOR
+from pyqueue.backends.scan import ScanState
+from pyqueue.backends.transaction_locks import Alone, Scan
+from pyqueue.requests import Document, Filter, Plan, UpdateDocument
 
-__all__ = ["ClaimTerms"]
+
+class ClaimingKind(Kind, Protocol):
+    """What a kind may override of claims, besides the members of ``Kind``."""
+
+    def follow(
+        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+    ) -> Plan[None]:
+        """Learn what the record of the queue says about claims.
+
+        Args:
+            terms: how this process claims.
+            scan: what it knows about the queue.
+            record: the record; empty if there is none.
+            now: the instant.
+
+        Raises:
+            ConfigurationError: this release cannot obey the record.
+        """
+
+    def claim(
+        self,
+        terms: ClaimTerms,
+        scan: ScanState,
+        now: datetime,
+        wanted: int,
+        room: ByteLimit,
+        *,
+        delete: bool,
+    ) -> Plan[tuple[list[Document], bool]]:
+        """Claim the next messages; see ``claiming.claim``. It may take several scans.
+
+        Returns:
+            The claimed documents, and whether the queue had no more.
+        """
 
 
 class ClaimTerms(NamedTuple):
     """From which queue a claim takes messages, and what it does with them."""
 
     queue: str
-    kind: Kind
+    kind: ClaimingKind
     #: The queue that takes documents that cannot be claimed.
     dead_letter: str
     owner: str
@@ -41,26 +76,17 @@ class ClaimTerms(NamedTuple):
     until: datetime | None = None
 
     @classmethod
-    def of(
-        cls,
-        queue: str,
-        kind: Kind,
-        options: Options,
-        owner: str,
-        lease_s: float,
-        command_timeout_s: float,
-        counts_try: bool = True,
-    ) -> ClaimTerms:
-        """Return the terms of a queue with these options."""
+    def of(cls, terms: QueueTerms, lease_s: float, *, counts_try: bool = True) -> ClaimTerms:
+        """Return the terms of the claims of a Queue object."""
         return cls(
-            queue,
-            kind,
-            options.dead_letter,
-            owner,
+            terms.queue,
+            cast(ClaimingKind, terms.kind),
+            terms.options.dead_letter,
+            terms.owner(),
             lease_s,
             counts_try,
-            command_timeout_s,
-            options.poll,
+            terms.command_timeout_s,
+            terms.options.poll,
         )
 
     @property
@@ -103,10 +129,8 @@ class ClaimTerms(NamedTuple):
         """Return the update of a claim at this instant, with a new token."""
         count = self.counts_try
         update = transitions.claiming(now, self.lease_s, self.owner, count=count)
-        if "packs" in self.kind.capabilities:  # packs count their claims, too
-            update["$inc"] = {**update.get("$inc", {}), "c": 1}
         if self.slots is not None:
             update["$unset"]["limited"] = ""
             if len(self.slots) == 1:
                 update["$set"]["slot"], *_ = self.slots.values()
-        return transitions.locking(self.kind, update)
+        return self.kind.claiming(update)

@@ -9,7 +9,7 @@ After a network error the outcome of a claim is unknown. The token then finds wh
 message stays claimed by accident.
 
 The server ends a claim that takes too long, because it may wait for a message that a transaction
-holds. ``locked`` then claims the messages around it.
+holds. ``transaction_locks`` then claims the messages around it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pyqueue.backends.byte_limit import (
     read_claimed,
 )
 from pyqueue.backends.claim_terms import ClaimTerms
-from pyqueue.backends.locked import claim_unlocked, retry_excluded
-from pyqueue.backends.scan import ScanStart, ScanState, scan_position
-from pyqueue.backends.slot_claims import claim_slots
+from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.limits.slot_claims import claim_slots
+from pyqueue.backends.scan import ScanState, scan_position
+from pyqueue.backends.transaction_locks import claim_unlocked, retry_excluded
+from pyqueue.backends.transitions import record_id
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
-
-__all__ = ["MAX_CLAIM", "Claimed", "Take", "Taken", "claim", "take_first"]
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
@@ -130,7 +130,7 @@ def _claimable(
 def _move_sentinels(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
     """Put the record of the queue, and those of its levels, ahead of now, where scans then end."""
     scan.sentinel = now + timedelta(seconds=2)
-    records: list[object] = [namespace.record_id(queue)]
+    records: list[object] = [record_id(queue)]
     records += [transitions.level_record_id(queue, level) for level in scan.levels.in_use]
     behind = {"_id": {"$in": records}, "when": {"$lt": now + timedelta(seconds=1)}}
     ahead = {"$set": {"when": scan.sentinel}}

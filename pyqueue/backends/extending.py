@@ -13,14 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import pack_settling, transitions
-from pyqueue.backends.pack_settling import packed
+from pyqueue.backends import forms, transitions
+from pyqueue.backends.forms import Extension, Failures, Held
+from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import hashable_id
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
-
-__all__ = ["MAX_GROUP", "age_s", "extend", "renew"]
 
 #: The most leases that one command extends. An update of 1000 messages with a token each takes the
 #: server 50 times as long as one of 100.
@@ -30,8 +29,6 @@ MAX_GROUP: Final = 100
 _PARTS: Final = 10
 #: How long ``extend`` waits for one message of several at most, in seconds.
 LAST_TRY_S: Final = 2.0
-
-Held = Sequence[Reservation[Any]]
 
 
 class _Limits(NamedTuple):
@@ -45,11 +42,7 @@ _NO_LIMITS: Final = _Limits(None, None)
 
 
 def extend(
-    queue: str,
-    given: Sequence[object],
-    command_timeout_s: float,
-    *,
-    lease: float | timedelta | None = None,
+    terms: QueueTerms, given: Sequence[object], *, lease: float | timedelta | None = None
 ) -> Plan[None]:
     """Hold messages for another lease, from now.
 
@@ -57,17 +50,18 @@ def extend(
         LeaseLost: some were no longer held; the rest are extended.
         Unavailable: the outcome is unknown for ``ids``; the rest are extended or lost.
     """
-    held = arguments.reservations(queue, tuple(given))
+    held = arguments.reservations(terms.queue, tuple(given))
     lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
-    failures = yield from _extend(held, lease_s, command_timeout_s, patient=len(held) == 1)
+    how = Extension(lease_s, terms.command_timeout_s, patient=len(held) == 1)
+    failures = yield from _extend(held, how)
     failed = [(each, error) for each, error in failures if isinstance(error, Unavailable)]
     if failed:
         error = failed[0][1]
         raise Unavailable(str(error), ids=[each.id for each, _ in failed]) from error
     if failures:
         raise LeaseLost(
-            f"{len(failures)} of {len(held)} reservations of queue {queue!r} are no longer held: "
-            f"{[each.id for each, _ in failures[:10]]}",
+            f"{len(failures)} of {len(held)} reservations of queue {terms.queue!r} are no longer "
+            f"held: {[each.id for each, _ in failures[:10]]}",
             lost=[each for each, _ in failures],
         )
 
@@ -87,49 +81,34 @@ def renew(held: Held) -> Plan[list[QueueError | None]]:
         One entry for each: None, or the error that its extension met.
     """
     budget_s = min(each.lease for each in held) / 2
-    failures = yield from _extend(held, None, budget_s, w1=True)
+    failures = yield from _extend(held, Extension(None, budget_s, w1=True))
     errors = {id(each): error for each, error in failures}
     return [errors.get(id(each)) for each in held]
 
 
-def _extend(
-    held: Held,
-    lease_s: float | None,
-    budget_s: float,
-    *,
-    patient: bool = False,
-    w1: bool = False,
-) -> Plan[list[tuple[Reservation[Any], QueueError]]]:
-    """Extend leases in groups. Return the reservations that failed, each with its error.
+def _extend(held: Held, how: Extension) -> Plan[Failures]:
+    failures: Failures = []
+    for form, some in forms.by_form(held):
+        failures += yield from form.extend(some, how)
+    return failures
 
-    Args:
-        held: the reservations.
-        lease_s: the new length; None: each keeps its length.
-        budget_s: once this time has passed, a failure is not tried again.
-        patient: whether a command may take as long as the client allows.
-        w1: whether the primary alone acknowledges it.
-    """
-    inside, held = packed(held)
-    failures: list[tuple[Reservation[Any], QueueError]] = []
-    try:
-        gone = yield from pack_settling.extend(inside, lease_s, w1=w1)
-        failures += [(each, _lost(each)) for each in gone]
-    except Unavailable as error:
-        named = pack_settling.unknown_end(error, inside)
-        failures += [(each, named) for each in inside]
-    groups = deque(_groups(held, lease_s))
+
+def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
+    """Extend leases of messages that are documents, in groups. Return those that failed."""
+    failures: Failures = []
+    groups = deque(_groups(held, how.lease_s))
     trouble: Unavailable | None = None
-    end = (yield from ServerTime()) + timedelta(seconds=budget_s)
+    end = (yield from ServerTime()) + timedelta(seconds=how.budget_s)
     while groups:
         length_s, group = groups.popleft()
         now = yield from ServerTime()
         if trouble is not None and now >= end:
             failures += [(each, trouble) for each in group]
             continue
-        limits = _NO_LIMITS if patient else _limits(group, budget_s, w1=w1)
+        limits = _NO_LIMITS if how.patient else _limits(group, how.budget_s, w1=how.w1)
         until = now + timedelta(seconds=length_s)
         try:
-            lost = yield from _extend_group(group, until, w1, limits)
+            lost = yield from _extend_group(group, until, how.w1, limits)
         except Unavailable as error:
             trouble = error
             if len(group) == 1:
@@ -143,7 +122,7 @@ def _extend(
         for each in group:
             if id(each) not in missing:
                 each.until, each.lease = until, length_s
-        failures += [(each, _lost(each)) for each in lost]
+        failures += [(each, lost_lease(each)) for each in lost]
     return failures
 
 
@@ -199,7 +178,8 @@ def _extend_group(group: Held, until: datetime, w1: bool, limits: _Limits) -> Pl
     return [each for each in group if tokens.get(hashable_id(each.id)) != each.token]
 
 
-def _lost(held: Reservation[Any]) -> LeaseLost:
+def lost_lease(held: Reservation[Any]) -> LeaseLost:
+    """Return the error of a lease that ended before it was extended."""
     return LeaseLost(
         f"message {held.id} of queue {held.queue!r} is no longer held: its lease ended, "
         "or it was settled",

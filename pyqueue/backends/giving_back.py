@@ -17,8 +17,6 @@ from pyqueue.backends.scan import FIRST, due_of
 from pyqueue.errors import DuplicateKey
 from pyqueue.requests import Document, Find, Insert, Plan, ServerTime, Signal, UpdateEach
 
-__all__ = ["give_back", "insert_again", "renamed", "undo_pop", "undo_reserve"]
-
 
 def insert_again(
     documents: Sequence[Document], elsewhere: Callable[[Document], Document]

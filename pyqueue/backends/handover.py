@@ -41,7 +41,7 @@ from pyqueue.backends.hidden import (
 )
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
-from pyqueue.backends.transitions import HIDDEN, hidden_queue, unset
+from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, unset
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.payloads import encode
 from pyqueue.requests import (
@@ -59,19 +59,6 @@ from pyqueue.requests import (
     UpdateDocument,
     UpdateEach,
 )
-
-__all__ = [
-    "GRACE",
-    "NOTHING",
-    "Handover",
-    "Result",
-    "discard",
-    "finish",
-    "finish_decided",
-    "hand_over",
-    "hand_over_whole",
-    "overwrite",
-]
 
 log = logging.getLogger("pyqueue")
 
@@ -159,7 +146,7 @@ def hand_over_whole(
     """
     ended: Document = {"token": handover.token, "at": (yield from ServerTime())}
     # The queue in which it is hidden has no groups.
-    unlocked = unset(*kind.lock_fields.values())
+    unlocked = lock_removal(kind)
     update: dict[str, dict[str, Any]] = {"$rename": {"key": "last_key"}, "$unset": unlocked}
     if finishing is not None:
         ended["put"] = finishing["$set"]

@@ -12,20 +12,6 @@ from typing import Any, Final
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import Document, Filter
 
-__all__ = [
-    "CALL",
-    "ENDED",
-    "HANDED",
-    "MARK",
-    "TOKEN",
-    "call_of",
-    "copy_filter",
-    "is_copy",
-    "is_source",
-    "lists",
-    "token_of",
-]
-
 #: The field of a source that lists what it has handed over and may not be shown yet:
 #: ``{h: token, ids: [...]}`` for each handover.
 HANDED: Final = "handed"

@@ -9,59 +9,27 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyqueue.backends import kind as kinds
-from pyqueue.backends.groups import Order
 from pyqueue.backends.kind import IndexTerms
 from pyqueue.backends.namespace import INDEXES
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Indexes, Plan
 
-__all__ = [
-    "FORMER_INDEXES",
-    "LIMITED",
-    "LIMIT_INDEXES",
-    "SLOTS",
-    "all_indexes",
-    "indexes_of",
-    "make_indexes",
-    "shell_command",
-]
-
-#: The unique index of the messages that take slots.
-SLOTS: Final = "slot"
-#: The messages that wait until the next one of their key may start.
-LIMITED: Final = Order("limited", ("due",), "limited")
 #: The indexes that processes of 0.1 use, and this release does not.
 FORMER_INDEXES: Final = frozenset({"group"})
-#: The indexes that a namespace needs once a queue of it has a limit on concurrency, or ``per`` key;
-#: see ``slots`` and ``deferring``.
-LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
-    SLOTS: (
-        [("slot", 1), ("q", 1)],
-        {"unique": True, "partialFilterExpression": {"slot": {"$exists": True}}},
-    ),
-    LIMITED.by: (
-        [("q", 1), (LIMITED.field, 1), *LIMITED.sort],
-        {"partialFilterExpression": {LIMITED.field: {"$exists": True}}},
-    ),
-}
 
 
 def all_indexes() -> Mapping[str, IndexTerms]:
     """Return the indexes of every namespace, and those that only some queues need."""
-    found = {**INDEXES, **LIMIT_INDEXES}
+    found = dict(INDEXES)
     for kind in kinds.known().values():
-        found |= kind.indexes
+        found |= kind.needs(None)
     return found
 
 
 def indexes_of(kind: object, shape: object) -> Mapping[str, IndexTerms]:
     """Return the indexes that a queue needs besides those of every namespace."""
-    limit = shape.get("limit") if isinstance(shape, Mapping) else None
-    limited = isinstance(limit, Mapping) and ("concurrency" in limit or "per" in limit)
-    return {
-        **(kinds.known()[kind].indexes if isinstance(kind, str) and kind in kinds.known() else {}),
-        **(LIMIT_INDEXES if limited else {}),
-    }
+    known = kinds.known().get(kind) if isinstance(kind, str) else None
+    return {} if known is None else known.needs(shape if isinstance(shape, Mapping) else {})
 
 
 def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) -> Plan[None]:

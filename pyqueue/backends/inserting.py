@@ -30,20 +30,6 @@ from pyqueue.requests import (
     WriteFailure,
 )
 
-__all__ = [
-    "Written",
-    "find_usable",
-    "ids_of_this_queue",
-    "keep_out",
-    "key_filter",
-    "raise_foreign_ids",
-    "signal_written",
-    "unknown_outcome",
-    "was_in",
-    "write",
-    "write_one",
-]
-
 #: The ``q`` of what keeps a document out, and for how long: no insert arrives so late.
 _KEPT_OUT: Final = "~kept-out"
 _KEPT_OUT_FOR: Final = timedelta(days=1)

@@ -17,28 +17,12 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
 
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.groups import bring_forward, groups_in, ordered_groups
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.slots import go_on
 from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
-
-__all__ = [
-    "CHECKED_FIRST",
-    "Misfits",
-    "Tally",
-    "bury_claimed",
-    "bury_refused",
-    "bury_unclaimable",
-    "decode",
-    "error_record",
-    "find_fault",
-    "invalid_claimed_fields",
-    "invalid_document_error",
-]
 
 log = logging.getLogger("pyqueue")
 
@@ -203,9 +187,7 @@ def bury_claimed(
     holds = {"_id": document["_id"], "token": document["token"]}
     yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)
-    if type(slot := document.get("slot")) is str:
-        yield from go_on(queue, [slot])
-    yield from bring_forward(queue, ordered_groups(kind, [document]))
+    yield from kind.ended(queue, [document])
 
 
 def bury_unclaimable(
@@ -216,9 +198,9 @@ def bury_unclaimable(
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
-    freed: list[Any] = []
-    if "group" in kind.capabilities:
-        freed = groups_in((yield from Find(match, {"group": 1, "lock": 1}, limit=1)))
+    waited_for: list[Document] = []
+    if fields := transitions.lock_projection(kind):
+        waited_for = yield from Find(match, fields, limit=1)
     text = "queue %r: message %r cannot be claimed, it goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
@@ -230,7 +212,7 @@ def bury_unclaimable(
         yield from Update(match, {"$unset": transitions.unset("when", *kind.held_fields)})
     else:
         yield from Signal(target.queue, now)
-    yield from bring_forward(queue, freed)
+    yield from kind.ended(queue, waited_for)
 
 
 def bury_refused(

@@ -9,30 +9,19 @@ This module imports no other module of this package, so that every plan can look
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
 from pyqueue.errors import ConfigurationError, TargetRefused
 from pyqueue.limits import Limit
 from pyqueue.messages import Id
-from pyqueue.requests import Filter, Sort
-
-__all__ = [
-    "IndexTerms",
-    "Kind",
-    "ScanStart",
-    "known",
-    "lookup",
-    "refuse_packs",
-    "register",
-    "require",
-    "require_limit",
-    "require_target",
-]
+from pyqueue.requests import Filter, Plan, Sort
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
 ScanStart = tuple[datetime, Id | None]
+#: The operators of an update, each with its fields.
+UpdateFields = dict[str, dict[str, Any]]
 #: The keys of an index, and its options.
 IndexTerms = tuple[list[tuple[str, int]], dict[str, Any]]
 
@@ -87,8 +76,27 @@ class Kind(Protocol):
         """Whether a pop may delete a message without claiming it first."""
 
     @property
-    def indexes(self) -> Mapping[str, IndexTerms]:
-        """The indexes that it needs besides those of every namespace, by name."""
+    def place_fields(self) -> tuple[str, ...]:
+        """The fields of the place of a message among those that it waits for, which a move may
+        keep."""
+
+    def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
+        """Return the indexes that it needs besides those of every namespace, by name.
+
+        Args:
+            shape: the stored options of the queue; None: whatever they are.
+        """
+
+    def prepare(self) -> Plan[None]:
+        """Write what a namespace needs before it has a first queue of this kind."""
+
+    def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
+        """Return what the record lists before messages with these priorities enter.
+
+        Args:
+            priorities: those of the messages; None: the default. With no priorities at all, nothing
+                is to be listed.
+        """
 
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
@@ -108,6 +116,29 @@ class Kind(Protocol):
 
         A claim of several messages reads candidates by this filter. The update that claims them
         checks only that they are still in the queue, and that ``when`` is not in the future.
+        """
+
+    def claiming(self, update: UpdateFields) -> UpdateFields:
+        """Return the update of a claim, with what this kind adds to it."""
+
+    def ended(
+        self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
+    ) -> Plan[None]:
+        """Let the messages go on that waited for messages whose claims have ended.
+
+        It may run late, twice, or not at all; then the rest waits until a lease ends.
+
+        Args:
+            queue: the name of the queue.
+            ended: what is known of the stored messages, held or not: ``group``, ``lock``, ``slot``.
+            session: the session of the caller's transaction, or None.
+        """
+
+    def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
+        """Return what gives a message a new place when it waits for another try.
+
+        It is called with the instant at which the message comes back. None: messages keep their
+        places.
         """
 
     def finishing(

@@ -9,16 +9,18 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, stream_packs, transitions
+from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
-from pyqueue.backends.deferring import lift
-from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.indexes import indexes_of, make_indexes
 from pyqueue.backends.kind import Kind, ScanStart, lookup, require, require_limit
+from pyqueue.backends.limits.waiting import lift
 from pyqueue.backends.namespace import HOT
+from pyqueue.backends.naming_kind import SHAPED_VERSION
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.backends.shared_options import SharedOptions
+from pyqueue.backends.streams import log
+from pyqueue.backends.transitions import record_id
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, InvalidName, Unavailable
@@ -36,8 +38,6 @@ from pyqueue.requests import (
     Update,
     UpdateDocument,
 )
-
-__all__ = ["notify", "pause", "purge", "redrive", "remove", "replay", "reprioritize", "reshape"]
 
 _REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
@@ -106,7 +106,7 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
     key = document.get("key") or document.get("last_key")
     done = yield from update_with_key(match, update, key)
     yield from Signal(home.queue, now)
-    yield from bring_forward(queue, ordered_groups(kind, [document]))
+    yield from kind.ended(queue, [document])
     return done
 
 
@@ -133,7 +133,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
             update["$rename"].pop("lock", None)
             match = match | {"group": {"$exists": True}}
         removed = bool((yield from Update(match, update)).matched)
-    yield from bring_forward(queue, ordered_groups(kind, found))
+    yield from kind.ended(queue, found)
     return removed
 
 
@@ -161,7 +161,7 @@ def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
 def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many.
 
-    ``singles``: leave out packs; see ``pack_managing``.
+    ``singles``: leave out packs; see ``bucket.managing``.
 
     It works in pages. It passes over messages that an open transaction holds, and tries them again
     at the end: first one by one, then until the time of a command is over.
@@ -302,7 +302,7 @@ def reshape(
         ConfigurationError: the queue has no record, or its kind has no such option.
         Unavailable: other programs change the record all the time.
     """
-    match = {"_id": namespace.record_id(queue)}
+    match = {"_id": record_id(queue)}
     deferred = False  # a try whose reply was lost may have removed the limit
     for _ in range(namespace.MAX_RACES):
         found = yield from Find({**match, "deleted": {"$exists": False}}, limit=1)
@@ -314,11 +314,14 @@ def reshape(
         kind = namespace.readable_kind(queue, found[0])
         _require_options(queue, kind, shape)
         # Before the limit is there: a consumer that follows it relies on the unique index.
-        yield from make_indexes(collection, indexes_of(None, shape))
+        there = indexes_of(kind, {})
+        needed = indexes_of(kind, shape).items()
+        new = {name: terms for name, terms in needed if name not in there}
+        yield from make_indexes(collection, new)
         now = yield from ServerTime()
         shared = SharedOptions(queue, found[0], namespace.default_shape(kind))
         # A release that does not know of a shape refuses the record from now on.
-        put = {**shared.reshaping(shape, by, now), "v": namespace.SHAPED_VERSION}
+        put = {**shared.reshaping(shape, by, now), "v": SHAPED_VERSION}
         if "limit" in shape:
             stored = shared.shape.get("limit"), Drain.of(found[0].get("drain"))
             if drain := drain_of(*stored, shape["limit"], now):
@@ -353,7 +356,7 @@ def _require_options(queue: str, kind: str, shape: Mapping[str, object]) -> None
             )
     if limit := shape.get("limit"):
         if kind == namespace.STREAM:
-            stream_packs.require_limit(queue, stored_limit(limit))
+            log.require_limit(queue, stored_limit(limit))
         else:
             require_limit(lookup(kind), queue, stored_limit(limit))
 

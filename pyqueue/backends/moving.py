@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, pack_moving, transitions
+from pyqueue.backends import forms, namespace, transitions
 from pyqueue.backends.applying import (
     Settlement,
     SettlementResult,
@@ -15,19 +15,14 @@ from pyqueue.backends.applying import (
     apply,
     settle,
 )
-from pyqueue.backends.groups import GROUPED
-from pyqueue.backends.kind import Kind, require, require_target
-from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.pack_moving import SimpleMoveOptions
-from pyqueue.backends.pack_settling import Held, by_form
+from pyqueue.backends.forms import Form, Held, Move
+from pyqueue.backends.kind import require, require_target
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.clock import BAND
-from pyqueue.documents import stored_group
 from pyqueue.errors import ConfigurationError, DuplicateKey
-from pyqueue.messages import UNCHANGED, PackedReservation, Reservation
+from pyqueue.messages import UNCHANGED, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Find, Plan, ServerTime
-
-__all__ = ["MoveOptions", "dump", "move", "move_each"]
 
 #: The update operators that a move accepts.
 OPERATORS: Final = (
@@ -36,10 +31,16 @@ OPERATORS: Final = (
 )
 
 
-class MoveOptions(SimpleMoveOptions, total=False):
+class MoveOptions(TypedDict, total=False):
     """The options of a move; see ``Queue.move``."""
 
+    headers: Mapping[str, Any] | None
+    delay: float | timedelta | None
+    key: str | None
+    priority: int | None
+    group: str | None
     update: Mapping[str, Any] | None
+    session: object
 
 
 def dump(codec: Codec[Any], payload: Any) -> Any:
@@ -54,87 +55,57 @@ def dump(codec: Codec[Any], payload: Any) -> Any:
 
 
 def move(
-    queue: str,
-    kind: Kind,
+    terms: QueueTerms,
     pairs: Sequence[tuple[object, Any]],
     *,
     to: Target | str,
-    update: Mapping[str, Any] | None = None,
-    headers: Mapping[str, Any] | None = None,
-    delay: float | timedelta | None = None,
-    key: str | None = None,
-    priority: int | None = None,
-    group: str | None = None,
-    session: object = None,
+    **options: Unpack[MoveOptions],
 ) -> Plan[None]:
     """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
-    require(kind, queue, "move")
-    held = arguments.reservations(queue, tuple(each for each, _ in pairs))
+    require(terms.kind, terms.queue, "move")
+    held = arguments.reservations(terms.queue, tuple(each for each, _ in pairs))
+    key, delay, session = options.get("key"), options.get("delay"), options.get("session")
     _check_key(key, held)
-    edits = _edits(update)
+    edits = _edits(options.get("update"))
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
         raise ConfigurationError("payload, update: give one of the two, not both")
-    labels = arguments.headers(headers) or {}
+    labels = arguments.headers(options.get("headers")) or {}
     arguments.starting(BAND, delay, None)
     codec = Codec[Any]() if isinstance(to, str) else to.codec
     if isinstance(to, str):
         arguments.queue_name(to)
     values = {id(each): _stored(codec, payload) for each, payload in pairs}
-    _refuse_packed(held, edits)
+    if edits:
+        for form, some in forms.by_form(held):
+            form.refuse(some, "update")
+    priority, group = options.get("priority"), options.get("group")
     target = yield from _entered(to, held, priority, group)
-    same = SimpleMoveOptions(
-        headers=labels, delay=delay, key=key, priority=priority, group=group, session=session
-    )
+    how = Move(target, labels, key, delay, None, priority, group, edits)
 
-    def inside(some: Held) -> Plan[None]:
-        yield from _refuse_taken(target, key, session)
-        of_packs = [(each, values[id(each)]) for each in some]
-        yield from pack_moving.move(queue, kind, of_packs, target, **same)
+    def settled(form: Form[Any], some: Held) -> Plan[None]:
+        return form.move(terms, [(each, values[id(each)]) for each in some], how, session)
 
-    def alone(rest: Sequence[Reservation[Any]]) -> Plan[None]:
-        settlements = [
-            move_settlement(
-                queue,
-                kind,
-                each,
-                target,
-                values[id(each)],
-                labels,
-                key=key,
-                delay=delay,
-                priority=priority,
-                group=group,
-                edits=edits,
-            )
-            for each in rest
-        ]
-        return _settle_moves(queue, target, values, settlements, key, session)
+    yield from forms.settle(held, settled)
 
-    yield from by_form(held, inside, alone)
+
+def move_documents(
+    terms: QueueTerms, pairs: Sequence[tuple[Reservation[Any], Any]], move: Move, session: object
+) -> Plan[None]:
+    """Move messages that are documents. Those that change nothing but the queue share commands."""
+    same: Hashable = ("move", id(move))
+    settlements = []
+    for held, value in pairs:
+        settlement = move_settlement(terms, held, value, move)
+        shared = value is UNCHANGED and move.key is None and settlement.group is None
+        settlements.append(settlement._replace(group=(same, held.priority) if shared else None))
+    try:
+        yield from settle(terms.queue, settlements, session)
+    except DuplicateKey as clash:
+        raise _key_taken(move.target, str(move.key)) from clash
 
 
 def _stored(codec: Codec[Any], payload: Any) -> Any:
     return payload if payload is UNCHANGED else dump(codec, payload)
-
-
-def _settle_moves(
-    queue: str,
-    target: Target,
-    values: Mapping[int, Any],
-    settlements: Sequence[Settlement],
-    key: str | None,
-    session: object,
-) -> Plan[None]:
-    """Carry moves out. Those that change nothing but the queue share commands."""
-    same: Hashable = ("move", id(target), id(values))
-    grouped = []
-    for each in settlements:
-        shared = values[id(each.held)] is UNCHANGED and key is None and each.group is None
-        grouped.append(each._replace(group=(same, each.held.priority) if shared else None))
-    try:
-        yield from settle(queue, grouped, session)
-    except DuplicateKey as clash:
-        raise _key_taken(target, str(key)) from clash
 
 
 def _key_taken(target: Target, key: str) -> DuplicateKey:
@@ -152,17 +123,7 @@ def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
     arguments.key(key)
 
 
-def _refuse_packed(held: Sequence[Reservation[Any]], edits: Mapping[str, object]) -> None:
-    """Refuse what the move of a message out of its pack cannot do."""
-    for each in held:
-        if edits and isinstance(each, PackedReservation):
-            raise ConfigurationError(
-                f"update: message {each.id} shares a document with more messages: move it with "
-                "payload="
-            )
-
-
-def _refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
+def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
     """Refuse a key that is taken before anything is written."""
     match = {"q": target.queue, "key": key}
     if key is not None and (yield from Find(match, {"_id": 1}, limit=1, session=session)):
@@ -193,79 +154,49 @@ def _entered(
 
 
 def move_settlement(
-    queue: str,
-    kind: Kind,
-    held: Reservation[Any],
-    target: Target,
-    value: Any,
-    labels: Mapping[str, Any],
-    *,
-    key: str | None = None,
-    delay: float | timedelta | None = None,
-    at: datetime | None = None,
-    priority: int | None = None,
-    group: str | None = None,
-    edits: Mapping[str, Mapping[str, Any]] | None = None,
+    terms: QueueTerms, held: Reservation[Any], value: Any, move: Move
 ) -> Settlement:
     """Return the settlement that moves one message.
 
     Args:
-        queue: the queue that it leaves.
-        kind: the kind of that queue.
+        terms: the queue that it leaves.
         held: its reservation.
-        target: the queue that it enters.
         value: the stored value of its new payload, or UNCHANGED.
-        labels: headers to merge into its headers.
-        key: its key in the target.
-        delay: seconds until it can be received there.
-        at: in place of ``delay``, the instant from which on it can be.
-        priority: its priority in the target, if that has priorities; None: the one that it has.
-        group: its group in the target, if that is ordered; None: the one that it has.
-        edits: further update operators, on parts of the payload.
+        move: how it moves.
     """
-    level = held.priority if priority is None else priority
-    name = held.group if group is None else group
+    kind, target = terms.kind, move.target
+    level = held.priority if move.priority is None else move.priority
+    name = held.group if move.group is None else move.group
     # It keeps its place among the messages of its group that move the same way.
-    stays = group is None and delay is None and at is None and freed_by(kind, held) is not None
+    stays = move.group is None and move.delay is None and move.at is None
 
     def build(now: datetime) -> SettlementUpdate:
-        when = arguments.starting(now, delay, at)
+        when = arguments.starting(now, move.delay, move.at)
         put = target.kind.entering(target.queue, when, level, name)
-        put.update({f"headers.{name}": label for name, label in labels.items()})
+        put.update({f"headers.{name}": label for name, label in move.labels.items()})
         if target.codec.name is not None:
             put["type"] = target.codec.name
         if value is not UNCHANGED:
             put["payload"] = value
-        if key is not None:
-            put["key"] = key
+        if move.key is not None:
+            put["key"] = move.key
             if held.key is not None:
                 put["last_key"] = held.key
-        keep = GROUPED.places if stays and "group" in put else ()
+        keep = kind.place_fields if stays and "group" in put else ()
         for each in keep:
             del put[each]
-        update = transitions.leaving(kind, queue, put, now, keep=keep)
-        for operator, fields in (edits or {}).items():
+        update = transitions.leaving(kind, terms.queue, put, now, keep=keep)
+        for operator, fields in (move.edits or {}).items():
             update[operator] = {**update.get(operator, {}), **fields}
         return update
 
     # The update of each group is another one.
     alone = None if name is None else ("group", name)
-    return Settlement(held, build, alone, frees=freed_by(kind, held))
-
-
-def freed_by(kind: Kind, held: Reservation[Any]) -> str | None:
-    """Return the group of an ordered queue that goes on when this claim ends."""
-    # In this order: what an older release has pickled has no group.
-    if "group" not in kind.capabilities or held.group is None:
-        return None
-    return stored_group(held.group)
+    return Settlement(held, build, alone, kind)
 
 
 def move_each(
-    queue: str,
-    kind: Kind,
-    target: Target,
-    pairs: Sequence[tuple[Reservation[Any], NewMessage]],
+    terms: QueueTerms, target: Target, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
     """Move messages, each with its payload, headers, key and instant, in one atomic update each.
 
@@ -286,24 +217,13 @@ def move_each(
         key = None if new.key is None else arguments.key(new.key)
         value = _stored(target.codec, new.payload)
         at = new.at if new.at is not None and new.at > now else None
-        settlement = move_settlement(
-            queue,
-            kind,
-            held,
-            target,
-            value,
-            labels,
-            key=key,
-            delay=new.delay,
-            at=at,
-            priority=new.priority,
-            group=new.group,
-        )
+        how = Move(target, labels, key, new.delay, at, new.priority, new.group)
+        settlement = move_settlement(terms, held, value, how)
         changed = value is not UNCHANGED or key is not None or labels
         shared = not changed and at is None and new.delay is None and settlement.group is None
         equal = (same, held.priority, new.priority)
         settlements.append(settlement._replace(group=equal if shared else None))
-    results = yield from apply(queue, settlements)
+    results = yield from apply(terms.queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
 
 

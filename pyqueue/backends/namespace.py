@@ -8,26 +8,24 @@ misreading.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import kind as kinds
 from pyqueue.backends.kind import IndexTerms, Kind
-from pyqueue.backends.levels import listed_levels
 from pyqueue.backends.naming_kind import (
     GUESSED_KIND,
     SHAPED_VERSION,
     name_kind,
     put_level_records,
-    put_lock_bounds,
 )
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.shared_options import SharedOptions, named_options
 from pyqueue.backends.transitions import record_id
+from pyqueue.documents import listed_levels
 from pyqueue.errors import ConfigurationError, OtherKind, TargetRefused, Unavailable
-from pyqueue.messages import DEFAULT_PRIORITY
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Delete,
@@ -42,37 +40,6 @@ from pyqueue.requests import (
     Update,
     UpdateDocument,
 )
-
-__all__ = [
-    "CLAIMS",
-    "HOT",
-    "INDEXES",
-    "LATEST_VERSION",
-    "MAX_RACES",
-    "RECORD_IDS",
-    "SHAPED_VERSION",
-    "STREAM",
-    "STREAM_SHAPE",
-    "QueueRecord",
-    "bury_record",
-    "check_kind",
-    "dead_letter_target",
-    "default_shape",
-    "ensure",
-    "flags",
-    "followed",
-    "kind_of",
-    "paused",
-    "ping",
-    "read_or_create_record",
-    "readable_kind",
-    "record_id",
-    "refuse_kind",
-    "revive_record",
-    "set_paused",
-    "target",
-    "target_kind",
-]
 
 log = logging.getLogger("pyqueue")
 
@@ -224,8 +191,8 @@ def _find_or_create(
         return record
     if kind is None:
         return None
-    if kind in kinds.known() and kinds.known()[kind].lock_fields:
-        yield from put_lock_bounds()
+    if kind in kinds.known():
+        yield from kinds.known()[kind].prepare()
     now = yield from ServerTime()
     new = _new_record(queue, now, kind, request.shape, by)
     if shown is not None:
@@ -345,9 +312,7 @@ def ensure(
         ConfigurationError: the queue is of another kind.
     """
     name = kind.name
-    levels: Sequence[int] = ()
-    if "priority" in kind.capabilities:
-        levels = sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
+    levels = kind.levels(priorities)
     # The kind that was read before: a guess if no program had named it.
     guessed = name == GUESSED_KIND and not (receives or (options and options.names_kind))
     shown = None if options is None else partial(options.shown, queue)
@@ -415,7 +380,7 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
         TargetRefused: it is a stream.
     """
     kind = target_kind(queue, (yield from EnsureQueue(queue, GUESSED_KIND, guessed=True)))
-    if "priority" in kind.capabilities and priorities:
+    if kind.levels(priorities):
         yield from ensure(queue, kind, None, priorities)
     return Target(queue, kind, Codec[Any](), None)
 

@@ -20,14 +20,10 @@ from pyqueue.limits import limit_or_none
 from pyqueue.messages import HIGHEST_PRIORITY
 from pyqueue.requests import Plan, ServerTime, Update, UpdateDocument
 
-__all__ = ["GUESSED_KIND", "SHAPED_VERSION", "name_kind", "put_level_records", "put_lock_bounds"]
-
 #: The kind of an open queue.
 GUESSED_KIND: Final = "standard"
 #: The version of a record with a shape. Releases that would ignore the shape refuse the record.
 SHAPED_VERSION: Final = 2
-#: The _id and ``q`` of the document that keeps walks over the index of locks short.
-_LOCK_BOUNDS: Final = "~locks"
 
 
 def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
@@ -45,16 +41,13 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
     if (limit := limit_or_none(queue, shape)) is not None:
         require_limit(kind, queue, limit)
     put: dict[str, object] = {"kind": kind.name}
-    levels: Sequence[int] = ()
     if kind.shape:
         stored = shape if isinstance(shape, Mapping) else {}
         put |= {"shape": {**kind.shape, **stored}, "v": SHAPED_VERSION}
-    if "priority" in kind.capabilities:
-        # Messages keep the priority that they had elsewhere. Some of any may be on their way.
-        levels = range(HIGHEST_PRIORITY + 1)
+    # Messages keep the priority that they had elsewhere. Some of any may be on their way.
+    if levels := kind.levels(range(HIGHEST_PRIORITY + 1)):
         put["levels"] = list(levels)
-    if kind.lock_fields:
-        yield from put_lock_bounds()
+    yield from kind.prepare()
     unchanged = {"_id": record_id(queue), "open": True}
     unchanged["shape"] = {"$exists": False} if shape is None else {"$eq": shape}
     # At majority: packs must not outlive the kind that they need, when a fail-over undoes it.
@@ -71,11 +64,3 @@ def put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
         record = {"q": queue, "priority": each, "when": now, "record": True}
         match = {"_id": level_record_id(queue, each)}
         yield from Update(match, {"$setOnInsert": record}, upsert=True)
-
-
-def put_lock_bounds() -> Plan[None]:
-    """Put entries that stay between the locks of groups, one for each hash of a group."""
-    # To insert a lock, the server walks over deleted ones, to the next entry that is there.
-    locks = [*(f"{number:03x}" for number in range(4096)), "g"]
-    record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
-    yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)

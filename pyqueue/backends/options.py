@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import Kind, lookup
 from pyqueue.messages import Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Request
-
-__all__ = ["NewMessage", "Options", "QueueShape", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,26 @@ class Options:
         """Return what the queue's record shows to people: the options that are not the default."""
         default = Options(dead_letter=f"{queue}.dead").listed()
         return {name: value for name, value in self.listed().items() if value != default[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTerms:
+    """How one Queue object uses its queue. It pickles."""
+
+    queue: str
+    #: The name of the kind.
+    kind_name: str
+    codec: Codec[Any]
+    options: Options
+    #: Returns the label that claims of this process carry: a fork changes it.
+    owner: Callable[[], str]
+    #: The time limit of one command, in seconds.
+    command_timeout_s: float
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the queue."""
+        return lookup(self.kind_name)
 
 
 class Target(NamedTuple):

@@ -17,11 +17,9 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import inserting, namespace, transitions
-from pyqueue.backends.groups import bring_forward, ordered_groups
 from pyqueue.backends.inserting import Written, ids_of_this_queue, key_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
-from pyqueue.backends.slots import go_on
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.messages import Id
@@ -35,20 +33,6 @@ from pyqueue.requests import (
     ServerTime,
     UpdateDocument,
 )
-
-__all__ = [
-    "Checked",
-    "PushOptions",
-    "checked",
-    "enter",
-    "enter_by_id",
-    "id_taken",
-    "key_taken",
-    "new_document",
-    "push",
-    "replace",
-    "replace_by_id",
-]
 
 V = TypeVar("V")
 
@@ -426,7 +410,6 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
 
 def _let_go(queue: str, kind: Kind, former: Document, session: object) -> Plan[Id]:
     """Free the group and the slot of a message that was overwritten. Return its id."""
-    yield from bring_forward(queue, ordered_groups(kind, [former]), session)
-    yield from go_on(queue, [former.get("slot")], session)
+    yield from kind.ended(queue, [former], session)
     replaced: Id = former["_id"]
     return replaced

@@ -1,7 +1,7 @@
 """The table of contents: which plan is which operation of a queue.
 
-``QueuePlans`` is plain data. It pickles, and a Spark executor can use it. Each operation passes the
-values that its plan needs.
+``QueuePlans`` is plain data. It pickles, and a Spark executor can use it. A kind may register a
+table with other rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from pyqueue.backends import (
     managing,
     moving,
     namespace,
-    pack_managing,
-    pack_pushing,
     pushing,
     reading,
     receiving,
@@ -29,10 +27,9 @@ from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.naming_kind import GUESSED_KIND
-from pyqueue.backends.options import Options, Target
-from pyqueue.backends.pack_receiving import claims_of
+from pyqueue.backends.options import Options, QueueTerms, Target
 from pyqueue.backends.pushing import PushOptions
-from pyqueue.backends.receiving import Waiting
+from pyqueue.backends.receiving import Claims, Waiting
 from pyqueue.backends.taking_kind import again_in_kind, await_kind, recorded_kind
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import stored_limit
@@ -47,8 +44,6 @@ from pyqueue.messages import (
 )
 from pyqueue.payloads import Codec
 from pyqueue.requests import EnsureQueue, Plan
-
-__all__ = ["QueuePlans", "found", "found_target", "in_kind", "in_recorded_kind"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +70,8 @@ def _takes_kind(
         # It may run again, so it must not use up what it is given.
         given: Any = tuple(map(_kept, args))
         named: Any = {name: _kept(value) for name, value in options.items()}
-        return in_recorded_kind(plans, lambda found: operation(found, *given, **named))
+        row = operation.__name__  # the kind may have another one
+        return in_recorded_kind(plans, lambda found: getattr(found, row)(*given, **named))
 
     return run
 
@@ -85,61 +81,46 @@ def _kept(argument: object) -> object:
 
 
 class QueuePlans:
-    """The plans of one queue.
+    """The plans of one queue. Make them by ``plans_of``.
 
     Args:
-        queue: the name of the queue.
-        options: what the Queue object does with its messages.
-        codec: how payloads are stored; None: as they are.
-        kind: the name of the kind of queue; None: the kind that its record has.
-        owner: the label that claims carry, or a function that returns it: a fork may change it.
-        command_timeout: the time limit of one command, in seconds. A pop that has to check its
-            messages first claims them for that long.
+        terms: how the Queue object uses its queue.
+        names_kind: whether the terms name the kind; False: it is the kind that the record has.
 
     Raises:
-        ConfigurationError: the kind is unknown, or does not offer a history and one is asked for.
+        ConfigurationError: the kind does not offer an option.
     """
 
-    __slots__ = ("codec", "command_timeout", "in_kinds", "kind_name", "options", "owner", "queue")
+    __slots__ = ("in_kinds", "kind_name", "terms")
 
-    def __init__(
-        self,
-        queue: str,
-        options: Options,
-        codec: Codec[Any] | None = None,
-        *,
-        kind: str | None = "standard",
-        owner: str | Callable[[], str] = "",
-        command_timeout: float = 30,
-    ) -> None:
-        self.queue = queue
-        self.options = options
-        self.codec: Codec[Any] = Codec() if codec is None else codec
-        #: Returns the label that claims of this process carry.
-        self.owner = partial(str, owner) if isinstance(owner, str) else owner
-        self.command_timeout = command_timeout
+    def __init__(self, terms: QueueTerms, *, names_kind: bool = True) -> None:
+        self.terms = terms
         #: These plans in each kind that the record had, if they have none.
         self.in_kinds: dict[str, QueuePlans] = {}
         #: The name of the kind, or None.
-        self.kind_name = None if kind is None else kinds.lookup(kind).name
-        if self.kind_name is None:
-            return  # the options are checked with the kind of the record
-        if options.history is not None:
-            kinds.require(self.kind, queue, "history")
-        if (limit := options.shape.get("limit")) is not None:
-            kinds.require_limit(self.kind, queue, stored_limit(limit))
-        for name in options.shape:
-            if name not in self.kind.shape and name != "limit":
-                fits = [repr(each.name) for each in kinds.known().values() if name in each.shape]
-                remedy = f": for a new queue, give kind={' or '.join(fits)}" if fits else ""
-                raise ConfigurationError(
-                    f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option{remedy}"
-                )
+        self.kind_name = terms.kind_name if names_kind else None
+        if names_kind:  # else the options are checked with the kind of the record
+            _check_options(terms)
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue."""
+        return self.terms.queue
+
+    @property
+    def options(self) -> Options:
+        """What the Queue object does with its messages."""
+        return self.terms.options
+
+    @property
+    def codec(self) -> Codec[Any]:
+        """How payloads are stored."""
+        return self.terms.codec
 
     @property
     def kind(self) -> Kind:
         """The kind; of plans without one, the kind of a new queue. See ``found``."""
-        return kinds.lookup(self.kind_name or GUESSED_KIND)
+        return self.terms.kind
 
     @property
     def target(self) -> Target:
@@ -153,8 +134,7 @@ class QueuePlans:
         self, payloads: Iterable[Any], **options: Unpack[PushOptions]
     ) -> Plan[list[Id | None]]:
         """Push messages. Return their ids, with None for each that a taken key kept out."""
-        push = pack_pushing.push if _packs(self.kind) else pushing.push
-        return push(self.queue, self.kind, self.codec, self.options, payloads, **options)
+        return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     # ---- out
 
@@ -174,18 +154,12 @@ class QueuePlans:
         if how.get("pop"):
             kinds.require(self.kind, self.queue, "pop")
         return receiving.receive(
-            self.queue,
-            self.kind,
-            self.codec,
-            self.options,
-            waiting,
-            limit,
-            owner=self.owner(),
-            command_timeout_s=self.command_timeout,
-            timeout=timeout,
-            claims=claims_of(waiting.stock) if _packs(self.kind) else None,
-            **how,
+            self.terms, waiting, limit, timeout=timeout, claims=self.claims(waiting), **how
         )
+
+    def claims(self, waiting: Waiting) -> Claims:
+        """Return how consumers claim. ``waiting``: the consumers of this client."""
+        return receiving.CLAIMS
 
     # ---- settled by the holder
 
@@ -194,10 +168,7 @@ class QueuePlans:
         self, held: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
     ) -> Plan[None]:
         """Finish messages."""
-        history_s = self.options.history
-        return settling.commit(
-            self.queue, self.kind, self.codec, history_s, held, payload=payload, session=session
-        )
+        return settling.commit(self.terms, held, payload=payload, session=session)
 
     @_takes_kind
     def rollback(
@@ -209,18 +180,16 @@ class QueuePlans:
         session: object = None,
     ) -> Plan[None]:
         """Give messages back for another try, and bury those that had their last try."""
-        return settling.rollback(
-            self.queue, self.kind, self.options, held, delay=delay, error=error, session=session
-        )
+        return settling.rollback(self.terms, held, delay=delay, error=error, session=session)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
         """Hold messages for another lease, from now."""
-        return extending.extend(self.queue, held, self.command_timeout, lease=lease)
+        return extending.extend(self.terms, held, lease=lease)
 
     @_takes_kind
     def release(self, held: Sequence[object]) -> Plan[None]:
         """Give messages back unprocessed."""
-        return settling.release(self.queue, self.kind, held)
+        return settling.release(self.terms, held)
 
     @_takes_kind
     def move(
@@ -232,11 +201,11 @@ class QueuePlans:
     ) -> Plan[None]:
         """Pass messages on to another queue. ``pairs``: a reservation and its payload."""
         if isinstance(to, str):
-            return moving.move(self.queue, self.kind, pairs, to=to, **options)
+            return moving.move(self.terms, pairs, to=to, **options)
 
         def move_into() -> Plan[None]:
             target = yield from found_target(to)
-            yield from moving.move(self.queue, self.kind, pairs, to=target, **options)
+            yield from moving.move(self.terms, pairs, to=target, **options)
 
         return move_into() if to.kind_name else again_in_kind([to.queue], move_into)
 
@@ -245,7 +214,7 @@ class QueuePlans:
         self, held: Sequence[object], *, error: BaseException | str | None = None
     ) -> Plan[None]:
         """Send messages to the dead-letter queue now."""
-        return settling.bury(self.queue, self.kind, self.options.dead_letter, held, error=error)
+        return settling.bury(self.terms, held, error=error)
 
     def progress(self, held: object, fraction: float, note: str | None = None) -> Plan[None]:
         """Store how far the work on a message is."""
@@ -265,15 +234,11 @@ class QueuePlans:
     @_takes_kind
     def remove(self, id: Id) -> Plan[bool]:
         """Remove a message that is not held."""
-        if _packs(self.kind):
-            return pack_managing.remove(self.queue, self.kind, id)
         return managing.remove(self.queue, self.kind, self.options.history, id)
 
     @_takes_kind
     def purge(self) -> Plan[int]:
         """Delete the messages that are ready or scheduled."""
-        if _packs(self.kind):
-            return pack_managing.purge(self.queue, self.kind)
         return managing.purge(self.queue, self.kind)
 
     @_takes_kind
@@ -293,22 +258,16 @@ class QueuePlans:
     @_takes_kind
     def get(self, id: Id) -> Plan[Message[Any] | None]:
         """Return the message with this id, in any state."""
-        if _packs(self.kind):
-            return pack_managing.get(self.queue, self.codec, id)
         return reading.get(self.queue, self.codec, id)
 
     @_takes_kind
     def peek(self, limit: int = 10) -> Plan[list[Message[Any]]]:
         """Return the messages that would be received next."""
-        if _packs(self.kind):
-            return pack_managing.peek(self.queue, self.kind, self.codec, limit)
         return reading.peek(self.queue, self.kind, self.codec, limit)
 
     @_takes_kind
     def counts(self, cap: int | None = None) -> Plan[Counts]:
         """Count the messages by state."""
-        if _packs(self.kind):
-            return pack_managing.counts(self.queue, cap)
         return reading.counts(self.queue, cap)
 
     def next_when(self, start: ScanStart | None = None) -> Plan[datetime | None]:
@@ -321,6 +280,70 @@ class QueuePlans:
     ) -> Plan[list[Finished[Any]]]:
         """Return the finished messages, newest first."""
         return reading.history(self.queue, self.kind, self.codec, limit, since)
+
+
+# ---- the tables of the kinds
+
+_tables: dict[str, type[QueuePlans]] = {}
+
+
+def register(kind: str, table: type[QueuePlans]) -> None:
+    """Say which plans a kind has in place of ``QueuePlans``."""
+    _tables[kind] = table
+
+
+def plans_of(
+    queue: str,
+    options: Options,
+    codec: Codec[Any] | None = None,
+    *,
+    kind: str | None = "standard",
+    owner: str | Callable[[], str] = "",
+    command_timeout: float = 30,
+) -> QueuePlans:
+    """Return the plans of a queue.
+
+    Args:
+        queue: the name of the queue.
+        options: what the Queue object does with its messages.
+        codec: how payloads are stored; None: as they are.
+        kind: the name of the kind of queue; None: the kind that its record has.
+        owner: the label that claims carry, or a function that returns it: a fork may change it.
+        command_timeout: the time limit of one command, in seconds. A pop that has to check its
+            messages first claims them for that long.
+
+    Raises:
+        ConfigurationError: the kind is unknown, or does not offer an option.
+    """
+    name = GUESSED_KIND if kind is None else kinds.lookup(kind).name
+    label = partial(str, owner) if isinstance(owner, str) else owner
+    terms = QueueTerms(queue, name, codec or Codec(), options, label, command_timeout)
+    return _in_terms(terms) if kind is not None else QueuePlans(terms, names_kind=False)
+
+
+def _in_terms(terms: QueueTerms) -> QueuePlans:
+    return _tables.get(terms.kind_name, QueuePlans)(terms)
+
+
+def _check_options(terms: QueueTerms) -> None:
+    """Refuse options that the kind does not offer.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    queue, kind, shape = terms.queue, terms.kind, terms.options.shape
+    if terms.options.history is not None:
+        kinds.require(kind, queue, "history")
+    if (limit := shape.get("limit")) is not None:
+        kinds.require_limit(kind, queue, stored_limit(limit))
+    for name in shape:
+        if name not in kind.shape and name != "limit":
+            fits = [repr(each.name) for each in kinds.known().values() if name in each.shape]
+            remedy = f": for a new queue, give kind={' or '.join(fits)}" if fits else ""
+            raise ConfigurationError(
+                f"{name}: queue {queue!r} is of kind {kind.name!r}, which has no such "
+                f"option{remedy}"
+            )
 
 
 # ---- in the kind of the record
@@ -361,10 +384,7 @@ def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
     if known is not None:
         return known
     options = replace(plans.options, names_kind=names)
-    owner, timeout_s = plans.owner, plans.command_timeout
-    made = QueuePlans(
-        plans.queue, options, plans.codec, kind=kind, owner=owner, command_timeout=timeout_s
-    )
+    made = _in_terms(replace(plans.terms, kind_name=kinds.lookup(kind).name, options=options))
     if not names:
         plans.in_kinds[kind] = made
     return made
@@ -393,8 +413,3 @@ def _await_and_receive(
     if not kind:
         return []
     return (yield from in_kind(plans, kind).receive(waiting, limit, timeout=left_s, **how))
-
-
-def _packs(kind: Kind) -> bool:
-    """Return whether messages of a queue may share documents."""
-    return "packs" in kind.capabilities

@@ -11,18 +11,16 @@ from typing import Any, cast
 from pyqueue import arguments
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind, ScanStart, require
-from pyqueue.backends.levels import LEVEL_ORDER, PRIOR, listed_levels, ready_by_level
 from pyqueue.backends.namespace import HOT, flags
 from pyqueue.backends.options import Options
+from pyqueue.backends.priority.levels import LEVEL_ORDER, PRIOR, ready_by_level
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.transitions import messages_only, record_id
 from pyqueue.clock import BAND
+from pyqueue.documents import listed_levels
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
-
-__all__ = ["backlog", "count", "counts", "dead_letter_of", "due_in", "get", "history"]
-__all__ += ["next_when", "options_of", "peek", "states"]
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqueue import arguments
-from pyqueue.backends import deferring, invalid, namespace, reading, recovering, slots
-from pyqueue.backends.by_group import claim_next
+from pyqueue.backends import invalid, namespace, reading, recovering
+from pyqueue.backends.bucket.stock import Stock
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed
@@ -27,14 +27,12 @@ from pyqueue.backends.giving_back import (
     undo_pop,
     undo_reserve,
 )
-from pyqueue.backends.kind import Kind
-from pyqueue.backends.options import Options
+from pyqueue.backends.options import Options, QueueTerms
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import hashable_id, message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
 from pyqueue.limits import check_call
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Message
-from pyqueue.pack_stock import Stock
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,
@@ -48,18 +46,6 @@ from pyqueue.requests import (
     Update,
     Wait,
 )
-
-__all__ = [
-    "Claims",
-    "Reception",
-    "Waiting",
-    "accept",
-    "checked",
-    "finish_popped",
-    "give_back_excess",
-    "receive",
-    "undo",
-]
 
 #: How long a pause may go unnoticed without a bus.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
@@ -130,29 +116,24 @@ class Claims(NamedTuple):
 
 
 def receive(
-    queue: str,
-    kind: Kind,
-    codec: Codec[Any],
-    options: Options,
+    queue_terms: QueueTerms,
     waiting: Waiting,
     limit: int,
     *,
-    owner: str,
-    command_timeout_s: float,
+    claims: Claims,
     timeout: Duration | None,
     max_bytes: int = MAX_RECEIVED_BYTES,
     pop: bool = False,
     lease: Duration | None = None,
     misfits: invalid.Misfits | None = None,
-    claims: Claims | None = None,
 ) -> Plan[list[Any]]:
     """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
-    claims = claims or _STANDARD
+    queue, kind, options = queue_terms.queue, queue_terms.kind, queue_terms.options
     timeout_s, lease_s = checked(limit, max_bytes, timeout, lease)
-    lease_s = command_timeout_s if pop else lease_s or options.lease
-    terms = ClaimTerms.of(queue, kind, options, owner, lease_s, command_timeout_s, not pop)
+    lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
+    terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
     misfits = misfits or waiting.misfits
-    how = Reception(terms, codec, options.max_tries, options.history, pop, misfits)
+    how = Reception(terms, queue_terms.codec, options.max_tries, options.history, pop, misfits)
     scan = waiting.scan
     yield from namespace.ensure(queue, kind, options, receives=True)
     now = yield from ServerTime()
@@ -208,19 +189,9 @@ def _wants_record(scan: ScanState, now: datetime) -> bool:
 
 def _read_record(terms: ClaimTerms, options: Options, scan: ScanState, now: datetime) -> Plan[None]:
     scan.flag_read = now
-    before = scan.limit.limit
     record = yield from namespace.followed(terms.queue, terms.kind, options, terms.owner)
-    try:
-        scan.limit.follow(terms.queue, record.get("shape"))
-    except ConfigurationError:
-        scan.flag_read = None  # the next call raises it, too
-        raise
-    yield from slots.follow_drain(terms.queue, scan.limit, record, now)
-    if deferring.defers(before, instead=scan.limit.limit):
-        # This process may have deferred some since the change.
-        yield from deferring.lift(terms.queue)
+    yield from terms.kind.follow(terms, scan, record, now)
     scan.paused = bool(record.get("paused"))
-    scan.levels.follow(record)
 
 
 def _stopped(scan: ScanState) -> bool:
@@ -338,7 +309,7 @@ def _claim_messages(
             how.bare and limit == 1 and scan.limit.limit is None and not scan.locked.pops_claim(now)
         )
         wanted = min(limit - len(claimed), MAX_CLAIM)
-        documents, ended = yield from claim_next(terms, scan, now, wanted, room, delete=bare)
+        documents, ended = yield from terms.kind.claim(terms, scan, now, wanted, room, delete=bare)
         if room.excess:
             yield from give_back_excess(terms, room.take_excess())
         before = len(claimed)
@@ -476,4 +447,4 @@ def finish_popped(
     return lost
 
 
-_STANDARD: Final = Claims(_claim_for_callers, undo)
+CLAIMS: Final = Claims(_claim_for_callers, undo)

@@ -23,8 +23,6 @@ from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
-__all__ = ["pending", "recover", "recover_all", "recover_next", "recover_queue"]
-
 log = logging.getLogger("pyqueue")
 
 #: For a deletion: what was decided just now counts, too, even by a clock that is ahead of ours.

@@ -21,22 +21,11 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue.backends.kind import ScanStart
-from pyqueue.backends.levels import LevelStarts
-from pyqueue.backends.locked import LockedMessages
+from pyqueue.backends.priority.levels import LevelStarts
+from pyqueue.backends.transaction_locks import LockedMessages
 from pyqueue.documents import eligible_since
 from pyqueue.limits import FollowedLimit
 from pyqueue.requests import Document
-
-__all__ = [
-    "BATCH_BYTES",
-    "FIRST",
-    "SCAN_ORDER",
-    "ScanStart",
-    "ScanState",
-    "due_of",
-    "page_end",
-    "scan_position",
-]
 
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))

@@ -1,107 +1,45 @@
 """Settle: what the holder of a reservation does with its message; ``moving`` has the moves.
 
-Each operation checks its arguments, and makes one settlement for each reservation. ``applying``
-carries the settlements out.
+Each operation checks its arguments, and settles reservations by their forms; see ``forms``. Most
+messages are documents: they get one settlement each, which ``applying`` carries out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, pack_leaving, pack_settling, transitions
-from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
-from pyqueue.backends.groups import bring_forward, place_at
-from pyqueue.backends.handover import Handover, discard, hand_over_whole
+from pyqueue.backends import forms, namespace, transitions
+from pyqueue.backends.applying import Settlement, SettlementUpdate, settle, stored_claim
+from pyqueue.backends.extending import extend_documents
+from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move
+from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
-from pyqueue.backends.kind import Kind, require_target
-from pyqueue.backends.moving import dump, freed_by
-from pyqueue.backends.options import Options, Target
-from pyqueue.backends.pack_settling import by_form
+from pyqueue.backends.kind import UpdateFields, require_target
+from pyqueue.backends.moving import dump, move_documents
+from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.backends.pushing import new_document
-from pyqueue.backends.slots import go_on, slots_of
-from pyqueue.backends.transitions import UpdateFields
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.limits import shown
-from pyqueue.messages import UNCHANGED, Id, PackedReservation, Reservation
-from pyqueue.payloads import Codec, encode
-from pyqueue.requests import Plan, ServerTime
-
-__all__ = [
-    "Output",
-    "bury",
-    "check_progress",
-    "checkpoint",
-    "commit",
-    "fan_out",
-    "progress",
-    "release",
-    "rollback",
-]
-
-ErrorRecord = Mapping[str, Any] | None
+from pyqueue.messages import UNCHANGED, Id, Reservation
+from pyqueue.payloads import encode
+from pyqueue.requests import Document, Plan, ServerTime
 
 
 def commit(
-    queue: str,
-    kind: Kind,
-    codec: Codec[Any],
-    history_s: float | None,
-    given: Sequence[object],
-    *,
-    payload: Any = UNCHANGED,
-    session: object = None,
+    terms: QueueTerms, given: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
 ) -> Plan[None]:
     """Finish messages."""
-    held = arguments.reservations(queue, tuple(given))
-    value = UNCHANGED if payload is UNCHANGED else dump(codec, payload)
-    packed = [each.id for each in held if isinstance(each, PackedReservation)]
-    if packed and value is not UNCHANGED:
-        raise ConfigurationError(
-            f"payload: message {packed[0]} shares a document with more messages, and its queue "
-            "keeps no history: leave it out"
-        )
-    yield from by_form(
-        held,
-        partial(pack_settling.commit, queue, kind, session=session),
-        partial(_commit, queue, kind, history_s, value, session),
-    )
-
-
-def _commit(
-    queue: str,
-    kind: Kind,
-    history_s: float | None,
-    value: Any,
-    session: object,
-    held: Sequence[Reservation[Any]],
-) -> Plan[None]:
-    def finish(keyed: bool, now: datetime) -> SettlementUpdate:
-        update = kind.finishing(now, "committed", history_s, keyed=keyed)
-        if update is not None:
-            # A new token tells this commit from an earlier one of the same holder.
-            update["$set"]["token"] = transitions.new_token()
-            if value is not UNCHANGED:
-                update["$set"]["payload"] = value
-        return update
-
-    group = ("commit", history_s, None if value is UNCHANGED else id(finish))
-    yield from settle(
-        queue,
-        [
-            Settlement(
-                each,
-                partial(finish, each.key is not None),
-                (*group, each.key is not None),
-                frees=freed_by(kind, each),
-            )
-            for each in held
-        ],
-        session,
-    )
+    held = arguments.reservations(terms.queue, tuple(given))
+    value = UNCHANGED
+    if payload is not UNCHANGED:
+        value = dump(terms.codec, payload)
+        for form, some in forms.by_form(held):
+            form.refuse(some, "payload")
+    yield from forms.settle(held, lambda form, some: form.commit(terms, some, value, session))
 
 
 class Output(NamedTuple):
@@ -115,13 +53,13 @@ class Output(NamedTuple):
     group: str | None = None
 
 
-def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
+def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
     """Finish a message, and make others of it, which get its headers. All of it happens, or none.
 
     Call it again with the same outputs if it is unavailable.
 
     Args:
-        source: the queue of the message.
+        terms: the queue of the message.
         held: its reservation.
         outputs: what it becomes.
 
@@ -129,7 +67,6 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         LeaseLost: the message is no longer held, and no output was written.
         TargetRefused: a target has no priorities, or no groups.
     """
-    queue, kind = source.queue, source.kind
     headers = arguments.headers(held.headers)
     for each in outputs:
         require_target(each.target.kind, each.target.queue, each.priority, each.group)
@@ -155,23 +92,10 @@ def fan_out(source: Target, held: Reservation[Any], outputs: Sequence[Output]) -
         )
         for each, value in zip(outputs, values, strict=True)
     ]
-    if isinstance(held, PackedReservation):
-        (group, _), *_ = pack_settling.by_pack(queue, kind, [held])
-        handover = Handover(queue, held.pack, held.token, copies)
-        result = yield from pack_leaving.hand_over_shared(group, handover)
-    else:
-        handover = Handover(queue, held.id, held.token, copies)
-        history_s = None if source.options is None else source.options.history
-        finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
-        match = transitions.holds_filter([held])
-        result = yield from hand_over_whole(handover, match, kind, finishing)
-    if result != "done":  # a repeated call may have written copies again that were finished
-        yield from discard(handover)
+    result = yield from forms.form_of(held).hand_over(terms, held, copies)
     if result == "lost":
         raise _lost(held)
-    if (freed := freed_by(kind, held)) is not None:
-        yield from bring_forward(queue, [freed])
-    yield from go_on(queue, slots_of([held]))
+    yield from terms.kind.ended(terms.queue, [stored_claim(held)])
 
 
 def _lost(held: Reservation[Any]) -> LeaseLost:
@@ -180,9 +104,7 @@ def _lost(held: Reservation[Any]) -> LeaseLost:
 
 
 def rollback(
-    queue: str,
-    kind: Kind,
-    options: Options,
+    terms: QueueTerms,
     given: Sequence[object],
     *,
     delay: float | timedelta | None = None,
@@ -190,90 +112,24 @@ def rollback(
     session: object = None,
 ) -> Plan[None]:
     """Give messages back for another try, and bury those that had their last try."""
-    held = arguments.reservations(queue, tuple(given))
+    held = arguments.reservations(terms.queue, tuple(given))
     delay_s = None if delay is None else arguments.duration("delay", delay)
     record = None if error is None else error_record(error, (yield from ServerTime()))
-    how = (queue, kind, options, delay_s, record, session)
-    yield from by_form(held, partial(pack_leaving.rollback, *how), partial(_roll_back, *how))
+    failure = Failure(record, delay_s, session)
+    yield from forms.settle(held, lambda form, some: form.roll_back(terms, some, failure))
 
 
-def _roll_back(
-    queue: str,
-    kind: Kind,
-    options: Options,
-    given_delay_s: float | None,
-    record: ErrorRecord,
-    session: object,
-    held: Sequence[Reservation[Any]],
-) -> Plan[None]:
-    dead_letter: Target | None = None
-    settlements = []
-    skips = "group" in kind.capabilities and (yield from _skips(queue))
-    for each in held:
-        last_try = options.max_tries is not None and each.tries >= options.max_tries
-        if last_try and each.dead is None:
-            if dead_letter is None:
-                name, levels = options.dead_letter, {each.priority for each in held}
-                dead_letter = yield from namespace.dead_letter_target(queue, kind, name, levels)
-            settlements.append(_burial(queue, kind, each, dead_letter, "tries", record))
-            continue
-        delay_s = options.backoff.delay(each.tries) if given_delay_s is None else given_delay_s
-        group = ("rollback", delay_s, None if record is None else id(record))
-        build = partial(transitions.rolling_back, kind, delay_s, record)
-        if skips and each.group is not None:
-            build = partial(_skipping, build)
-        settlements.append(Settlement(each, build, group, frees=freed_by(kind, each)))
-    yield from settle(queue, settlements, session)
-
-
-def _skips(queue: str) -> Plan[bool]:
-    """Return whether a group goes on while a message of it waits for its next try."""
-    shape = (yield from namespace.flags(queue)).get("shape")
-    return isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
-
-
-def _skipping(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
-    """Return a rollback that also gives the message a new place in its group: where it comes back.
-
-    So the messages that entered before that instant come first.
-    """
-    update = build(now)
-    update["$set"] |= place_at(update["$set"]["when"])
-    return update
-
-
-def release(queue: str, kind: Kind, given: Sequence[object]) -> Plan[None]:
+def release(terms: QueueTerms, given: Sequence[object]) -> Plan[None]:
     """Give messages back unprocessed: to their old places, the tries not counted."""
-    held = arguments.reservations(queue, tuple(given))
-    inside = partial(pack_leaving.release, queue, kind)
-    yield from by_form(held, inside, partial(_release, queue, kind))
-
-
-def _release(queue: str, kind: Kind, held: Sequence[Reservation[Any]]) -> Plan[None]:
-    yield from settle(
-        queue,
-        [
-            Settlement(
-                each,
-                partial(transitions.releasing, kind, each.when),
-                ("release", each.when),
-                frees=freed_by(kind, each),
-            )
-            for each in held
-        ],
-    )
+    held = arguments.reservations(terms.queue, tuple(given))
+    yield from forms.settle(held, lambda form, some: form.release(terms, some))
 
 
 def bury(
-    queue: str,
-    kind: Kind,
-    dead_letter: str,
-    given: Sequence[object],
-    *,
-    error: BaseException | str | None = None,
+    terms: QueueTerms, given: Sequence[object], *, error: BaseException | str | None = None
 ) -> Plan[None]:
     """Send messages to the dead-letter queue now."""
-    held = arguments.reservations(queue, tuple(given))
+    held = arguments.reservations(terms.queue, tuple(given))
     for each in held:
         if each.dead is not None:
             raise ConfigurationError(
@@ -281,38 +137,155 @@ def bury(
                 "redrive() the queue"
             )
     record = None if error is None else error_record(error, (yield from ServerTime()))
-    how = (queue, kind, dead_letter, "buried", record)
-    yield from by_form(held, partial(pack_leaving.bury, *how), partial(_bury, *how))
+    failure = Failure(record)
+    yield from forms.settle(held, lambda form, some: form.bury(terms, some, failure))
 
 
-def _bury(
-    queue: str,
-    kind: Kind,
-    dead_letter: str,
-    reason: str,
-    record: ErrorRecord,
-    held: Sequence[Reservation[Any]],
-) -> Plan[None]:
-    levels = {each.priority for each in held}
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
-    settlements = [_burial(queue, kind, each, target, reason, record) for each in held]
-    yield from settle(queue, settlements)
+# ---- messages that are documents
+
+
+class Documents(Form[Reservation[Any]]):
+    """The form of a message that is a document: its settlements are updates of that document."""
+
+    def refuse(self, held: Held, argument: str) -> None:
+        """Refuse nothing: a document stores whatever a holder writes."""
+
+    def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
+        """Finish messages."""
+        kind, history_s = terms.kind, terms.options.history
+
+        def finish(keyed: bool, now: datetime) -> SettlementUpdate:
+            update = kind.finishing(now, "committed", history_s, keyed=keyed)
+            if update is not None:
+                # A new token tells this commit from an earlier one of the same holder.
+                update["$set"]["token"] = transitions.new_token()
+                if value is not UNCHANGED:
+                    update["$set"]["payload"] = value
+            return update
+
+        group = ("commit", history_s, None if value is UNCHANGED else id(finish))
+        yield from settle(
+            terms.queue,
+            [
+                Settlement(
+                    each,
+                    partial(finish, each.key is not None),
+                    (*group, each.key is not None),
+                    kind,
+                )
+                for each in held
+            ],
+            session,
+        )
+
+    def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
+        """Give messages back for another try, and bury those that had their last try."""
+        kind, options, error = terms.kind, terms.options, failure.error
+        dead_letter: Target | None = None
+        settlements = []
+        place = yield from kind.place_again(terms.queue)
+        for each in held:
+            last_try = options.max_tries is not None and each.tries >= options.max_tries
+            if last_try and each.dead is None:
+                if dead_letter is None:
+                    levels = {one.priority for one in held}
+                    dead_letter = yield from _dead_letter(terms, levels)
+                settlements.append(_burial(terms, each, dead_letter, "tries", error))
+                continue
+            delay_s = failure.delay_s
+            delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
+            group = ("rollback", delay_s, None if error is None else id(error))
+            build = partial(transitions.rolling_back, kind, delay_s, error)
+            if place is not None and each.group is not None:
+                build = partial(_placed_again, build, place)
+            settlements.append(Settlement(each, build, group, kind))
+        yield from settle(terms.queue, settlements, failure.session)
+
+    def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
+        """Give messages back unprocessed."""
+        kind = terms.kind
+        settlements = [
+            Settlement(
+                each,
+                partial(transitions.releasing, kind, each.when),
+                ("release", each.when),
+                kind,
+            )
+            for each in held
+        ]
+        yield from settle(terms.queue, settlements)
+
+    def bury(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
+        """Send messages to the dead-letter queue."""
+        target = yield from _dead_letter(terms, {each.priority for each in held})
+        settlements = [_burial(terms, each, target, "buried", failure.error) for each in held]
+        yield from settle(terms.queue, settlements)
+
+    def move(
+        self,
+        terms: QueueTerms,
+        pairs: Sequence[tuple[Reservation[Any], Any]],
+        move: Move,
+        session: object,
+    ) -> Plan[None]:
+        """Pass messages on to another queue."""
+        return move_documents(terms, pairs, move, session)
+
+    def hand_over(
+        self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
+    ) -> Plan[Result]:
+        """Finish a message, and let documents begin in its place."""
+        kind = terms.kind
+        handover = Handover(terms.queue, held.id, held.token, copies)
+        history_s, now = terms.options.history, (yield from ServerTime())
+        finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
+        match = transitions.holds_filter([held])
+        result = yield from hand_over_whole(handover, match, kind, finishing)
+        if result != "done":  # a repeated call may have written copies again that were finished
+            yield from discard(handover)
+        return result
+
+    def extend(self, held: Held, how: Extension) -> Plan[Failures]:
+        """Extend leases. Return those that failed."""
+        return extend_documents(held, how)
+
+
+forms.register(Reservation, Documents())
+
+
+def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Target]:
+    name = terms.options.dead_letter
+    return namespace.dead_letter_target(terms.queue, terms.kind, name, levels)
+
+
+def _placed_again(
+    build: Callable[[datetime], UpdateFields],
+    place: Callable[[datetime], dict[str, Any]],
+    now: datetime,
+) -> UpdateFields:
+    """Return a rollback that also gives the message a new place: where it comes back.
+
+    So the messages that entered before that instant come first.
+    """
+    update = build(now)
+    update["$set"] |= place(update["$set"]["when"])
+    return update
 
 
 def _burial(
-    queue: str,
-    kind: Kind,
+    terms: QueueTerms,
     held: Reservation[Any],
     target: Target,
     reason: str,
-    error: ErrorRecord,
+    error: Mapping[str, Any] | None,
 ) -> Settlement:
     def build(now: datetime) -> SettlementUpdate:
         death = {"reason": reason, "tries": held.tries, "error": error or held.error}
         put = target.kind.entering(target.queue, now, held.priority, held.group)
-        return transitions.burying(kind, queue, put, now, death, keyed=held.key is not None)
+        keyed = held.key is not None
+        return transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)
 
-    return Settlement(held, build, frees=freed_by(kind, held))
+    return Settlement(held, build, None, terms.kind)
 
 
 # ---- notes of the holder
@@ -357,10 +330,5 @@ def _checkpoint(state: Any, now: datetime) -> SettlementUpdate:
 
 def _write(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
     (reservation,) = arguments.reservations(queue, (held,))
-    if isinstance(reservation, PackedReservation):
-        raise ConfigurationError(
-            f"reservation: message {reservation.id} shares a document with more messages, which "
-            "cannot store progress or checkpoints: push it with a key, or to a queue of another "
-            "kind"
-        )
+    forms.form_of(reservation).refuse([reservation], "reservation")
     yield from settle(queue, [Settlement(reservation, build)])

@@ -23,8 +23,6 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.limits import limit_or_none, stored_limit
 from pyqueue.requests import Filter
 
-__all__ = ["SharedOptions", "named_options"]
-
 log = logging.getLogger("pyqueue")
 
 #: How many values of an option a record keeps, of those that the code of programs may still give.

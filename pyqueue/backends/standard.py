@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 from pyqueue.backends import transitions
-from pyqueue.backends.kind import IndexTerms, ScanStart, register
+from pyqueue.backends.byte_limit import ByteLimit
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Take, claim
+from pyqueue.backends.kind import IndexTerms, ScanStart, UpdateFields, register
+from pyqueue.backends.limits import slots
+from pyqueue.backends.limits.indexes import needed
+from pyqueue.backends.limits.taking import follow, take_of
 from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import ScanState
 from pyqueue.documents import stored_group
-from pyqueue.requests import Filter, Sort
-
-__all__ = ["Standard"]
+from pyqueue.requests import Document, Filter, Plan, Sort
 
 
 @register
@@ -35,7 +40,19 @@ class Standard:
     lock_fields: Mapping[str, str] = MappingProxyType({})
     stay_fields: tuple[str, ...] = transitions.STAY_FIELDS
     bare_pop: bool = True
-    indexes: Mapping[str, IndexTerms] = MappingProxyType({})
+    place_fields: tuple[str, ...] = ()
+
+    def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
+        """Return the indexes that a limit needs."""
+        return needed(shape)
+
+    def prepare(self) -> Plan[None]:
+        """Write nothing."""
+        yield from ()
+
+    def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
+        """Return no levels."""
+        return ()
 
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
@@ -47,6 +64,44 @@ class Standard:
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter of the messages that may be claimed, from ``start`` on."""
         return transitions.claimable(queue, now, start)
+
+    def claiming(self, update: UpdateFields) -> UpdateFields:
+        """Return the update of a claim, which locks what its kind locks."""
+        return transitions.locking(self, update)
+
+    def follow(
+        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+    ) -> Plan[None]:
+        """Learn the limit of the queue."""
+        return follow(terms, scan, record, now)
+
+    def claim(
+        self,
+        terms: ClaimTerms,
+        scan: ScanState,
+        now: datetime,
+        wanted: int,
+        room: ByteLimit,
+        *,
+        delete: bool,
+    ) -> Plan[tuple[list[Document], bool]]:
+        """Claim the first messages, as many as a limit allows."""
+        take: Take | None = None
+        if scan.limit.limit is not None:
+            now, take = yield from take_of(terms, scan, now)
+        return (yield from claim(terms, scan, now, wanted, room, delete=delete, take=take))
+
+    def ended(
+        self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
+    ) -> Plan[None]:
+        """Let the messages go on that waited for a slot."""
+        if held := [each["slot"] for each in ended if "slot" in each]:
+            yield from slots.free(queue, held, session)
+
+    def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
+        """Let messages keep their places."""
+        yield from ()
+        return None
 
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool

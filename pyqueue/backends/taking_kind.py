@@ -28,8 +28,6 @@ from pyqueue.requests import (
     Wait,
 )
 
-__all__ = ["again_in_kind", "await_kind", "recorded_kind"]
-
 T = TypeVar("T")
 
 #: How often an operation runs if the kind changes each time. Programs name a kind once.

@@ -28,12 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pyqueue.backends.kind import Kind, ScanStart
+from pyqueue.backends.kind import Kind, ScanStart, UpdateFields
 from pyqueue.clock import BAND
 from pyqueue.messages import HIGHEST_PRIORITY, KEPT, Id, Reservation
 from pyqueue.requests import Filter
-
-UpdateFields = dict[str, dict[str, Any]]
 
 #: The fields that a claim writes and the end of the claim removes. A message that waits for a slot
 #: has ``limited``; it is removed with the rest, so that no message takes it along.
@@ -148,6 +146,16 @@ def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
     return update | {"$rename": dict(kind.lock_fields)} if kind.lock_fields else update
 
 
+def lock_projection(kind: Kind) -> dict[str, int]:
+    """Return the projection of the fields that a claim renames, by both names; {} if none."""
+    return {name: 1 for pair in kind.lock_fields.items() for name in pair}
+
+
+def lock_removal(kind: Kind) -> dict[str, Any]:
+    """Return the $unset of the fields that held messages have in place of renamed ones."""
+    return unset(*kind.lock_fields.values())
+
+
 def _unlocking(kind: Kind, update: UpdateFields) -> UpdateFields:
     """Return an update that also gives a held message back the fields that its claim renamed."""
     names = {held: free for free, held in kind.lock_fields.items()}
@@ -184,11 +192,6 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
         **messages_only(queue),
         "$or": [{"token": {"$exists": False}}, {"when": {"$lte": now}}],
     }
-
-
-def ends_claim(update: Mapping[str, Mapping[str, Any]] | None) -> bool:
-    """Return whether a settlement by this update ends the claim; None: it deletes the message."""
-    return update is None or "owner" in update.get("$unset", ())
 
 
 def is_held(document: Mapping[str, Any], now: datetime) -> bool:

@@ -12,8 +12,6 @@ import typer
 import pyqueue as library
 from pyqueue import ConfigurationError
 
-__all__ = ["app", "run_from_checkout"]
-
 app = typer.Typer()
 
 #: Pass every argument on, ``--help`` included.

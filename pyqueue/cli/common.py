@@ -22,35 +22,11 @@ from bson.binary import UuidRepresentation
 from typer.core import TyperGroup
 
 from pyqueue import Client, ConfigurationError, Queue, QueueError
-from pyqueue.backends.listing import names as queue_names
+from pyqueue.backends.all_queues import names as queue_names
 from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.backends.reading import options_of
-from pyqueue.connecting import runner_of
 from pyqueue.messages import Id
-
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "INTERRUPTED",
-    "Commands",
-    "Json",
-    "Namespace",
-    "Signals",
-    "Url",
-    "as_json_text",
-    "cell",
-    "checked_url",
-    "connect",
-    "emit",
-    "fail",
-    "note",
-    "parse_id",
-    "parse_instant",
-    "parse_json",
-    "queue_with_stored_options",
-    "refuse_unknown",
-    "table",
-    "unconnected",
-]
+from pyqueue.runtime.connecting import runner_of
 
 #: How long a command tries to reach the server.
 CONNECT_TIMEOUT_S = 5.0

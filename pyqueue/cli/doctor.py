@@ -23,8 +23,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 import signals as buses
 from pyqueue import Client, QueueError
-from pyqueue.backends import stages
-from pyqueue.backends.claim_groups import all_groups
+from pyqueue.backends.bulk import stages
+from pyqueue.backends.claims.groups import all_groups
 from pyqueue.backends.indexes import FORMER_INDEXES, indexes_of, shell_command
 from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
@@ -42,28 +42,9 @@ from pyqueue.cli.documents_check import hidden_documents
 from pyqueue.cli.limits import wrong_limits
 from pyqueue.cli.spark_check import described
 from pyqueue.cli.streams_check import check_stream, streams
-from pyqueue.connecting import runner_of
 from pyqueue.errors import NotPermitted
-from pyqueue.server_errors import translated
-
-__all__ = [
-    "PARAMETERS",
-    "Finding",
-    "app",
-    "check_bus",
-    "check_clock",
-    "check_documents",
-    "check_handovers",
-    "check_indexes",
-    "check_member_clocks",
-    "check_parameters",
-    "check_retryable_writes",
-    "check_spark",
-    "check_streams",
-    "check_topology",
-    "check_version",
-    "findings",
-]
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.server_errors import translated
 
 app = typer.Typer(cls=Commands)
 

@@ -13,8 +13,6 @@ from pyqueue import Client
 from pyqueue.backends.namespace import HOT
 from pyqueue.cli.streams_check import first_ids
 
-__all__ = ["hidden_documents"]
-
 MIN_KEY, MAX_KEY = MinKey(), MaxKey()
 MAX_HIDDEN_PER_RANGE = 10
 #: The parts of a queue's range in the index where no receive looks: values that are not dates, and

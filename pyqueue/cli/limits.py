@@ -10,8 +10,6 @@ from pyqueue.backends.kind import known, require_limit
 from pyqueue.backends.namespace import RECORD_IDS
 from pyqueue.limits import limit_or_none
 
-__all__ = ["limit_of", "limit_text", "wrong_limits"]
-
 
 def limit_text(limit: Limit) -> str:
     """Return a limit as ``limit_of`` takes it."""

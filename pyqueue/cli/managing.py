@@ -20,8 +20,6 @@ from pyqueue.cli.common import (
 )
 from pyqueue.cli.limits import limit_of, limit_text
 
-__all__ = ["app"]
-
 app = typer.Typer(cls=Commands)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]

@@ -30,9 +30,7 @@ from pyqueue.cli.common import (
     table,
 )
 from pyqueue.cli.limits import limit_text
-from pyqueue.queues import backend_of
-
-__all__ = ["app", "to_json"]
+from pyqueue.queue_base import backend_of
 
 #: How many messages one call takes out or moves.
 BATCH_SIZE = 100

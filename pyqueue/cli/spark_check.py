@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pyqueue.backends.claim_groups import GroupInfo
-from pyqueue.backends.stages import StageInfo
-
-__all__ = ["described"]
+from pyqueue.backends.bulk.stages import StageInfo
+from pyqueue.backends.claims.groups import GroupInfo
 
 #: How many groups, and how many stages, are named.
 MAX_SHOWN: Final = 5

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from pyqueue import ConfigurationError
-from pyqueue.backends import stages
+from pyqueue.backends.bulk import stages
 from pyqueue.cli.common import Commands, Json, Namespace, Url, connect, emit, table
-from pyqueue.connecting import runner_of
-
-__all__ = ["app"]
+from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(
     cls=Commands, help="Stages that Spark writes to queues: ls and forget.", no_args_is_help=True

@@ -16,14 +16,12 @@ import pyqueue
 from pyqueue import AsyncClient, Backoff, Client, ConfigurationError
 from pyqueue.backends import namespace
 from pyqueue.cli.common import note
-from pyqueue.connecting import AsyncConnection
 from pyqueue.errors import Unavailable
 from pyqueue.pipeline import Runner, concurrency_of
 from pyqueue.pipeline.blocking import connection_of
-from pyqueue.retrying import RetryDelays
-from pyqueue.thread_pool import DaemonThreadPool
-
-__all__ = ["import_failed", "server_reached", "start_line"]
+from pyqueue.runtime.connecting import AsyncConnection
+from pyqueue.runtime.retrying import RetryDelays
+from pyqueue.runtime.thread_pool import DaemonThreadPool
 
 #: After this many seconds without an answer, a worker says that it waits.
 _SAY_AFTER_S: Final = 2.0

@@ -22,9 +22,7 @@ from pyqueue.cli.common import (
     refuse_unknown,
     table,
 )
-from pyqueue.connecting import runner_of
-
-__all__ = ["app"]
+from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(cls=Commands, help="Streams: read, consumers and seek.", no_args_is_help=True)
 

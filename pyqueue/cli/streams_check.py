@@ -9,11 +9,10 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
 from pyqueue import Client
-from pyqueue.backends.namespace import HOT, RECORD_IDS, STREAM, record_id
-from pyqueue.backends.stream_packs import pack_id
-from pyqueue.backends.stream_ranges import group_id
-
-__all__ = ["check_stream", "first_ids", "streams"]
+from pyqueue.backends.namespace import HOT, RECORD_IDS, STREAM
+from pyqueue.backends.streams.log import pack_id
+from pyqueue.backends.streams.ranges import group_id
+from pyqueue.backends.transitions import record_id
 
 #: How many of the newest packs are checked: a probe may run the doctor every minute.
 MAX_PACKS: Final = 100

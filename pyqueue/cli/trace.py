@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pyqueue.arguments import identity
-from pyqueue.backends.pack_managing import find_anywhere
+from pyqueue.backends.bucket.managing import find_anywhere
 from pyqueue.backends.reading import options_of
 from pyqueue.cli.common import (
     Commands,
@@ -23,10 +23,8 @@ from pyqueue.cli.common import (
     note,
     parse_id,
 )
-from pyqueue.connecting import runner_of
 from pyqueue.documents import invalid_fields, message_of, without_fields
-
-__all__ = ["app", "show", "to_json"]
+from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(cls=Commands)
 

@@ -35,9 +35,7 @@ from pyqueue.cli.common import (
 )
 from pyqueue.cli.starting import import_failed, server_reached, start_line
 from pyqueue.pipeline import Report, Runner, client_of
-from pyqueue.retrying import RetryDelays
-
-__all__ = ["WorkerPool", "WorkerProcess", "app", "run_and_close", "to_json"]
+from pyqueue.runtime.retrying import RetryDelays
 
 app = typer.Typer(cls=Commands)
 pipelines = typer.Typer(

@@ -17,8 +17,6 @@ from typing import Any, Literal
 from pyqueue import Client, Delivery
 from pyqueue.demo.flights import Flight, pipeline, store
 
-__all__ = ["By", "connect", "consume"]
-
 By = Literal["batches", "pipeline"]
 
 CONCURRENCY = 64  # handlers of single messages that run at once

@@ -12,8 +12,6 @@ from pyqueue import Client
 from pyqueue.demo.flights import LATE, QUEUES
 from pyqueue.demo.rows import BROKEN, Line
 
-__all__ = ["BACK", "DEAD", "Figures", "compare", "expected", "measured"]
-
 Figures = dict[str, Any]
 
 DEAD = "dead letters with the error that was made"

@@ -34,19 +34,6 @@ from pymongo.collection import Collection
 
 from pyqueue import Client, Delivery, Message, Pipeline, To
 
-__all__ = [
-    "LATE",
-    "QUEUES",
-    "Flight",
-    "Row",
-    "parse",
-    "pipeline",
-    "results",
-    "route",
-    "store",
-    "upsert",
-]
-
 LATE = 15  # minutes, as the U.S. Department of Transportation defines it
 WINDOW_S = 0.1  # a batch that is not full waits so long for more messages
 QUEUES = ("raw", "parsed", "late", "on-time", "cancelled")  # in the order of the flow

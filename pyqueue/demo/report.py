@@ -10,8 +10,6 @@ from rich import progress as rich
 from rich.console import Console
 from rich.table import Column, Table
 
-__all__ = ["Progress", "print_result", "print_spark_result", "progress_bar"]
-
 #: Takes the messages in each queue, and how many steps are left.
 Progress = Callable[[dict[str, int], int], None]
 

@@ -18,8 +18,6 @@ from typing import Any
 from pyqueue import ConfigurationError
 from pyqueue.demo.flights import Row
 
-__all__ = ["BROKEN", "Line", "find_lines", "lines_of", "with_broken"]
-
 #: How many copies of rows are broken on purpose.
 BROKEN = 36
 

@@ -23,8 +23,6 @@ from pyqueue.demo.report import Progress
 from pyqueue.demo.rows import BROKEN, Line, with_broken
 from pyqueue.spark import Report, SparkStage, spark_session
 
-__all__ = ["parsed", "run", "sums"]
-
 QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

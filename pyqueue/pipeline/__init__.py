@@ -17,7 +17,6 @@ import anyio
 
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, Duration, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of, require_no_loop
@@ -28,6 +27,7 @@ from pyqueue.pipeline.running_stage import COUNTERS
 from pyqueue.pipeline.show import draw
 from pyqueue.queue_base import QueueBase, runs_on
 from pyqueue.queues import Queue
+from pyqueue.runtime.connecting import Connection
 from pyqueue.streams import ConsumerBase
 
 __all__ = [

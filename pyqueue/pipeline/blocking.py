@@ -17,19 +17,18 @@ from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.namespace import ensure
 from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.backends.taking_kind import again_in_kind
-from pyqueue.blocking_adapter import BlockingAdapter
-from pyqueue.connecting import AsyncConnection, Connected, Connection, runner_of
-from pyqueue.drivers import AsyncDriver
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import QueueOptions, Reservation, seconds_left
-from pyqueue.queues import Queue, backend_of
-from pyqueue.renewal import LeaseRenewer
+from pyqueue.queue_base import backend_of
+from pyqueue.queues import Queue
 from pyqueue.requests import Plan
 from pyqueue.reserved import renewal
-from pyqueue.thread_pool import DaemonThreadPool
-from pyqueue.waiters import Waiters
-
-__all__ = ["AnyClient", "ClientRunner", "connection_of", "require_no_loop"]
+from pyqueue.runtime.blocking_adapter import BlockingAdapter
+from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection, runner_of
+from pyqueue.runtime.drivers import AsyncDriver
+from pyqueue.runtime.renewal import LeaseRenewer
+from pyqueue.runtime.thread_pool import DaemonThreadPool
+from pyqueue.runtime.waiters import Waiters
 
 R = TypeVar("R")
 

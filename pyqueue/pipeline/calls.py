@@ -18,8 +18,6 @@ from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, TakesNotes, To
 from pyqueue.messages import Reservation
 from pyqueue.pipeline.graph import Stage
 
-__all__ = ["Call", "answers_of", "grouped", "shown"]
-
 
 class Call:
     """One call of a handler, and the messages that it is about.

@@ -38,12 +38,10 @@ from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.running_stage import RunningStage
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
 from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision, log_failure
-from pyqueue.queues import backend_of
-from pyqueue.renewal import State
-from pyqueue.retrying import RetryDelays
-from pyqueue.thread_pool import DaemonThreadPool
-
-__all__ = ["Report", "Run"]
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.renewal import State
+from pyqueue.runtime.retrying import RetryDelays
+from pyqueue.runtime.thread_pool import DaemonThreadPool
 
 log = logging.getLogger("pyqueue")
 

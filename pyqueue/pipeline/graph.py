@@ -15,17 +15,6 @@ from pyqueue.messages import Duration
 from pyqueue.queues import Queue
 from pyqueue.streams import StreamBase
 
-__all__ = [
-    "Graph",
-    "Kind",
-    "OnInvalid",
-    "SparkOptions",
-    "Stage",
-    "make_spark_stage",
-    "make_stage",
-    "source_name",
-]
-
 Kind = Literal["link", "choice", "sink", "spark"]
 
 #: What a stage does when most of its first messages do not fit its model.

@@ -32,8 +32,6 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff
 
-__all__ = ["Recipe", "SparkPart", "imported", "read"]
-
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 

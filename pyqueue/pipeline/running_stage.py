@@ -17,9 +17,7 @@ from pyqueue.messages import PackedReservation, Reservation, StreamReservation
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
 from pyqueue.pipeline.verdicts import Verdicts
-from pyqueue.queues import backend_of
-
-__all__ = ["COUNTERS", "RunningStage"]
+from pyqueue.queue_base import backend_of
 
 log = logging.getLogger("pyqueue")
 

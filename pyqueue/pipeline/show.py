@@ -10,8 +10,6 @@ from pyqueue import arguments
 from pyqueue.messages import Counts
 from pyqueue.pipeline.graph import Graph, Stage
 
-__all__ = ["draw"]
-
 #: The places of queues in an SVG drawing: the upper left corner of each box, in pixels.
 _Places = Mapping[str, tuple[int, int]]
 

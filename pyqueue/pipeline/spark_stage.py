@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueClosed
 from pyqueue.messages import Backoff
 from pyqueue.pipeline.graph import Stage
-from pyqueue.retrying import RetryDelays
-from pyqueue.thread_pool import DaemonThreadPool
+from pyqueue.runtime.connecting import Connection
+from pyqueue.runtime.retrying import RetryDelays
+from pyqueue.runtime.thread_pool import DaemonThreadPool
 
 if TYPE_CHECKING:
     from pyqueue.spark.batches import Batches
     from pyqueue.spark.outputs import Report
-
-__all__ = ["batches_of", "run_batches"]
 
 log = logging.getLogger("pyqueue")
 

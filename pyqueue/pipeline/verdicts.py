@@ -40,11 +40,9 @@ from pyqueue.payloads import Codec, error_text, traceback_text
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan
-from pyqueue.retrying import RetryDelays
-
-__all__ = ["UNAVAILABLE", "Decision", "Verdict", "Verdicts", "log_failure"]
+from pyqueue.runtime.retrying import RetryDelays
 
 log = logging.getLogger("pyqueue")
 
@@ -453,7 +451,7 @@ class Verdicts:
             if turn is None and "group" in target.kind.capabilities:
                 turn = message.group
             made.append(Output(id, target, payload, priority, turn))
-        yield from fan_out(source.target, message, made)
+        yield from fan_out(source.terms, message, made)
 
 
 def _dumped(payload: Any) -> Any:

@@ -13,10 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from pyqueue import arguments
-from pyqueue.connecting import Connected, Connection, runner_of
 from pyqueue.errors import ConfigurationError
-
-__all__ = ["NamespaceAddress", "TaskClient", "client_of", "shared_client"]
+from pyqueue.runtime.connecting import Connected, Connection, runner_of
 
 C = TypeVar("C", bound=Connected[Any])
 

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pyqueue.backends.named_claims import ClaimRange, NamedClaims, id_order, reservations_of
-from pyqueue.connecting import Connection
+from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, id_order, reservations_of
 from pyqueue.documents import eligible_since
 from pyqueue.errors import QueueError
 from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
 from pyqueue.requests import Document, Plan
-
-__all__ = ["Ahead", "Claimed", "claimed_now"]
+from pyqueue.runtime.connecting import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
-from pyqueue.backends.acknowledging import NOTE
-from pyqueue.backends.named_claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.claims.acknowledging import NOTE
+from pyqueue.backends.claims.claims import MAX_CLAIM, NamedClaims
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import Connection
 from pyqueue.errors import (
     ConfigurationError,
     Fenced,
@@ -33,13 +32,12 @@ from pyqueue.errors import (
 from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
+from pyqueue.runtime.connecting import Connection
 from pyqueue.spark.ahead import Ahead, Claimed, claimed_now
 from pyqueue.spark.models import frame, payload_type
 from pyqueue.spark.outputs import Held, Output, Report, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
 from pyqueue.spark.sinks import TableSink
-
-__all__ = ["Batches"]
 
 log = logging.getLogger("pyqueue")
 
@@ -107,7 +105,7 @@ class Batches:
         self._connection = connection
         self.source = source
         self._runner = GroupRunner(
-            connection, members_of(source, group, members), source.options.lease, source.owner
+            connection, members_of(source, group, members), source.options.lease, source.terms.owner
         )
         self._limit = max_messages
         self._ahead = Ahead(connection, f"the next batch of group {group!r}", self.lease)

@@ -28,8 +28,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["Documents", "Field", "Unfit", "column", "fits"]
-
 #: How many bytes may follow the last document, so that a name can be compared without a check.
 _MARGIN: Final = 256
 #: How often a document may wait for documents with other fields, on average. If the documents are

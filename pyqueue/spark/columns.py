@@ -13,8 +13,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["columns", "log_columns"]
-
 
 def columns(payload: DataType | None) -> StructType:
     """Return the columns of a read. A payload type of None means JSON."""

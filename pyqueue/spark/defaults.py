@@ -7,8 +7,6 @@ from typing import Final
 
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["session_defaults", "with_defaults"]
-
 #: The options that a session may have defaults for, as ``spark.pyqueue.NAME``.
 _OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch", "maxWaitMs")
 

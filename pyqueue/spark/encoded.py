@@ -21,8 +21,6 @@ from pyqueue.spark.frames import batch, label, payloads
 if TYPE_CHECKING:
     from pyqueue.spark.bson_columns import Documents, Field
 
-__all__ = ["decoded", "encoded_batch"]
-
 _FIELDS: Final = (
     *("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries", "priority"),
     *STORED_GROUP,

@@ -18,8 +18,6 @@ from pyqueue.documents import STORED_GROUP
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.spark.row_reader import from_json
 
-__all__ = ["condition", "fields_of", "ids_of", "matching"]
-
 #: The stored fields that each column needs beside the id, the queue and ``when``.
 _FIELDS: Final[Mapping[str, Sequence[str]]] = {
     **{name: (name,) for name in ("payload", "headers", "key", "pushed", "tries", "priority")},

@@ -43,22 +43,6 @@ from pyqueue.errors import InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
 from pyqueue.spark.columns import columns
 
-__all__ = [
-    "JSON",
-    "MISFITS",
-    "Convert",
-    "applied",
-    "batch",
-    "columns",
-    "each_of",
-    "fields_of",
-    "label",
-    "misfits",
-    "payloads",
-    "reason_of",
-    "to_json",
-]
-
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
     tzinfo=dt.UTC,

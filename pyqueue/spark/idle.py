@@ -9,8 +9,6 @@ from typing import Final
 
 from signals import Listener
 
-__all__ = ["IdleWait"]
-
 #: An idle query looks at the queue at least so often, in seconds. Signals wake it earlier.
 IDLE_LOOK_S: Final = 2.0
 

@@ -24,8 +24,6 @@ from pyspark.sql.streaming.listener import (
 from pyqueue.errors import Fenced, QueueError
 from pyqueue.spark.offsets import Offset
 
-__all__ = ["QueueProgressListener", "SourceNumbers"]
-
 log = logging.getLogger("pyqueue")
 
 #: How long the query may acknowledge a batch itself before the listener does it, in seconds.

@@ -36,9 +36,8 @@ from pyspark.sql.types import (
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.payloads import error_text
-from pyqueue.spark.frames import batch, columns
-
-__all__ = ["frame", "model_of", "payload_type", "struct_of"]
+from pyqueue.spark.columns import columns
+from pyqueue.spark.frames import batch
 
 
 def struct_of(model: type[BaseModel]) -> StructType:

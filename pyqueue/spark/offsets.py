@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pyqueue import arguments
-from pyqueue.backends.claim_groups import ClaimProgress
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.claims.groups import ClaimProgress
 from pyqueue.backends.namespace import target
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.reading import options_of
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
-
-__all__ = ["Offset", "after_of", "lineage_of", "recorded_claims"]
 
 
 def recorded_claims(
@@ -41,7 +39,7 @@ def recorded_claims(
         dead_letter=arguments.dead_letter(queue, stored["dead_letter"] or None),
         history=None if history is None else arguments.duration("history", history, positive=True),
     )
-    plans = QueuePlans(
+    plans = plans_of(
         queue,
         options,
         kind=connection.run(target(queue)).kind.name,

@@ -9,24 +9,11 @@ from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, Final, get_type_hints
 
-from pyqueue.backends.claim_groups import MAX_MEMBERS
-from pyqueue.backends.named_claims import MAX_CLAIM
+from pyqueue.backends.claims.claims import MAX_CLAIM
+from pyqueue.backends.claims.groups import MAX_MEMBERS
 from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.spark import option_values as value
 from pyqueue.spark.filters import matching
-
-__all__ = [
-    "MAX_PARTITIONS",
-    "REFUSED",
-    "TABLE",
-    "BatchOptions",
-    "Option",
-    "ReadOptions",
-    "Source",
-    "Way",
-    "WriteOptions",
-    "values",
-]
 
 #: The most tasks of one read.
 MAX_PARTITIONS: Final = 10_000

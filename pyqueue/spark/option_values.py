@@ -10,11 +10,6 @@ from typing import Final
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError
 
-__all__ = [
-    *("batch_number", "count", "delay", "either", "group", "id_prefix", "names", "one_of"),
-    *("payload_type", "position", "queue_name", "queue_names", "seconds", "yes_or_no"),
-]
-
 _YES_OR_NO: Final = ("true", "false")
 _MAX_EPOCH: Final = 10**12 - 1
 #: JSON, or the beginning of a Spark type. Only Spark itself can parse the whole type.

@@ -12,14 +12,14 @@ from typing import Final, TypeVar
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from pyqueue import arguments
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options as QueueOptions
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import runner_of
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.errors import ConfigurationError
 from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns, log_columns
 from pyqueue.spark.option_table import (
@@ -32,8 +32,6 @@ from pyqueue.spark.option_table import (
     WriteOptions,
     values,
 )
-
-__all__ = ["CHUNK", "CHUNK_BYTES", "Options", "checked", "payload_column", "read_columns"]
 
 R = TypeVar("R")
 
@@ -96,7 +94,7 @@ class Options(ReadOptions):
 
     def _plans(self, queue: str, kind: str) -> QueuePlans:
         connection = runner_of(client_of(self.address))
-        return QueuePlans(
+        return plans_of(
             queue,
             QueueOptions(dead_letter=arguments.dead_letter(queue, None)),
             kind=kind,

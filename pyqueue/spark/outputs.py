@@ -13,20 +13,18 @@ from pyspark.sql import DataFrame
 from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH, SettlementResult
+from pyqueue.backends.bulk.staging import append
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.staging import append
 from pyqueue.concurrently import concurrently
-from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
-from pyqueue.server_errors import shown_cause, translated
+from pyqueue.runtime.connecting import Connection
+from pyqueue.runtime.server_errors import shown_cause, translated
 from pyqueue.spark.frames import label
 from pyqueue.spark.row_reader import Reader
-
-__all__ = ["Held", "Moved", "Output", "Report", "Transform"]
 
 #: The function of a stage. Without a target it returns nothing, and may take the claim's number.
 Transform = (
@@ -181,8 +179,7 @@ class Output:
         source = self._source
         moves = [
             move_each(
-                source.queue,
-                source.kind,
+                source.terms,
                 self._targets[name].target,
                 some[start : start + MAX_BATCH],
             )

@@ -12,14 +12,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import DataType
 
 import signals as buses
-from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import client_of
 from pyqueue.spark.idle import IdleWait
 from pyqueue.spark.options import Options
 from pyqueue.spark.positions import PositionReader
-
-__all__ = ["PositionStreamReader"]
 
 
 class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

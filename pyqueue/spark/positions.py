@@ -17,14 +17,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
-from pyqueue.backends import stream_packs
-from pyqueue.backends.stream_packs import MAX_PACK, LogState, Pack
+from pyqueue.backends.streams import log as stream_log
+from pyqueue.backends.streams.log import MAX_PACK, LogState, Pack
 from pyqueue.errors import QueueError
 from pyqueue.requests import Document, Plan
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import log_rows_of
-
-__all__ = ["LogReader", "PositionReader"]
 
 log = logging.getLogger("pyqueue")
 
@@ -58,7 +56,7 @@ class PositionReader:
 
     def bounds(self) -> tuple[int, int]:
         """Return the first position that can be read, and the position after the last message."""
-        return self._options.run(stream_packs.bounds(self._options.queue))
+        return self._options.run(stream_log.bounds(self._options.queue))
 
     def divided(self, start: int, end: int) -> list[InputPartition]:
         """Divide what lies between two positions among tasks.
@@ -94,7 +92,7 @@ class PositionReader:
         options, low = self._options, part.start
         while low < part.end:
             packs = options.run(
-                stream_packs.fetch(options.queue, low, part.end, limit=min(CHUNK, part.end - low))
+                stream_log.fetch(options.queue, low, part.end, limit=min(CHUNK, part.end - low))
             )
             there = packs[0].first if packs else part.end
             if there > low:  # since the parts were made
@@ -109,12 +107,12 @@ class PositionReader:
 
 
 def _position_at(stream: str, place: str) -> Plan[int]:
-    yield from stream_packs.check(stream, LogState())
+    yield from stream_log.check(stream, LogState())
     if place in ("first", "last"):
-        return (yield from stream_packs.position_at(stream, place))
+        return (yield from stream_log.position_at(stream, place))
     if place.isdecimal():
         return int(place)
-    return (yield from stream_packs.position_at(stream, datetime.fromisoformat(place)))
+    return (yield from stream_log.position_at(stream, datetime.fromisoformat(place)))
 
 
 def _documents(stream: str, pack: Pack, low: int, end: int) -> Iterator[Document]:

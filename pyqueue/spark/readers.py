@@ -17,13 +17,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import DataType
 
 import signals as buses
-from pyqueue.backends.named_claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
+from pyqueue.backends.claims.claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
 from pyqueue.backends.reading import backlog, due_in
 from pyqueue.concurrently import concurrently
-from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError, Fenced, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import client_of
 from pyqueue.spark.encoded import decoded
 from pyqueue.spark.idle import IdleWait
@@ -31,8 +31,6 @@ from pyqueue.spark.offsets import Offset, after_of, lineage_of, recorded_claims
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
 from pyqueue.spark.runners import StreamRunner, members_of
-
-__all__ = ["StreamReader"]
 
 log = logging.getLogger("pyqueue")
 

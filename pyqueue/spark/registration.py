@@ -20,8 +20,6 @@ from pyqueue.spark.option_table import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 
-__all__ = ["register", "spark_session"]
-
 #: How many tasks Spark itself makes of a table, if these are set.
 _PARALLELISM: Final = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 

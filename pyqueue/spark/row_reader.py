@@ -39,8 +39,6 @@ from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.payloads import LIMIT, encode
 from pyqueue.spark.frames import JSON, MISFITS, Convert, applied, each_of, fields_of, reason_of
 
-__all__ = ["Reader", "from_json"]
-
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 #: The room that a document needs for all but its payload.
 _REST: Final = bytes(2**14)

@@ -14,8 +14,6 @@ from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch, misfits, to_json
 from pyqueue.spark.options import Options, read_columns
 
-__all__ = ["log_rows_of", "rows_of"]
-
 
 def rows_of(
     options: Options, found: Sequence[bytes], payload: DataType | None, default: str

@@ -11,7 +11,8 @@ from functools import partial
 from socket import gethostname
 
 from pyqueue import arguments
-from pyqueue.backends.claim_groups import (
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.claims.groups import (
     MAX_MEMBERS,
     Candidate,
     ClaimProgress,
@@ -20,12 +21,9 @@ from pyqueue.backends.claim_groups import (
     runner_lease_s,
     take,
 )
-from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import Connection
 from pyqueue.errors import ConfigurationError, Occupied, QueueError
-
-__all__ = ["GroupRunner", "StreamRunner", "members_of"]
+from pyqueue.runtime.connecting import Connection
 
 
 def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims]:

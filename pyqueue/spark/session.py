@@ -20,8 +20,6 @@ from pyspark.sql import SparkSession
 
 from pyqueue.errors import ConfigurationError
 
-__all__ = ["find_java", "java_version", "session"]
-
 #: The oldest Java that Spark 4 runs on.
 MIN_JAVA: Final = 17
 

@@ -16,9 +16,8 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from pyqueue import arguments
-from pyqueue.backends.named_claims import NamedClaims, forget_tries
+from pyqueue.backends.claims.claims import NamedClaims, forget_tries
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.connecting import Connection
 from pyqueue.errors import (
     ConfigurationError,
     Fenced,
@@ -29,10 +28,9 @@ from pyqueue.errors import (
 )
 from pyqueue.messages import MAX_BATCH_BYTES, Reservation
 from pyqueue.reserved import log_failed_rollback
+from pyqueue.runtime.connecting import Connection
 from pyqueue.spark.models import frame
 from pyqueue.spark.outputs import Report
-
-__all__ = ["TableSink"]
 
 log = logging.getLogger("pyqueue")
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
 
-__all__ = ["QueueDataSource"]
-
 
 class QueueDataSource(DataSource):
     """The data source "pyqueue": read and write the messages of a queue.

@@ -13,14 +13,13 @@ from pyspark.sql import DataFrame
 from pyqueue import arguments
 from pyqueue.backends.queue_plans import QueuePlans, found, in_kind
 from pyqueue.client import Client
-from pyqueue.connecting import runner_of
 from pyqueue.errors import Fenced, Occupied
-from pyqueue.queues import Duration, backend_of
+from pyqueue.messages import Duration
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
 from pyqueue.spark.batches import Batches
 from pyqueue.spark.outputs import Report, Transform
-
-__all__ = ["SparkStage"]
 
 log = logging.getLogger("pyqueue")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
-from pyqueue.backends.slices import Choice, Slice, encoded_page, slices
+from pyqueue.backends.bulk.partitions import Choice, Slice, encoded_page, slices
 from pyqueue.spark.encoded import decoded
 from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
@@ -18,8 +18,6 @@ from pyqueue.spark.rows import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
-
-__all__ = ["BatchReader", "FilteringReader"]
 
 
 @dataclass

@@ -20,17 +20,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyqueue.backends import managing
-from pyqueue.backends.epochs import EpochWrites
-from pyqueue.backends.id_sketch import IdSketch
+from pyqueue.backends.bulk.epochs import EpochWrites
+from pyqueue.backends.bulk.id_sketch import IdSketch
+from pyqueue.backends.bulk.staging import Staging, append, place_of
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.reading import dead_letter_of
-from pyqueue.backends.staging import Staging, append, place_of
-from pyqueue.connecting import runner_of
 from pyqueue.errors import ConfigurationError, Occupied
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.options import CHUNK, CHUNK_BYTES, Options
 from pyqueue.spark.row_reader import Reader
-
-__all__ = ["BatchWriter", "DirectBatchWriter", "EpochBatchWriter", "StreamWriter"]
 
 #: Where Spark says which query a batch belongs to.
 _QUERY: Final = "sql.streaming.queryId"

@@ -20,7 +20,7 @@ from typing import Any
 import pymongo
 
 from pyqueue import AsyncClient
-from pyqueue.connecting import Durability
+from pyqueue.runtime.connecting import Durability
 from tests.bench.figures import Cpu, Curve, Target, at_least, histogram, quantile
 from tests.bench.harness import (
     DURABILITIES,

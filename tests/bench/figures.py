@@ -10,23 +10,6 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = [
-    "Cpu",
-    "Curve",
-    "Dots",
-    "Row",
-    "Target",
-    "at_least",
-    "at_most",
-    "histogram",
-    "noise",
-    "number",
-    "quantile",
-    "ratios",
-    "table",
-]
-
-
 #: A target is not met by more noise than this.
 MOST_NOISE = 0.1
 

@@ -27,8 +27,8 @@ from pymongo import ReturnDocument, WriteConcern
 from rich.console import Console
 
 from pyqueue import AsyncClient, Client
-from pyqueue.connecting import Durability
 from pyqueue.embedded import EmbeddedServer, find_mongod
+from pyqueue.runtime.connecting import Durability
 from tests.bench.figures import (
     Cpu,
     Curve,

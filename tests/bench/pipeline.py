@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from pyqueue.connecting import Durability
+from pyqueue.runtime.connecting import Durability
 from tests.bench.harness import (
     DURABILITIES,
     RAW_RESERVE,

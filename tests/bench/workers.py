@@ -13,8 +13,6 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Start", "Workers", "as_coroutine"]
-
 
 class Workers:
     """Processes that call functions at the same time; a context manager."""

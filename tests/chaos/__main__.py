@@ -12,8 +12,6 @@ from pyqueue.cli.common import Commands, Json, emit
 from tests.chaos import report, runner
 from tests.chaos.mutants import MUTANTS
 
-__all__ = ["app"]
-
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 

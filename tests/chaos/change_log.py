@@ -40,10 +40,8 @@ from bson import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from pyqueue.packs import is_pack
+from pyqueue.backends.bucket.packs import is_pack
 from tests.chaos.names import document_of, name_of
-
-__all__ = ["END", "line_of", "watch"]
 
 #: The id of the document that ends the log. The program inserts it when the workload has ended.
 END = "~end"

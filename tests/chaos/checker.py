@@ -33,8 +33,6 @@ from tests.chaos.removal_checker import Removal, miscounted
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
 
-__all__ = ["MUST_BE_ZERO", "ChangeLog", "Ledgers", "Times", "check"]
-
 #: What must not happen. "undone" counts acknowledged settles that the database does not have.
 MUST_BE_ZERO = (
     *("lost", "settled_twice", "fenced_effects", "undone", "out_of_order", "over_limit"),

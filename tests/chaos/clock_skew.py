@@ -15,8 +15,6 @@ import signal
 import time
 from datetime import UTC, datetime
 
-__all__ = ["install", "set_offset", "sleep_as_the_machine", "true_monotonic", "true_now"]
-
 _true_time, _true_time_ns = time.time, time.time_ns
 true_monotonic = time.monotonic
 _offset_s = 0.0

@@ -14,7 +14,7 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from pyqueue import packs
+from pyqueue.backends.bucket import packs
 from pyqueue.errors import Unavailable
 from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
@@ -26,8 +26,6 @@ from tests.chaos.redis_server import Redis
 from tests.chaos.stream_load import behind, contents_of
 from tests.chaos.windows import Lock
 from tests.chaos.workload import ROLES
-
-__all__ = ["Cluster", "WorkloadProcesses", "ids_of"]
 
 DATABASE, NAMESPACE = "faults", "load"
 BUS_COLLECTION = "pyqueue.signals"  # of the default bus

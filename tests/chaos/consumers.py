@@ -10,8 +10,6 @@ from tests.chaos.names import BUCKETS, CRATES, RESULTS, name_in
 from tests.chaos.queues import BATCH, LONG_WAIT_S, NEXT, PACKED_NEXT, QUEUES
 from tests.chaos.steps import Held, Plan, Step, WorkloadState, by_claim, new_payload, settle_step
 
-__all__ = ["Consumers"]
-
 #: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
 HELD_TOO_LONG = 20
 #: How many messages of a stream are rolled back one by one, how often, and their delay.

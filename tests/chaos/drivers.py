@@ -21,8 +21,6 @@ from tests.chaos.steps import Plan, Step, new_payload
 from tests.chaos.stream_load import endpoints
 from tests.chaos.workload import Workload
 
-__all__ = ["AsyncRunner", "run_blocking", "work"]
-
 STORM_TASKS = 24
 
 

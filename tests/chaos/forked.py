@@ -18,8 +18,6 @@ from typing import Any, NoReturn
 from pyqueue import Client, Unavailable, _watchdog
 from tests.chaos.queues import COMMAND_TIMEOUT_S, QUEUES
 
-__all__ = ["push_in_child"]
-
 #: A child that takes longer hangs. Its push has a few commands, each with a limit of 8 s.
 CHILD_S = 60.0
 

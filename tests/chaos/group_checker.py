@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from tests.chaos.names import SHIFTS, shift_of
 
-__all__ = ["Groups", "Turn"]
-
 Line = list[Any]
 #: The place of a message in its group: its numbers, and its id.
 Rank = tuple[list[int], str]

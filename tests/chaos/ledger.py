@@ -33,8 +33,6 @@ from pyqueue import DuplicateKey, LeaseLost, Reservation, Unavailable
 from tests.chaos.clock_skew import true_monotonic
 from tests.chaos.names import name_in
 
-__all__ = ["Call", "Ledger", "ids_by_token", "read"]
-
 Line = list[Any]
 
 

@@ -18,16 +18,6 @@ from pyqueue import Limit
 from tests.chaos.group_checker import Turn
 from tests.chaos.windows import Spans
 
-__all__ = [
-    "KEYED_QUEUE",
-    "LIMITS",
-    "METERED_QUEUE",
-    "NARROW_QUEUE",
-    "PACED_QUEUE",
-    "Limits",
-    "tenant_of",
-]
-
 Line = list[Any]
 #: The queue whose tenants have a limit each, and the one with a rate.
 KEYED_QUEUE, PACED_QUEUE = "calls", "paced"

@@ -11,8 +11,6 @@ from tests.chaos.ledger import Call
 from tests.chaos.limit_checker import LIMITS
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
 
-__all__ = ["Managers"]
-
 #: The limit for a short time, the one for a long time, and these times.
 NARROW, WIDE_S, NARROW_S = 2, 10.0, 25.0
 #: How many messages are pushed to this queue, and how often.

@@ -25,8 +25,6 @@ from pyqueue import _watchdog, embedded
 from pyqueue.errors import Unavailable
 from tests.chaos.proxies import REPLICA_SET, Proxies, url_of
 
-__all__ = ["TRANSACTION_LIFETIME_S", "Member", "ReplicaSet"]
-
 START_TIMEOUT_S = 60.0
 
 #: The server aborts a transaction whose client is gone after this time. Its default is a minute.

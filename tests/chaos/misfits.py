@@ -18,8 +18,6 @@ from pymongo.errors import PyMongoError
 from pyqueue import Unavailable
 from tests.chaos.clock_skew import true_now
 
-__all__ = ["insert", "misfits"]
-
 #: Each makes another step of a receive fail. None: without the field.
 _FAULTS: tuple[dict[str, Any], ...] = (
     {"payload": None},

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from pymongo import WriteConcern
 
-from pyqueue import base_driver, packs, renewal
-from pyqueue.backends import groups, indexes, rates, receiving, transitions
-from pyqueue.backends.ordered import Ordered
+from pyqueue.backends import receiving, transitions
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.limits import indexes as limit_indexes
+from pyqueue.backends.limits import rates
+from pyqueue.backends.ordered import groups
+from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.messages import Reservation
-
-__all__ = ["MUTANTS", "Mutant", "apply"]
+from pyqueue.runtime import base_driver, renewal
 
 
 def _replace(owner: object, name: str, value: object) -> None:
@@ -51,9 +53,10 @@ def _no_renewal() -> None:
 
 
 def _no_locks() -> None:
-    keys, options = Ordered.indexes[groups.LOCKS]
+    needed = Ordered().needs({})
+    keys, options = needed[groups.LOCKS]
     alike = (keys, {name: options[name] for name in options if name != "unique"})
-    _replace(Ordered, "indexes", {**Ordered.indexes, groups.LOCKS: alike})
+    _replace(Ordered, "needs", lambda *_: {**needed, groups.LOCKS: alike})
 
 
 def _no_turns() -> None:
@@ -71,9 +74,10 @@ def _no_bits() -> None:
 
 
 def _no_slots() -> None:
-    keys, options = indexes.LIMIT_INDEXES[indexes.SLOTS]
+    keys, options = limit_indexes.LIMIT_INDEXES[limit_indexes.SLOTS]
     alike = (keys, {name: options[name] for name in options if name != "unique"})
-    _replace(indexes, "LIMIT_INDEXES", {**indexes.LIMIT_INDEXES, indexes.SLOTS: alike})
+    changed = {**limit_indexes.LIMIT_INDEXES, limit_indexes.SLOTS: alike}
+    _replace(limit_indexes, "LIMIT_INDEXES", changed)
 
 
 def _no_rate() -> None:

@@ -11,25 +11,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-__all__ = [
-    "BUCKETS",
-    "CRATES",
-    "DELETED_QUEUE",
-    "JARS",
-    "MISFIT",
-    "PACKED_QUEUE",
-    "POPPED",
-    "PURGED_QUEUE",
-    "RESULTS",
-    "ROWS",
-    "SHEAVES",
-    "SHIFTS",
-    "document_of",
-    "name_in",
-    "name_of",
-    "shift_of",
-]
-
 #: Two buckets in a line, and one that is deleted now and then.
 PACKED_QUEUE, CRATES, DELETED_QUEUE = "parcels", "crates", "brief"
 #: A bucket whose messages are popped, and one whose messages are moved to ``rows``.

@@ -26,15 +26,6 @@ from tests.chaos.names import (
 from tests.chaos.queues import KEYS, POLL_S, QUEUES
 from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
 
-__all__ = [
-    "CLIENT_FAULTS",
-    "SCOPES",
-    "SERVER_FAULTS",
-    "Fault",
-    "Injection",
-    "in_rounds",
-]
-
 Injection = Generator[float | None, None, str]
 Fault = Callable[[Cluster, random.Random], Injection]
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.chaos.names import ROWS, document_of
 
-__all__ = ["Entrances"]
-
 Line = list[Any]
 
 

@@ -14,11 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyqueue import packs
+from pyqueue.backends.bucket import packs
 from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from tests.chaos.names import RESULTS, name_in, name_of
-
-__all__ = ["PackLog"]
 
 Line = list[Any]
 

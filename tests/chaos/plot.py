@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.support.svg import COLOURS, Drawing, Scale
 
-__all__ = ["draw", "per_second"]
-
 WIDTH, LEFT, RIGHT, TOP = 1100, 220, 20, 40
 #: The heights of the curves, of the labels below them, and of a row of faults.
 CURVES, LABELS, ROW = 260, 40, 14

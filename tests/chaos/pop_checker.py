@@ -25,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Disturbances", "Popped", "Returned", "UnknownPop", "check_pops"]
-
 #: The difference between the times that servers and processes record, all on this machine.
 _CLOCK_ERROR_S = 0.05
 #: How long after its caller gave up a command may still run, in a stalled network or server.

@@ -21,8 +21,6 @@ from typing import Any
 from pyqueue import _watchdog
 from pyqueue.errors import QueueError
 
-__all__ = ["Process", "start_role"]
-
 ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 30.0
 

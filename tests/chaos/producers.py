@@ -16,8 +16,6 @@ from tests.chaos.queues import BATCH, KEYS, MANY, with_next
 from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
 from tests.chaos.stream_load import STREAM
 
-__all__ = ["BACKLOG", "PRODUCED", "Producers"]
-
 LEVELS = [None, 0, 4, 9]
 #: Many groups with few messages, and one with many.
 SMALL_GROUPS = [f"group-{number}" for number in range(40)]

@@ -22,8 +22,6 @@ from pyqueue import embedded
 from tests.chaos.processes import Process
 from tests.support.proxy import ProxyLink
 
-__all__ = ["REPLICA_SET", "Proxies", "serve", "url_of"]
-
 REPLICA_SET = "pyqueue"  # as in the options of an embedded server
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.chaos.limit_checker import KEYED_QUEUE, LIMITS, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
+from tests.chaos.limit_checker import LIMITS, NARROW_QUEUE
 from tests.chaos.names import (
     BUCKETS,
     CRATES,
@@ -34,25 +34,6 @@ from tests.chaos.names import (
     SHEAVES,
     SHIFTS,
 )
-
-__all__ = [
-    "BATCH",
-    "COMMAND_TIMEOUT_S",
-    "KEYED_QUEUE",
-    "KEYS",
-    "LIMITS",
-    "LONG_WAIT_S",
-    "MANY",
-    "METERED_QUEUE",
-    "NARROW_QUEUE",
-    "NEXT",
-    "OF_GROUPS",
-    "PACED_QUEUE",
-    "PACKED_NEXT",
-    "POLL_S",
-    "QUEUES",
-    "with_next",
-]
 
 POLL_S: Final = 4.0
 COMMAND_TIMEOUT_S: Final = 8.0

@@ -9,8 +9,6 @@ from typing import Any
 from tests.chaos.processes import Process
 from tests.support.servers import find_redis, free_port
 
-__all__ = ["Redis", "serve"]
-
 
 def serve(spec: dict[str, Any]) -> None:
     """Become a redis-server, which ends with the program.

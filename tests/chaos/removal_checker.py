@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Removal", "miscounted"]
-
 #: The precision of the times in the change log.
 _CLOCK_ERROR_S = 0.1
 

@@ -10,8 +10,6 @@ from typing import Any
 from tests.chaos.checker import MUST_BE_ZERO, Times
 from tests.chaos.starvation import LONGEST_WAIT_AFTER_FAULT_S, LONGEST_WAIT_S, TIMELY
 
-__all__ = ["VERDICT", "failed_checks", "is_good", "progress", "show", "timings"]
-
 #: The figures that must be 0.
 VERDICT = (*MUST_BE_ZERO, *TIMELY, "unfinished")
 

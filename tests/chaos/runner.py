@@ -32,8 +32,6 @@ from tests.chaos.schedule import PAUSE_S, POLL_S, Event, Schedule
 from tests.chaos.starvation import Availability, check_times
 from tests.chaos.windows import windows_of
 
-__all__ = ["ALL_FAULTS", "run", "run_mutant"]
-
 RATE = 60.0
 #: In the last part of each period no fault begins, so that the run also shows times without faults.
 PERIOD_S, QUIET_S = 120.0, 30.0

@@ -10,8 +10,6 @@ from tests.chaos.pop_checker import Disturbances
 from tests.chaos.starvation import Availability, check_times
 from tests.chaos.windows import Windows
 
-__all__ = ["Scenario", "expect_only"]
-
 Line = list[Any]
 
 

@@ -13,8 +13,6 @@ from pyqueue.errors import Unavailable
 from tests.chaos.cluster import Cluster
 from tests.chaos.nemesis import Fault, Injection, in_rounds
 
-__all__ = ["PAUSE_S", "POLL_S", "Event", "Schedule"]
-
 # For a fault and the recovery from it. A member whose disk was full replays a minute of writes.
 FAULT_TIMEOUT_S = 120.0
 PAUSE_S = (2.0, 8.0)  # the shortest and the longest pause between two faults

@@ -30,8 +30,6 @@ from tests.chaos.queues import COMMAND_TIMEOUT_S, POLL_S
 from tests.chaos.stream_load import GROUPS
 from tests.chaos.windows import KEYS_LOCKED, Spans, Wait, Windows
 
-__all__ = ["TIMELY", "Availability", "check_times"]
-
 #: What must be 0 as well, besides what the checker finds.
 TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault", "too_fast")
 #: How long a message may starve: the ``poll`` of the workload's queues and a second, and after the

@@ -16,8 +16,6 @@ from typing import Any
 from pyqueue import Reservation
 from tests.chaos.ledger import Ledger, ids_by_token
 
-__all__ = ["Held", "Plan", "Step", "WorkloadState", "by_claim", "new_payload", "settle_step"]
-
 Plan = Generator[Any, Any, None]
 Held = list[Reservation[Any]]
 

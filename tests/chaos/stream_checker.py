@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.chaos.windows import Wait
 
-__all__ = ["StreamCalls"]
-
 
 def _position(id: str) -> int:
     """Return the position of a message, from its id."""

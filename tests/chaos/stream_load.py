@@ -11,17 +11,7 @@ from typing import Any, Final
 from pymongo.collection import Collection
 
 from pyqueue import AsyncClient, Backoff, Client
-from pyqueue.backends.stream_ranges import group_id
-
-__all__ = [
-    "GROUPS",
-    "ROLLED_BACK",
-    "STREAM",
-    "behind",
-    "contents_of",
-    "endpoints",
-    "is_of_streams",
-]
+from pyqueue.backends.streams.ranges import group_id
 
 STREAM: Final = "clicks"
 GROUPS: Final = tuple(f"{STREAM}~{group}" for group in ("audit", "billing", "retries"))

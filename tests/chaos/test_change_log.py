@@ -13,8 +13,9 @@ import pytest
 from bson import ObjectId
 from pymongo.change_stream import ChangeStream
 
-from pyqueue import Client, Queue, Reservation, packs
-from pyqueue.connecting import runner_of
+from pyqueue import Client, Queue, Reservation
+from pyqueue.backends.bucket import packs
+from pyqueue.runtime.connecting import runner_of
 from tests.chaos import ledger
 from tests.chaos.change_log import END, line_of, watch
 from tests.chaos.conftest import Server

@@ -8,9 +8,9 @@ import pytest
 from pymongo.errors import BulkWriteError, WriteError
 
 from pyqueue import Client, LeaseLost, Unavailable
-from pyqueue.connecting import runner_of
 from pyqueue.requests import Delete, Find
-from pyqueue.server_errors import translated, write_failures
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.server_errors import translated, write_failures
 from tests.chaos.conftest import Server
 
 

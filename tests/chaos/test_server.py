@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, LeaseLost, Reservation, Unavailable
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from tests.chaos.conftest import SLACK_S, TIMEOUT_S, Server, through
 from tests.support.eventually import async_eventually, waiters
 from tests.support.proxy import Proxy

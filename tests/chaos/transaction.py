@@ -17,8 +17,6 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-__all__ = ["hold"]
-
 _TRY_S = 10.0
 #: A fault may swallow a reply. Without a limit, the process would wait for it for ever.
 _LIMITS: dict[str, Any] = {

@@ -14,18 +14,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "KEYS_LOCKED",
-    "RECOVERY_S",
-    "Lock",
-    "Scope",
-    "Span",
-    "Spans",
-    "Wait",
-    "Windows",
-    "windows_of",
-]
-
 #: Stands for all keys among the ids that a transaction holds.
 KEYS_LOCKED = "~keys"
 #: The recovery from a fault, if nothing else is known.

@@ -39,8 +39,6 @@ from tests.chaos.queues import MANY
 from tests.chaos.steps import Plan
 from tests.chaos.stream_load import GROUPS, ROLLED_BACK
 
-__all__ = ["ROLES", "Role", "Workload"]
-
 
 @dataclass(frozen=True)
 class Role:

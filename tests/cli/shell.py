@@ -16,8 +16,6 @@ from pyqueue.cli import app
 from pyqueue.cli.common import parse_json
 from tests.support.processes import ROOT, program
 
-__all__ = ["Shell"]
-
 
 class Shell:
     """Runs commands on one database.

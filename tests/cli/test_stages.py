@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pyqueue import Client
-from pyqueue.backends.epochs import EpochWrites
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.bulk.epochs import EpochWrites
+from pyqueue.backends.bulk.staging import Staging
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging
 from pyqueue.cli.doctor import check_spark
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from tests.cli.shell import Shell
 
 

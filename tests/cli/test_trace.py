@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyqueue import Client
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from tests.cli.shell import Shell
 
 

@@ -14,8 +14,6 @@ from pyqueue.backends import transitions
 from pyqueue.backends.kind import register
 from pyqueue.backends.standard import Standard
 
-__all__ = ["Newest"]
-
 
 @register
 class Newest(Standard):

@@ -17,9 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, AsyncStream
 from pyqueue.claim import AsyncClaim
-from pyqueue.client import runner_of
-
-__all__ = ["PortalClient", "PortalQueue"]
+from pyqueue.runtime.connecting import runner_of
 
 
 class _Wrapped:

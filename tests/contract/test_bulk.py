@@ -23,15 +23,15 @@ from pyqueue import (
     Queue,
     QueueError,
 )
-from pyqueue.backends import staging as staging_module
+from pyqueue.backends.bulk import staging as staging_module
+from pyqueue.backends.bulk.partitions import Slice, page, slices
+from pyqueue.backends.bulk.staging import Staging, append
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.slices import Slice, page, slices
-from pyqueue.backends.staging import Staging, append
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Command, Plan, Signal, WriteFailure
+from pyqueue.runtime.connecting import runner_of
 from tests.contract.world import AnyQueue
 from tests.plans.runner import Runner
 from tests.support.samples import sampled
@@ -502,7 +502,9 @@ def test_pass_on(client: Client, queue: Queue[Any]) -> None:
         NewMessage(None, "c"),
     ]
     outcomes = runner_of(client).run(
-        move_each(*place(queue), backend_of(target).target, list(zip(held, fresh, strict=True)))
+        move_each(
+            backend_of(queue).terms, backend_of(target).target, list(zip(held, fresh, strict=True))
+        )
     )
     assert [each for each, _ in outcomes] == held
     first, second = target.get("m0"), target.get("m1")

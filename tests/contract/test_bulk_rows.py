@@ -19,11 +19,11 @@ from pyqueue import (
     Queue,
     QueueError,
 )
+from pyqueue.backends.bulk.staging import Staging, append, place_of
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging, append, place_of
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Delete, Plan, Request, Signal, Update
+from pyqueue.runtime.connecting import runner_of
 
 #: No message is later than this because of the time that a test takes.
 SLACK = timedelta(minutes=5)

@@ -19,7 +19,7 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near
 from tests.support.eventually import eventually

@@ -13,9 +13,9 @@ import pytest
 from pyqueue import AsyncClient, Client
 from pyqueue.backends.namespace import ping
 from pyqueue.concurrently import AT_ONCE, concurrently
-from pyqueue.connecting import runner_of
-from pyqueue.drivers import AsyncDriver
 from pyqueue.requests import Command, Hello, Plan, ServerTime
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.drivers import AsyncDriver
 from tests.spark.processes import SLOW_S
 
 

@@ -19,16 +19,16 @@ import bson
 import pytest
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, Fenced, Message, Queue, QueueError
-from pyqueue.backends import epochs as module
-from pyqueue.backends import stages
-from pyqueue.backends.epochs import EpochWrites
-from pyqueue.backends.id_sketch import IdSketch
+from pyqueue.backends.bulk import epochs as module
+from pyqueue.backends.bulk import stages
+from pyqueue.backends.bulk.epochs import EpochWrites
+from pyqueue.backends.bulk.id_sketch import IdSketch
+from pyqueue.backends.bulk.staging import Staging, place_of
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging, place_of
-from pyqueue.connecting import runner_of
 from pyqueue.errors import Occupied
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan, Request, Signal
+from pyqueue.runtime.connecting import runner_of
 from tests.support.samples import at_each, some_or_all
 
 #: The rows of an epoch, in two tasks. One has a key.

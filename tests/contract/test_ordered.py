@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
-from pyqueue.backends.groups import rank
+from pyqueue.backends.ordered.groups import rank
 from pyqueue.documents import stored_group
 from tests.contract.world import AnyClient, AnyQueue, World
 from tests.support.eventually import eventually

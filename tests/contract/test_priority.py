@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError
-from pyqueue.backends import by_level, receiving
-from pyqueue.backends.levels import LOOKS_PER_AGE_LOOK
+from pyqueue.backends import receiving
+from pyqueue.backends.priority import scan
+from pyqueue.backends.priority.levels import LOOKS_PER_AGE_LOOK
 from tests.contract.test_settle import hold
 from tests.contract.world import AnyClient, AnyQueue, World
 from tests.support.eventually import eventually
@@ -105,7 +106,7 @@ def test_messages_without_a_listed_priority_are_found(
     world: World, client: AnyClient, name: str, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside messages that have one, and in a queue that was empty."""
-    monkeypatch.setattr(by_level, "WALK", 2)
+    monkeypatch.setattr(scan, "WALK", 2)
     queue = client.queue(name, strict=strict)
     for round in ("first", "second"):
         if round == "second":

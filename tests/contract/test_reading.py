@@ -326,7 +326,7 @@ def test_queues_stop_counting_at_a_cap(world: World, name: str) -> None:
 def test_more_queues_than_one_command_counts(
     world: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyqueue.backends.listing._QUEUES_PER_COMMAND", 5)
+    monkeypatch.setattr("pyqueue.backends.all_queues._QUEUES_PER_COMMAND", 5)
     raw = world.raw(f"ns_{name}")
     client = world.connect(namespace=f"ns_{name}")
     client.queue("q000").push(1)

@@ -17,7 +17,7 @@ from pyqueue import (
     QueueClosed,
     StreamReservation,
 )
-from pyqueue.backends import stream_entries
+from pyqueue.backends.streams import entries
 from tests.contract.world import AnyClient, World, near
 from tests.support.eventually import eventually
 
@@ -106,7 +106,7 @@ def test_part_of_a_batch_can_be_settled(log: Any) -> None:
 def test_single_rollbacks_are_stored_together(
     world: World, client: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", 4)
+    monkeypatch.setattr(entries, "MERGE_ABOVE", 4)
     log = client.stream(name)
     log.append_many(range(20))
     group = log.consumer("g")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from pyqueue import ConfigurationError, InvalidMessage, InvalidName, StreamMessage
-from pyqueue.backends import stream_retention
+from pyqueue.backends.streams import retention
 from tests.contract.world import AnyClient, World, near
 
 pytestmark = pytest.mark.needs("fifo")
@@ -121,7 +121,7 @@ def test_stream_refuses_wrong_options(client: AnyClient, name: str) -> None:
 def test_reshape_changes_the_retention(
     world: World, client: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_retention, "RETENTION_INTERVAL_S", 0)
+    monkeypatch.setattr(retention, "RETENTION_INTERVAL_S", 0)
     log = client.stream(name, retention=86400)
     log.append_many(range(3))
     old = datetime.now(UTC) - timedelta(hours=2)

@@ -18,17 +18,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from bson.codec_options import CodecOptions
 
 from pyqueue import AsyncClient, Client, Reservation
-from pyqueue.backends.bucket import Bucket
+from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.ordered import Ordered
-from pyqueue.backends.priority import Priority
+from pyqueue.backends.ordered.kind import Ordered
+from pyqueue.backends.priority.kind import Priority
 from pyqueue.backends.standard import Standard
 from pyqueue.messages import PackedReservation
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
-
-__all__ = ["PLACES", "AnyClient", "AnyQueue", "Began", "Place", "World", "near"]
 
 STANDARD: Final = Standard()
 #: A Queue and a Client of any place. They may be wrapped async objects, so the tests do not depend

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pyqueue.demo import flights
 
-__all__ = ["LINE", "flight"]
-
 LINE = {
     "id": "1",
     "year": "2013",

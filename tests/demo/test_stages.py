@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pyqueue import UNCHANGED, Client, Delivery, Pipeline
 from pyqueue.cli import app
 from pyqueue.demo import figures, flights, rows
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from tests.demo.lines import flight
 from tests.support.processes import ROOT
 

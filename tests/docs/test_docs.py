@@ -67,7 +67,7 @@ def servers(
         return real.pop()(path) if real else Shared(path)
 
     monkeypatch.setattr(Shared, "url", url)
-    monkeypatch.setattr("pyqueue.connecting.EmbeddedServer", start)
+    monkeypatch.setattr("pyqueue.runtime.connecting.EmbeddedServer", start)
     if page != EMBEDDED:
         # The URL that the client shows would name the database "pyqueue", which is not this one.
         monkeypatch.setattr(Client, "url", property(lambda self: url))
@@ -403,14 +403,16 @@ def test_compose_file_matches_its_page() -> None:
 ARCHITECTURE = "docs/topics/architecture.md"
 
 
-def test_architecture_names_every_module() -> None:
+def test_architecture_names_every_module_and_package() -> None:
     text = (ROOT / ARCHITECTURE).read_text()
-    modules = [
+    found = [
         path.relative_to(ROOT / "pyqueue").as_posix()
         for folder in ("pyqueue", "pyqueue/backends")
-        for path in (ROOT / folder).glob("*.py")
+        for path in (ROOT / folder).iterdir()
     ]
-    expected = [name for name in modules if not name.endswith("__init__.py")]
+    modules = [each for each in found if each.endswith(".py") and "__init__" not in each]
+    folders = [f"{each}/" for each in found if (ROOT / "pyqueue" / each / "__init__.py").exists()]
+    expected = [*modules, *(each for each in folders if each != "backends/")]
     assert [name for name in expected if f"`{name}`" not in text] == []
 
 
@@ -422,17 +424,24 @@ def test_modules_named_by_architecture_exist() -> None:
     named = {name for text in drawn for name in text.split()}
     assert {"transitions", "drivers", "spark/"} <= named
     written = set(re.findall(r"`([\w/]+\.py)`", prose(ARCHITECTURE)))
-    folders = [ROOT / "pyqueue", ROOT / "pyqueue/backends", ROOT]
+    folders = [
+        ROOT,
+        *(ROOT / "pyqueue" / name for name in ("", "backends", "runtime")),
+        *(path.parent for path in (ROOT / "pyqueue/backends").glob("*/__init__.py")),
+    ]
     for name in {*written, *(n if n.endswith("/") else f"{n}.py" for n in named)}:
         assert any((folder / name).exists() for folder in folders), name
 
 
 def test_functions_named_by_architecture_exist() -> None:
-    found = re.findall(r"`([a-z]\w+)\.(\w+)`", prose(ARCHITECTURE))
-    named = [(module, name) for module, name in found if name != "py"]
+    written = re.findall(r"`([a-z]\w+)\.(\w+)`", prose(ARCHITECTURE))
+    named = [(module, name) for module, name in written if name != "py"]
     assert len(named) >= 10
     for module, name in named:
-        assert hasattr(importlib.import_module(f"pyqueue.backends.{module}"), name), name
+        places = (ROOT / "pyqueue/backends").rglob(f"{module}.py")
+        parts = [path.relative_to(ROOT).with_suffix("").parts for path in places]
+        found = [importlib.import_module(".".join(each)) for each in parts]
+        assert any(hasattr(each, name) for each in found), f"{module}.{name}"
 
 
 # ---- figures

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import signals
 from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline, QueueError, Worker
 from pyqueue.cli import app
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure
 from tests.support.eventually import eventually, waiters

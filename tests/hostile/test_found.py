@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, model_validator
 
 from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, QueueError
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from tests.hostile.conftest import Place
 from tests.hostile.servers import Secure
 from tests.hostile.test_documents import message, unreadable

@@ -29,10 +29,10 @@ from pydantic import BaseModel
 
 from pyqueue import Client, ConfigurationError, Finished, Reservation
 from pyqueue.backends import namespace
-from pyqueue.connecting import runner_of
 from pyqueue.documents import message_of
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.payloads import OPTIONS
+from pyqueue.runtime.connecting import runner_of
 from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place
 

@@ -21,12 +21,12 @@ import pytest
 from bson import json_util
 
 from pyqueue import Client, ConfigurationError, Limit, Queue
-from pyqueue.backends.epochs import EpochWrites
+from pyqueue.backends.bulk.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
-from pyqueue.connecting import runner_of
 from pyqueue.embedded import EmbeddedServer
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan, Request, Update
+from pyqueue.runtime.connecting import runner_of
 from tests.hostile.test_upgrade import AGE, EXACT, FAR, STORED
 
 ON_FAILURE: tuple[Any, ...] = ("block", "skip")

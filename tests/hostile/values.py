@@ -14,8 +14,6 @@ from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Tim
 from bson.datetime_ms import DatetimeMS
 from hypothesis import strategies as st
 
-__all__ = ["INJECTED", "ODD", "Given", "anything", "bson_values", "odd"]
-
 
 class Word(enum.StrEnum):
     ONE = "one"

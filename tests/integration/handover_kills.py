@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from pyqueue import AsyncClient, Client, Many, To
 from tests.support.kills import LEASE_S, Note, kill_again_and_again
 
-__all__ = ["OUTPUTS"]
-
 #: How many messages become of each.
 OUTPUTS = 3
 

@@ -22,7 +22,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from signals import hub
 from tests.contract.portal import PortalClient
 from tests.integration.conftest import Connect

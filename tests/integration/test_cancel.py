@@ -24,10 +24,10 @@ from pydantic import BaseModel
 from pymongo import AsyncMongoClient
 
 from pyqueue import AsyncClient, AsyncQueue, Counts
-from pyqueue.base_driver import BaseDriver
-from pyqueue.connecting import runner_of
-from pyqueue.drivers import AsyncDriver
 from pyqueue.requests import Find
+from pyqueue.runtime.base_driver import BaseDriver
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.drivers import AsyncDriver
 from tests.support.eventually import LONG, async_eventually
 from tests.support.samples import sampled
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pyqueue import Client
-from pyqueue.connecting import runner_of
 from pyqueue.requests import Hello
+from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, eventually, waiters
 from tests.support.processes import ROOT

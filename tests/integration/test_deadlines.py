@@ -16,7 +16,7 @@ import pytest
 from pymongo import _csot
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Unavailable
-from pyqueue.drivers import AsyncDriver, Driver
+from pyqueue.runtime.drivers import AsyncDriver, Driver
 from tests.integration.test_misuse import in_fork
 from tests.integration.test_transactions import Undo
 from tests.support.eventually import LONG

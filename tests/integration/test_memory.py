@@ -13,19 +13,13 @@ from bson.codec_options import CodecOptions
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from pyqueue import (
-    Client,
-    ConfigurationError,
-    DuplicateKey,
-    InvalidMessage,
-    QueueError,
-    base_driver,
-)
+from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidMessage, QueueError
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
-from pyqueue.connecting import runner_of
 from pyqueue.memory import MemoryCollection, memory_database
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime import base_driver
+from pyqueue.runtime.connecting import runner_of
 from tests.support.eventually import LONG, eventually, waiters
 
 
@@ -105,7 +99,7 @@ def test_moves_to_taken_keys_are_refused_alone(client: Client) -> None:
     held = queue.reserve_many(4, timeout=0)
     pairs = [(each, NewMessage(None, each.payload, None, f"k{each.payload}")) for each in held]
     outcomes = runner_of(client).run(
-        move_each(queue.name, backend_of(queue).kind, backend_of(target).target, pairs)
+        move_each(backend_of(queue).terms, backend_of(target).target, pairs)
     )
     refused = [each.payload for each, outcome in outcomes if isinstance(outcome, DuplicateKey)]
     assert (refused, [each.payload for each, outcome in outcomes if outcome == "done"]) == (

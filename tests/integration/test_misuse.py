@@ -26,10 +26,10 @@ from pyqueue import (
     QueueClosed,
     Reservation,
     memory,
-    opened,
 )
 from pyqueue.clock import next_number
-from pyqueue.connecting import runner_of
+from pyqueue.runtime import opened
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import addresses
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters

@@ -7,8 +7,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
 from pyqueue import Client, Limit
-from pyqueue.backends import rates
-from pyqueue.connecting import runner_of
+from pyqueue.backends.limits import rates
+from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import PROCESSES
 
 LIMIT = Limit(rate=40, period=1, burst=10)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client
-from pyqueue.client import runner_of
 from pyqueue.requests import Delete
 from pyqueue.reserved import renewal
+from pyqueue.runtime.connecting import runner_of
 from tests.conftest import Mongo
 from tests.support.eventually import eventually
 

@@ -19,8 +19,8 @@ from pymongo import monitoring
 
 from pyqueue import AsyncClient, Client, Limit, Queue
 from pyqueue.backends.settling import Output, fan_out
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from tests.contract.portal import PortalClient
 from tests.plans.runner import NOW
 
@@ -311,7 +311,7 @@ def test_handover_is_at_majority_whatever_the_durability(
             lambda each: bucket.move(each, to="results"),
             lambda each: runner_of(place.client).run(
                 fan_out(
-                    backend_of(bucket).target,
+                    backend_of(bucket).terms,
                     each,
                     [Output(ObjectId(), backend_of(results).target, 1, None)],
                 )

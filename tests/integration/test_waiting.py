@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client, Limit, QueueClosed
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
 

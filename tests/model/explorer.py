@@ -24,7 +24,7 @@ import pytest
 from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.options import Options
 from pyqueue.backends.pushing import new_document
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.requests import (
     Change,
     Coalesce,
@@ -35,11 +35,9 @@ from pyqueue.requests import (
     ServerTime,
     Signal,
 )
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.store import Process, World
-
-__all__ = ["Explorer", "PromiseBroken"]
 
 #: The queues, each with the target of its moves.
 LOOP: Final = {"a": "b", "b": "c", "c": "a"}
@@ -136,8 +134,7 @@ class Explorer:
         )
         options = Options(lease=LEASE.total_seconds(), max_tries=None)
         self._backends = {
-            queue: QueuePlans(queue, options, command_timeout=LEASE.total_seconds())
-            for queue in LOOP
+            queue: plans_of(queue, options, command_timeout=LEASE.total_seconds()) for queue in LOOP
         }
         self._asker = Process(World(0), "a")
         self._store = self._asker.world.store

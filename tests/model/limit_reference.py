@@ -15,8 +15,6 @@ from typing import Any
 
 from pyqueue import Limit, Reservation
 
-__all__ = ["QUEUE", "Item", "Limited"]
-
 #: The queue that has the limit. What was moved out or buried is elsewhere.
 QUEUE = "a"
 #: A message that was claimed so often is buried by the next claim.

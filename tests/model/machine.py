@@ -31,8 +31,6 @@ from tests.model.places import Cluster
 from tests.model.reference import Clash, Held, Item, Lost, Model, Rules
 from tests.plans.runner import NOW
 
-__all__ = ["RULES", "Machine", "clients", "delays", "duplicates", "keys", "many", "queues"]
-
 #: The queues, their options, and their dead-letter queues.
 RULES = {
     "a": Rules("a.dead", lease=10_000, max_tries=2),

@@ -20,17 +20,14 @@ import pymongo
 import pytest
 
 from pyqueue import Client, clock
-from pyqueue.client import runner_of
-from pyqueue.connecting import Connection
 from pyqueue.documents import message_of
-from pyqueue.drivers import Driver
 from pyqueue.messages import Message
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import CreateIndex, Hello
+from pyqueue.runtime.connecting import Connection, runner_of
+from pyqueue.runtime.drivers import Driver
 from tests.plans.runner import NOW
 from tests.plans.store import Process, World
-
-__all__ = ["Cluster", "Place", "memory_place", "plans_place", "server_place", "virtual_time"]
 
 
 @dataclass
@@ -69,7 +66,7 @@ def virtual_time() -> Iterator[Time]:
         patch.setattr(clock, "_numbers", clock._numbers)  # the old numbers go on afterwards
         time = Time()
         patch.setattr("pyqueue.clock.time", time)
-        patch.setattr("pyqueue.base_driver.time", time)
+        patch.setattr("pyqueue.runtime.base_driver.time", time)
         yield time
 
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-__all__ = ["LONG", "SHORT"]
-
 _ALL: Final = settings(
     database=None,
     deadline=None,

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from bson import ObjectId
 
-__all__ = ["Clash", "Held", "Item", "Lost", "Model", "Rules"]
-
 Id = Any
 Millis = int
 

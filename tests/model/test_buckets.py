@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pyqueue import LeaseLost, Reservation, packs
-from pyqueue.backends import pack_settling
+from pyqueue import LeaseLost, Reservation
+from pyqueue.backends.bucket import packs, settling
+from pyqueue.backends.bucket.stock import HeldPack
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.messages import Backoff
-from pyqueue.pack_stock import HeldPack
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.model.profiles import LONG, SHORT
 from tests.plans.steps import Steps
 
@@ -50,7 +50,7 @@ class Buckets(RuleBasedStateMachine):
             backoff=Backoff(jitter=0),
             shape={"pack": 4},
         )
-        self.plans = [QueuePlans("a", options, kind="bucket", owner=name) for name in ("x", "y")]
+        self.plans = [plans_of("a", options, kind="bucket", owner=name) for name in ("x", "y")]
         self.waiting = [Waiters("a"), Waiters("a")]
         self.steps.listeners += self.waiting
         self.pushed = 0
@@ -232,7 +232,7 @@ def test_buckets_follow_the_model_in_the_long_run() -> None:
 )
 def test_broken_rule_of_buckets_is_detected(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     if rule == "lost ones are named":
-        monkeypatch.setattr(pack_settling, "raise_lost", lambda *_: None)
+        monkeypatch.setattr(settling, "raise_lost", lambda *_: None)
     elif rule == "fence":
         monkeypatch.setattr(packs, "clear", lambda bits: {})
     else:

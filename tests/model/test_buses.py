@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pyqueue import UNCHANGED, Backoff, LeaseLost, Reservation
 from pyqueue.backends import managing, receiving, transitions
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.receiving import PAUSE_READ_INTERVAL
 from pyqueue.backends.scan import ScanState
 from pyqueue.requests import Plan, Signal
@@ -123,8 +123,8 @@ class Scenario:
         options = Options(
             dead_letter="a.dead", max_tries=3, poll=POLL / 1000, backoff=Backoff(jitter=0)
         )
-        self.queues = {name: QueuePlans(name, options) for name in QUEUES}
-        self.queues["b"] = QueuePlans("b", replace(options, history=10**6))
+        self.queues = {name: plans_of(name, options) for name in QUEUES}
+        self.queues["b"] = plans_of("b", replace(options, history=10**6))
         self.clients: list[dict[str, ClientQueue]] = []
         for _ in range(clients):
             client: dict[str, ClientQueue] = {}

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from pyqueue import Backoff, LeaseLost, Reservation
-from pyqueue.backends import groups
+from pyqueue.backends import turns
+from pyqueue.backends.ordered import groups, scan
 from pyqueue.requests import Plan
 from tests.model.places import Cluster, Place, plans_place, server_place, virtual_time
 from tests.model.profiles import LONG, SHORT
@@ -277,7 +278,8 @@ def test_broken_rule_of_groups_is_detected(monkeypatch: pytest.MonkeyPatch, rule
     if rule == "earlier ones go first":
         monkeypatch.setattr(groups, "is_first", lambda document, rest: True)
     else:
-        monkeypatch.setattr(groups, "place_firsts", _moves_nothing)
+        for each in (turns, groups, scan):
+            monkeypatch.setattr(each, "place_firsts", _moves_nothing)
     with pytest.raises(AssertionError):
         play(
             plans_place(), SHORT(max_examples=200, stateful_step_count=30, phases=[Phase.generate])

@@ -17,7 +17,7 @@ import pytest
 
 from pyqueue import Reservation
 from pyqueue.backends import transitions
-from pyqueue.backends.scan import ScanStart
+from pyqueue.backends.kind import ScanStart
 from tests.model.explorer import Explorer, PromiseBroken
 
 MOVES: dict[str, Any] = {"acts": ("take", "move", "rollback"), "limits": (2,)}

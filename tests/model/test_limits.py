@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from pyqueue import Backoff, LeaseLost, Limit, Reservation
-from pyqueue.backends import applying, deferring, limiting, managing, rates, slots
+from pyqueue.backends import managing
+from pyqueue.backends.limits import rates, scan, slots, waiting
 from pyqueue.limits import FollowedLimit, key_of
 from pyqueue.requests import Plan
 from tests.model.limit_reference import MAX_TRIES, QUEUE, Item, Limited
@@ -155,6 +156,8 @@ class LimitMachine(RuleBasedStateMachine):
             self.queue(client, ASIDE).move(held, to=self.queue(client), headers=header)
             item = self.model.live[held.id]
             item.headers = item.headers | header
+            if held.priority is not None:  # a move takes what its reservation has
+                item.priority = held.priority
             self.model.enter(item, self.cluster.now)
 
     @rule(client=clients)
@@ -262,7 +265,7 @@ class LimitMachine(RuleBasedStateMachine):
         if item is None or item.token != held.token or not item.is_held(now):
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(applying, "go_on", _nothing)
+            patch.setattr(slots, "free", _nothing)
             self.queue(client).commit(held)
         if item.slot is not None:  # what comes next comes when the lease would have ended
             self.model.left[item.slot[0]] = max(self.model.left.get(item.slot[0], 0), item.when)
@@ -430,10 +433,10 @@ def _nothing(*_: object, **__: object) -> Plan[None]:
     yield from ()
 
 
-def _restores_nothing(*_: object, **__: object) -> Plan[deferring.Restored]:
+def _restores_nothing(*_: object, **__: object) -> Plan[waiting.Restored]:
     """Leave what is deferred."""
     yield from ()
-    return deferring.Restored([], 0)
+    return waiting.Restored([], 0)
 
 
 def _grants_all(self: rates.TakePermits, raw: Any) -> rates.Granted:
@@ -461,11 +464,11 @@ ANY_SLOTS, KEY_OF, FOLLOW = slots.any_slots, key_of, FollowedLimit.follow
 BROKEN: dict[str, tuple[Sequence[object], str, object]] = {
     "a slot more": ([slots], "any_slots", _one_more),
     "lapsed claims have slots": ([slots], "_has_lapsed", lambda document, now: False),
-    "the next one is left": ([applying], "go_on", _nothing),
-    "deferred ones are left": ([deferring], "restore", _restores_nothing),
-    "a removed limit defers": ([deferring, managing], "lift", _nothing),
+    "the next one is left": ([slots], "free", _nothing),
+    "deferred ones are left": ([waiting], "restore", _restores_nothing),
+    "a removed limit defers": ([waiting, managing], "lift", _nothing),
     "changes are ignored": ([FollowedLimit], "follow", _follow_first),
-    "keys are mixed up": ([limiting], "key_of", _text_of),
+    "keys are mixed up": ([scan], "key_of", _text_of),
     "permits are not counted": ([rates.TakePermits], "read", _grants_all),
 }
 #: What shows only when a consumer dies, or when a limit for each key is removed.

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from pyqueue import ConfigurationError
-from pyqueue.backends import levels
-from pyqueue.backends.priority import Priority
+from pyqueue.backends.priority import levels
+from pyqueue.backends.priority.kind import Priority
 from tests.model import machine
 from tests.model.machine import Machine, outcome
 from tests.model.places import Cluster, Place, plans_place, server_place, virtual_time

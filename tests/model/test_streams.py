@@ -21,15 +21,15 @@ from hypothesis.stateful import (
 )
 
 from pyqueue import LeaseLost
-from pyqueue.backends import stream_entries, stream_groups, stream_settling
 from pyqueue.backends.options import Options
-from pyqueue.backends.stream_consumers import GroupPlans
-from pyqueue.backends.stream_plans import StreamPlans
-from pyqueue.backends.stream_ranges import Group, claim_step
+from pyqueue.backends.streams import entries, receiving, settling
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.backends.streams.ranges import Group, claim_step
 from pyqueue.messages import Backoff, StreamReservation
 from pyqueue.payloads import Codec
 from pyqueue.requests import FindAndModify
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.model.profiles import LONG, SHORT
 from tests.plans.steps import Steps
 
@@ -186,11 +186,11 @@ def test_streams_follow_the_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merges_above", [stream_entries.MERGE_ABOVE, 2])
+@pytest.mark.parametrize("merges_above", [entries.MERGE_ABOVE, 2])
 def test_streams_follow_the_model_in_the_long_run(
     monkeypatch: pytest.MonkeyPatch, merges_above: int
 ) -> None:
-    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", merges_above)
+    monkeypatch.setattr(entries, "MERGE_ABOVE", merges_above)
     run_state_machine_as_test(Streams, settings=LONG(max_examples=100, stateful_step_count=50))
 
 
@@ -202,9 +202,9 @@ def _endless(group: Group, now: Any, until: Any, *rest: Any) -> Any:
 @pytest.mark.parametrize("rule", ["lost ones are named", "held ones are kept"])
 def test_broken_rule_of_streams_is_detected(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     if rule == "held ones are kept":
-        monkeypatch.setattr(stream_groups, "claim_step", _endless)
+        monkeypatch.setattr(receiving, "claim_step", _endless)
     else:
-        monkeypatch.setattr(stream_settling, "raise_lost", lambda *_: None)
+        monkeypatch.setattr(settling, "raise_lost", lambda *_: None)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
             Streams,

@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from pyqueue import Delivery, Drop, LeaseLost, Many, To, Unavailable, Worker
 from pyqueue.backends import recovering
 from pyqueue.backends.settling import Output, fan_out
-from pyqueue.connecting import runner_of
-from pyqueue.drivers import AsyncDriver, Driver
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Insert, Update, UpdateEach
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.drivers import AsyncDriver, Driver
 from tests.pipeline.place import Place, counted
 
 
@@ -187,7 +187,7 @@ def die_after_the_decision(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as broken:
         lose_answers(broken, Driver, range(2, 3), done=False, error=OSError("the cable"))
         with pytest.raises(OSError, match="the cable"):
-            runner_of(place.client).run(fan_out(backend_of(queue).target, held, outputs))
+            runner_of(place.client).run(fan_out(backend_of(queue).terms, held, outputs))
     ended = {"$set": {"ended.at": datetime(2020, 1, 1, tzinfo=UTC)}}
     assert place.collection().update_one({"ended": {"$exists": True}}, ended).matched_count
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Backoff, Client, ConfigurationError, InvalidName, Limit, Pipeline
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from tests.pipeline.place import Place
 
 GOOD = """

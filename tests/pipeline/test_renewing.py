@@ -16,7 +16,7 @@ import pymongo
 import pytest
 
 from pyqueue import LeaseLost, Reservation, Unavailable
-from pyqueue.renewal import AsyncRenewer, Entry, Renewer, Schedule
+from pyqueue.runtime.renewal import AsyncRenewer, Entry, Renewer, Schedule
 from tests.support.eventually import async_eventually, eventually
 
 

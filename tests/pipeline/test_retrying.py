@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from pyqueue import Backoff
-from pyqueue.retrying import RetryDelays
+from pyqueue.runtime.retrying import RetryDelays
 
 
 def test_retry_delays_grow_to_the_maximum() -> None:

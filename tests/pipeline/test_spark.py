@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,15 @@ import pymongo
 import pytest
 
 from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
-from pyqueue.backends.claim_groups import Candidate
-from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.connecting import runner_of
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.claims.groups import Candidate
 from pyqueue.pipeline import spark_stage
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from tests.pipeline.place import Place, counted
 from tests.spark.fakes import Frame, faked, no_session
 
-__all__ = ["faked"]
+__all__ = ["faked"]  # a fixture
 
 
 def positive(df: Any) -> Any:
@@ -229,7 +230,7 @@ def test_spark_stage_taken_over_stands_by_and_goes_on(
 ) -> None:
     """The other runner dies with the batch. The stage waits for the end of its lease."""
     backend = backend_of(client.queue("b"))
-    backend.owner = partial(str, "other")
+    backend.terms = replace(backend.terms, owner=partial(str, "other"))
     claims = NamedClaims(backend, "b>c")
     batches: list[Any] = []
 

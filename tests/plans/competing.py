@@ -11,10 +11,8 @@ from typing import Any, Final
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import LeaseLost
 from pyqueue.requests import Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.store import Process, Task, World
-
-__all__ = ["compete"]
 
 #: How the claim of a message ends. Most messages are finished.
 ENDS: Final = ("commit", "commit", "commit", "release", "rollback", "later")

@@ -13,8 +13,6 @@ from pyqueue import QueueError, Unavailable
 from pyqueue.requests import Plan
 from tests.plans.steps import Cut, Fault, Steps, cut
 
-__all__ = ["Faults"]
-
 
 class Works(Protocol):
     """A process that consumes."""

@@ -14,8 +14,6 @@ from tests.plans.runner import NOW, Runner
 from tests.plans.steps import WRITES
 from tests.plans.store import Store
 
-__all__ = ["Meddler"]
-
 
 class Meddler(Runner):
     """Runs plans on a store; before one of its commands it fails, or something else happens."""

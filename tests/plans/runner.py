@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.concurrently import Concurrently
 from pyqueue.messages import Reservation
 from pyqueue.requests import (
@@ -29,8 +29,6 @@ from pyqueue.requests import (
     Wait,
 )
 
-__all__ = ["NOW", "Runner", "after", "giving", "reservation", "standard"]
-
 T = TypeVar("T")
 
 #: An arbitrary instant. Plans know only the time that they receive.
@@ -44,7 +42,7 @@ def after(seconds: float) -> datetime:
 
 def standard(queue: str = "a", **options: Any) -> QueuePlans:
     """Return the backend under test."""
-    return QueuePlans(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
+    return plans_of(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
 
 
 def giving(backend: QueuePlans) -> tuple[str, Kind, float | None]:

@@ -15,11 +15,12 @@ import bson
 
 import signals
 from pyqueue.backends import indexes, namespace
+from pyqueue.backends.limits import indexes as limit_indexes
+from pyqueue.backends.limits.rates import GiveBack, TakePermits
 from pyqueue.backends.options import QueueShape
-from pyqueue.backends.rates import GiveBack, TakePermits
+from pyqueue.backends.transitions import record_id
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently
-from pyqueue.drivers import Driver
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
@@ -43,10 +44,9 @@ from pyqueue.requests import (
     UpdateEach,
     Wait,
 )
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.drivers import Driver
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
-
-__all__ = ["WRITES", "Cut", "Steps", "cut", "lost_reply", "lost_request", "shared"]
 
 T = TypeVar("T")
 WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits, GiveBack)
@@ -132,7 +132,7 @@ class Steps:
             self.database, "pyqueue", bus=bus, durability="majority", timeout=30, topic="t"
         )
         self.driver.run(namespace.ping())
-        self.driver.run(indexes.make_indexes("pyqueue", indexes.LIMIT_INDEXES))
+        self.driver.run(indexes.make_indexes("pyqueue", limit_indexes.LIMIT_INDEXES))
         self.seconds = 0.0
         self.driver.clock = _Clock(self)
         self.signals: list[tuple[str, datetime | None]] = []
@@ -228,7 +228,7 @@ class Steps:
                 record = namespace.read_or_create_record(request)
                 return (yield from self._drive(record, fault, commands)).kind
             case QueueShape():
-                found = self.collection.find_one({"_id": namespace.record_id(request.queue)})
+                found = self.collection.find_one({"_id": record_id(request.queue)})
                 return {} if found is None else found.get("shape", {})
             case ForgetQueue() | Latecomers():
                 return None

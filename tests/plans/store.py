@@ -22,9 +22,11 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
-from pyqueue.backends.groups import MAX_PAGE, FirstOfEach, rank
-from pyqueue.backends.rates import GiveBack, TakePermits
+from pyqueue.backends.limits.rates import GiveBack, TakePermits
+from pyqueue.backends.ordered.groups import rank
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
+from pyqueue.backends.transitions import record_id
+from pyqueue.backends.turns import MAX_PAGE, FirstOfEach
 from pyqueue.concurrently import Concurrently
 from pyqueue.errors import DuplicateKey, QueueError
 from pyqueue.memory import MemoryCollection, memory_database
@@ -52,10 +54,8 @@ from pyqueue.requests import (
     Wait,
     WriteFailure,
 )
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
-
-__all__ = ["Process", "Store", "Task", "World", "instant", "millis", "place"]
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -552,7 +552,7 @@ class Process:
             case EnsureQueue():
                 if request.levels:
                     yield from self.run(namespace.read_or_create_record(request))
-                record = namespace.record_id(request.queue)
+                record = record_id(request.queue)
                 fresh = {"_id": record, "q": request.queue, "when": self.now(), "record": True}
                 world.store.documents.setdefault(
                     record, fresh | {"kind": request.kind, "v": namespace.VERSION}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyqueue.backends import acknowledging as module
 from pyqueue.backends import reading
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.claims import acknowledging as module
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.errors import Fenced, InvalidMessage, Unavailable
 from pyqueue.requests import Change, Delete, Find, Update, UpdateEach, WriteFailure
 from tests.plans.runner import NOW, Runner, standard
@@ -59,7 +59,7 @@ def test_acknowledgement_buries_noted_messages_with_the_reason() -> None:
 def test_acknowledgement_uses_dead_letter_and_history() -> None:
     bench = Bench(3)
     options = Options(dead_letter="graves", history=60)
-    claims = NamedClaims(QueuePlans("a", options), "g")
+    claims = NamedClaims(plans_of("a", options), "g")
     token, n = claimed(bench, claims)
     bench.run(claims.note_bad(token, n, {"m0001": REASON}))
     assert bench.run(claims.acknowledge(token, n)) == 3

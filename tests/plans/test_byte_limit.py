@@ -15,7 +15,7 @@ from pyqueue.backends.byte_limit import Limits, find_fitting
 from pyqueue.errors import ConfigurationError, QueueError, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.requests import Coalesce, Command, Delete, Find, Plan, UpdateEach
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import Runner, standard
 from tests.plans.store import Pause, Process, World
 

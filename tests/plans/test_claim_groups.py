@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from pyqueue.backends.claim_groups import (
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.claims.groups import (
     COMEBACK_S,
     Candidate,
     hold,
@@ -24,7 +25,6 @@ from pyqueue.backends.claim_groups import (
     runner_lease_s,
     take,
 )
-from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.errors import ConfigurationError, Fenced, Occupied
 from pyqueue.requests import Plan, Update
 from tests.plans.runner import standard

@@ -18,7 +18,7 @@ from pyqueue.backends.giving_back import give_back, undo_pop, undo_reserve
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, giving, standard
 
 
@@ -578,7 +578,7 @@ def test_backend_is_small_and_pickles() -> None:
     assert len(data) < 1000
     copy = pickle.loads(data)
     assert (copy.queue, copy.options) == (backend.queue, backend.options)
-    assert copy.owner() == backend.owner() == "me"
+    assert copy.terms.owner() == backend.terms.owner() == "me"
 
 
 def test_what_has_no_valid_due_is_given_back_at_once() -> None:

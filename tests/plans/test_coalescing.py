@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pymongo import _csot
 
 from pyqueue import LeaseLost, Unavailable
-from pyqueue.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer, ThreadCoalescer
 from pyqueue.requests import Coalesce
+from pyqueue.runtime.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer, ThreadCoalescer
 from tests.support.eventually import eventually
 
 

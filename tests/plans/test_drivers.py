@@ -20,7 +20,7 @@ from pymongo.errors import AutoReconnect
 
 from pyqueue import QueueClosed, QueueError, Unavailable
 from pyqueue.backends import namespace
-from pyqueue.drivers import AsyncDriver, Driver
+from pyqueue.backends.transitions import record_id
 from pyqueue.requests import (
     Change,
     Command,
@@ -32,6 +32,7 @@ from pyqueue.requests import (
     Plan,
     Update,
 )
+from pyqueue.runtime.drivers import AsyncDriver, Driver
 from tests.plans.runner import standard
 from tests.support.eventually import LONG, async_eventually, eventually
 
@@ -120,7 +121,7 @@ class World:
                 return found | {"tries": 1} | dict(request.update["$set"])
             return None
         if isinstance(request, Find):
-            wants_record = request.filter.get("_id") == namespace.record_id("a")
+            wants_record = request.filter.get("_id") == record_id("a")
             record = {"_id": "~queue:a", "q": "a", "kind": "standard", "v": 1, "record": True}
             return [record] if wants_record else []
         if isinstance(request, Distinct):  # no queue has handovers to finish

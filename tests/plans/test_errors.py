@@ -15,12 +15,12 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
-from pyqueue.blocking_adapter import BlockingAdapter
-from pyqueue.connecting import runner_of
 from pyqueue.errors import Disconnected, MissingIndex, NotPermitted, TimedOut
 from pyqueue.requests import Find, Insert
-from pyqueue.server_errors import translated, write_failures
-from pyqueue.thread_pool import DaemonThreadPool
+from pyqueue.runtime.blocking_adapter import BlockingAdapter
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.server_errors import translated, write_failures
+from pyqueue.runtime.thread_pool import DaemonThreadPool
 from tests.plans.runner import NOW
 
 

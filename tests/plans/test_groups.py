@@ -18,15 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqueue import DuplicateKey, LeaseLost, Unavailable
-from pyqueue.backends import by_group, groups, recovering
+from pyqueue.backends import recovering
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.ordered import groups, scan
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.turns import DEFERRED_FOR, FirstOfEach
 from pyqueue.documents import group_of, stored_group
 from pyqueue.messages import Backoff
 from pyqueue.requests import Delete, Insert, Plan, UpdateEach
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
@@ -50,7 +52,7 @@ def plans(queue: str = "a", **shape: Any) -> QueuePlans:
     """Return an ordered queue."""
     backoff = Backoff(base=5, factor=1, jitter=0)
     options = Options(lease=LEASE, dead_letter="dead", max_tries=None, backoff=backoff, shape=shape)
-    return QueuePlans(queue, options, kind="ordered", owner="me")
+    return plans_of(queue, options, kind="ordered", owner="me")
 
 
 # ---- the order
@@ -101,7 +103,7 @@ def test_first_use_puts_bounds_around_each_lock() -> None:
     assert len(between) > 800
     assert 0 < min(between) <= max(between) < len(locks)
     standard = World(0).store
-    Meddler(standard).run(QueuePlans("b", Options(dead_letter="x"), owner="me").push([1]))
+    Meddler(standard).run(plans_of("b", Options(dead_letter="x"), owner="me").push([1]))
     assert "~locks" not in standard.documents
 
 
@@ -325,12 +327,12 @@ def test_operations_beside_each_other_keep_the_order(
 
 def check_at_once(store: Store) -> None:
     """Check that each free group has its first message ready, or waiting for its time."""
-    firsts = store._first_of_each(groups.FirstOfEach("a", None))
+    firsts = store._first_of_each(FirstOfEach("a", groups.GROUPED))
     messages = [each for each in store.documents.values() if each["q"] == "a"]
     locks = {each["lock"] for each in messages if "lock" in each}
     for each in firsts:
         if each["group"] not in locks:
-            assert each["when"] <= max(each["due"], NOW) + by_group.LEAST_DEFERRAL, each
+            assert each["when"] <= max(each["due"], NOW) + scan.LEAST_DEFERRAL, each
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -360,7 +362,7 @@ def test_heir_comes_when_the_lease_ends_if_the_holder_dies() -> None:
     store = scene.store
     runner = Meddler(store)
     runner.run(plans().commit(scene.held))
-    assert store.documents["g2"]["when"] == NOW + groups.DEFERRED_FOR
+    assert store.documents["g2"]["when"] == NOW + DEFERRED_FOR
     (held,) = runner.run(scene.receive(1))
     assert held.id == "g1"
     with contextlib.suppress(Unavailable):
@@ -394,7 +396,7 @@ def test_rescan_finds_a_group_that_processes_left_when_they_died(name: str) -> N
     store = scene.store
     die_before_the_group_goes_on(store, OPERATIONS[name](scene))
     die_before_the_group_goes_on(store, plans().commit(scene.held))
-    assert store.documents["g2"]["when"] == NOW + groups.DEFERRED_FOR
+    assert store.documents["g2"]["when"] == NOW + DEFERRED_FOR
     there = live(store)
     assert set(drain(store)) == there
 
@@ -404,7 +406,7 @@ def die_before_the_group_goes_on(store: Store, plan: Plan[Any]) -> None:
     whole = Meddler(store)
 
     def die(request: Any) -> Any:
-        if isinstance(request, groups.FirstOfEach):
+        if isinstance(request, FirstOfEach):
             raise Unavailable("it died")
         return whole.carried(request)
 
@@ -421,7 +423,7 @@ def test_scheduled_message_is_not_brought_forward() -> None:
     held = runner.run(plans().receive(Waiters("a"), 1, timeout=0))
     del runner.commands[:]
     runner.run(plans().commit(held))
-    assert [type(each) for each in runner.commands] == [Delete, groups.FirstOfEach]
+    assert [type(each) for each in runner.commands] == [Delete, FirstOfEach]
     assert store.documents["later"]["when"] == after(30)
 
 
@@ -472,7 +474,7 @@ def test_group_goes_on_behind_a_failure_if_it_skips() -> None:
 
 def test_crowded_look_finds_other_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is full of one group, and there are many such pages."""
-    monkeypatch.setattr(by_group, "LEAST_PAGE", 5)
+    monkeypatch.setattr(scan, "LEAST_PAGE", 5)
     store = World(0).store
     runner = Meddler(store)
     runner.run(plans().push(list(range(200)), groups=["full"] * 200))
@@ -506,11 +508,11 @@ def test_settle_tells_no_group_of_other_kinds_to_go_on() -> None:
     runner = Meddler(scene.store)
     runner.run(plans().move([(scene.held[0], 1)], to="other"))
     assert scene.store.documents["g0"]["last_group"] == stored_group("g")
-    other = QueuePlans("other", Options(dead_letter="x"), owner="me")
+    other = plans_of("other", Options(dead_letter="x"), owner="me")
     (held,) = runner.run(other.receive(Waiters("other"), 1, timeout=0))
     del runner.commands[:]
     runner.run(other.move([(held, 2)], to=plans()))
-    assert not any(isinstance(each, groups.FirstOfEach) for each in runner.commands)
+    assert not any(isinstance(each, FirstOfEach) for each in runner.commands)
     assert scene.store.documents["g0"]["group"] == stored_group("g")
     assert drain(scene.store)[-1] == "g0"
 
@@ -523,7 +525,7 @@ def test_group_goes_on_behind_a_handover(last: int) -> None:
     (held,) = steps.run(plans().receive(Waiters("a"), 10, timeout=0))
     outputs = [Output("new", plans("b").target, 3, None, "g")]
     with contextlib.suppress(Cut):
-        steps.run(fan_out(plans().target, held, outputs), dying(last, after=False))
+        steps.run(fan_out(plans().terms, held, outputs), dying(last, after=False))
     assert not any("lock" in each for each in steps.all() if each["q"].startswith("~handover"))
     steps.seconds = LEASE
     found = [*steps.run(plans().receive(Waiters("a"), 10, timeout=0))]

@@ -18,11 +18,11 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost, Unavailable
-from pyqueue.backends import handover, listing, recovering, transitions
+from pyqueue.backends import all_queues, handover, recovering, transitions
 from pyqueue.backends.handover import Handover
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.scan import FIRST, Sweep
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.backends.transitions import HIDDEN
@@ -36,7 +36,7 @@ from pyqueue.requests import (
     Update,
     UpdateEach,
 )
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, shared
 
@@ -54,7 +54,7 @@ PARTS = [[0, 1], [2, 3, 4], [5]]
 
 def outputs_of(held: Any, queues: str) -> list[Output]:
     """Return outputs of a message, with new ids, in these queues."""
-    targets = [QueuePlans(each, Options(dead_letter="dead")).target for each in queues]
+    targets = [plans_of(each, Options(dead_letter="dead")).target for each in queues]
     return [Output(ObjectId(), target, [held.payload, i], None) for i, target in enumerate(targets)]
 
 
@@ -65,18 +65,18 @@ class Message:
 
     def __init__(self, history: float | None = None) -> None:
         options = Options(lease=60, max_tries=None, dead_letter="in.dead", history=history)
-        self.plans = QueuePlans("in", options, owner="me")
+        self.plans = plans_of("in", options, owner="me")
         self.waiting = Waiters("in")
 
     def split(self, held: Any) -> Plan[None]:
         """Make three messages of one."""
-        return fan_out(self.plans.target, held, outputs_of(held, "aaa"))
+        return fan_out(self.plans.terms, held, outputs_of(held, "aaa"))
 
     @staticmethod
     def fill(steps: Steps) -> None:
         steps.run(Message().plans.push(list(range(INPUTS)), keys=["k0", "k1"]))
         for name in ("a", "b"):
-            steps.run(QueuePlans(name, Options(dead_letter="dead")).push([]))
+            steps.run(plans_of(name, Options(dead_letter="dead")).push([]))
 
     def work(self) -> Plan[None]:
         for _ in range(INPUTS):
@@ -85,7 +85,7 @@ class Message:
                 outputs = outputs_of(held, "aba")
                 for again in (True, False):
                     try:
-                        yield from fan_out(self.plans.target, held, outputs)
+                        yield from fan_out(self.plans.terms, held, outputs)
                     except LeaseLost:
                         break
                     except Unavailable:
@@ -108,7 +108,7 @@ class Batch(Message):
     def work(self) -> Plan[None]:
         received = yield from self.plans.receive(self.waiting, INPUTS, timeout=0)
         if received:
-            source = self.plans.target
+            source = self.plans.terms
             yield from shared([fan_out(source, held, outputs_of(held, "aba")) for held in received])
 
 
@@ -354,7 +354,7 @@ def test_first_release_leaves_alone_what_is_hidden() -> None:
             for held in received:
                 steps.run(old.plans.release([held]))
         assert steps.run(old.plans.redrive()) == 0
-        assert set(steps.run(listing.names())) <= {"in", "a", "b"}
+        assert set(steps.run(all_queues.names())) <= {"in", "a", "b"}
         assert hidden == [each for each in steps.all() if str(each["q"]).startswith(HIDDEN)]
         resume(running)
         audit(steps, Message, Counter())
@@ -457,16 +457,16 @@ def test_call_that_repeats_a_decided_one_shows_nothing_more(taken: bool) -> None
     steps.run(process.plans.push(["n"]))
     held = held_message(steps, process)
     made_of_it = outputs_of(held, "aaa")
-    stalled_before(steps, fan_out(process.plans.target, held, made_of_it), shows).close()
+    stalled_before(steps, fan_out(process.plans.terms, held, made_of_it), shows).close()
     steps.seconds += 10
     steps.run(recovering.recover("in"))
     if taken:
         assert consume(steps).total() == 3
         with pytest.raises(LeaseLost):  # as a commit that is repeated
-            steps.run(fan_out(process.plans.target, held, made_of_it))
+            steps.run(fan_out(process.plans.terms, held, made_of_it))
         assert consume(steps).total() == 0
     else:
-        steps.run(fan_out(process.plans.target, held, made_of_it))
+        steps.run(fan_out(process.plans.terms, held, made_of_it))
         assert consume(steps).total() == 3
     assert not any(str(each["q"]).startswith(HIDDEN) for each in steps.all())
 
@@ -537,7 +537,7 @@ def hand_over_one(steps: Steps, copy: Document, source: str = "S") -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_key_is_given_to_a_copy_if_it_is_free(taken: bool) -> None:
-    steps, target = Steps(), QueuePlans("a", Options(dead_letter="dead"))
+    steps, target = Steps(), plans_of("a", Options(dead_letter="dead"))
     if taken:
         steps.run(target.push([0], keys=["k"]))
     copy = {"_id": "C", **transitions.entering("a", NOW), "payload": 1, "key": "k"}
@@ -554,7 +554,7 @@ def test_output_whose_id_is_taken_is_refused() -> None:
     outputs = outputs_of(held, "aa")
     steps.collection.insert_one({"_id": outputs[1].id, "q": "results"})
     with pytest.raises(DuplicateKey) as clash:
-        steps.run(fan_out(process.plans.target, held, outputs))
+        steps.run(fan_out(process.plans.terms, held, outputs))
     assert clash.value.ids == [outputs[1].id]
     steps.run(process.plans.commit([held]))
     assert consume(steps).total() == 0
@@ -701,7 +701,7 @@ def test_deleted_queue_hides_nothing_that_was_decided(kind: type[Process]) -> No
     while more:
         steps = made(kind)
         holder = stalled_before(steps, kind().work(), decides)
-        deleting = steps.steps(listing.delete_queue("in", True))
+        deleting = steps.steps(all_queues.delete_queue("in", True))
         for _ in range(at):
             more = next(deleting, None) is not None
         decided = False
@@ -721,7 +721,7 @@ def test_client_recovers_all_queues_once_a_minute() -> None:
     steps, dead = made(Message), Message()
     stalled_before(steps, dead.split(held_message(steps, dead)), shows).close()
     steps.collection.delete_many({"q": "in"})
-    sweep, other = Sweep(), QueuePlans("other", Options(dead_letter="dead"))
+    sweep, other = Sweep(), plans_of("other", Options(dead_letter="dead"))
     passes = 0
     for _ in range(100):
         for number in range(2):  # two queues of one client

@@ -17,15 +17,17 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, Limit
-from pyqueue.backends import deferring, limiting, managing, rates
-from pyqueue.backends.groups import DEFERRED_FOR
+from pyqueue.backends import managing
+from pyqueue.backends.limits import rates, scan
+from pyqueue.backends.limits import waiting as limit_waiting
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.turns import DEFERRED_FOR
 from pyqueue.errors import LeaseLost
 from pyqueue.limits import FollowedLimit, check_call, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
@@ -57,7 +59,7 @@ def plans(limit: Limit | None = None, **options: Any) -> QueuePlans:
     """Return a queue with a limit; None: as a program that does not give the limit has it."""
     shape = {} if limit is None else {"limit": limit.stored()}
     given = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0), **options}
-    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), owner="me")
+    return plans_of("a", Options(dead_letter="dead", shape=shape, **given), owner="me")
 
 
 def headers_of(number: int) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def test_walk_beside_a_consumer_changes_nothing(limit: Limit, every: int) -> Non
     """Another process corrects what is deferred before each command."""
 
     def walk(steps: Steps, quick: Consumer) -> None:
-        steps.run(deferring.restore("a", FollowedLimit(limit), None))
+        steps.run(limit_waiting.restore("a", FollowedLimit(limit), None))
 
     faults(limit).sleeps(every, walk)
 
@@ -349,7 +351,7 @@ def test_another_waiting_consumer_hears_when_a_key_may_start() -> None:
 
 def test_key_that_fills_a_page_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look reads past it, and defers one page of it at most."""
-    monkeypatch.setattr(limiting, "LEAST_PAGE", 8)
+    monkeypatch.setattr(scan, "LEAST_PAGE", 8)
     scene = Scene("x" * 60 + "yyy")
     assert scene.receive(2) == ["x0", "x1"]
     assert scene.receive(4) == ["y60", "y61"]
@@ -460,7 +462,7 @@ def test_transaction_on_what_waits_makes_no_consumer_poll(
         yield from ()
         return 0
 
-    monkeypatch.setattr(deferring, "defer", locked)
+    monkeypatch.setattr(limit_waiting, "defer", locked)
     before = scene.steps.seconds
     assert scene.receive(1, timeout=60) == ["x1"]
     assert scene.steps.seconds - before == pytest.approx(20, abs=0.1)

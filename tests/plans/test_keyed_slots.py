@@ -15,14 +15,18 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost
-from pyqueue.backends import deferring, indexes, limiting, managing, slots
-from pyqueue.backends.groups import DEFERRED_FOR, FirstOfEach
+from pyqueue.backends import managing
+from pyqueue.backends.limits import indexes as limit_indexes
+from pyqueue.backends.limits import scan, slots
+from pyqueue.backends.limits import waiting as limit_waiting
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.ordered.groups import GROUPED
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.turns import DEFERRED_FOR, FirstOfEach
 from pyqueue.limits import FollowedLimit, Limit, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Find, Plan, UpdateEach
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
@@ -45,7 +49,7 @@ def plans(limit: Limit | None = PER, kind: str = "standard") -> QueuePlans:
     """Return a queue with a limit; None: as a program that does not give the limit has it."""
     shape = {} if limit is None else {"limit": limit.stored()}
     given: dict[str, Any] = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0)}
-    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
+    return plans_of("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
 
 
 def headers_of(number: int) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
 
 
 def walk() -> Plan[None]:
-    yield from deferring.restore("a", FollowedLimit(PER), None)
+    yield from limit_waiting.restore("a", FollowedLimit(PER), None)
 
 
 # ---- one look
@@ -332,7 +336,7 @@ def test_message_that_is_removed_waits_for_nothing() -> None:
     """The history has no message that seems to be the first one of its key."""
     scene = Scene("xxxx")
     scene.receive(10)
-    kept = QueuePlans("a", Options(dead_letter="dead", history=60), owner="me")
+    kept = plans_of("a", Options(dead_letter="dead", history=60), owner="me")
     scene.runner.run(kept.remove("x2"))
     assert set(scene.whens()) == {"x3"}
 
@@ -347,7 +351,7 @@ def test_values_of_headers_are_told_apart() -> None:
 
 
 def test_crowded_look_reads_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiting, "LEAST_PAGE", 5)
+    monkeypatch.setattr(scan, "LEAST_PAGE", 5)
     scene = Scene("x" * 60 + "y")
     found = scene.receive(3)
     found += scene.receive(3)
@@ -392,5 +396,5 @@ def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> N
 
 def test_reads_of_what_waits_name_their_index() -> None:
     """So that its absence is noticed, and the first look makes it."""
-    assert FirstOfEach("a", order=indexes.LIMITED).hint in indexes.LIMIT_INDEXES
-    assert FirstOfEach("a").hint not in indexes.LIMIT_INDEXES
+    assert FirstOfEach("a", limit_indexes.LIMITED).hint in limit_indexes.LIMIT_INDEXES
+    assert FirstOfEach("a", GROUPED).hint not in limit_indexes.LIMIT_INDEXES

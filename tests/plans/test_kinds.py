@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pyqueue.backends import kind
+from pyqueue.backends.bulk.partitions import page, slices
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.slices import page, slices
-from pyqueue.waiters import Waiters
+from pyqueue.backends.queue_plans import plans_of
+from pyqueue.runtime.waiters import Waiters
 from tests.contract.newest import Newest
 from tests.plans.runner import NOW, Runner, after
 
@@ -19,7 +19,7 @@ def test_empty_claim_forgets_a_due_time_that_has_passed() -> None:
     """Otherwise a waiting consumer scans again every millisecond."""
     waiters = Waiters("t")
     waiters.scan.due = after(-1)
-    plans = QueuePlans("a", Options(dead_letter="a.dead"), kind="newest")
+    plans = plans_of("a", Options(dead_letter="a.dead"), kind="newest")
     assert Runner(NOT_PAUSED, None).run(plans.receive(waiters, 1, timeout=0)) == []
     assert waiters.scan.due is None
 

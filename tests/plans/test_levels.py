@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import ConfigurationError, LeaseLost, Unavailable
-from pyqueue.backends import by_level, managing, transitions
+from pyqueue.backends import managing, transitions
 from pyqueue.backends.kind import lookup
-from pyqueue.backends.levels import LEVEL_ORDER, LevelStarts, listed_levels, ready_by_level
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.priority import scan as priority_scan
+from pyqueue.backends.priority.levels import LEVEL_ORDER, LevelStarts, ready_by_level
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.scan import FIRST, ScanState
+from pyqueue.documents import listed_levels
 from pyqueue.messages import Backoff
 from pyqueue.requests import Plan, Update
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
 from tests.plans.store import Process, Store, Task, World, instant, matches, place
@@ -39,7 +41,7 @@ def plans(**shape: Any) -> QueuePlans:
     options = Options(
         dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0, jitter=0), shape=shape
     )
-    return QueuePlans("a", options, kind="priority", owner="me")
+    return plans_of("a", options, kind="priority", owner="me")
 
 
 # ---- the filter and the starts
@@ -284,7 +286,7 @@ def test_strict_queue_walks_on_to_find_unlisted_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page is full of messages that have one, for ever."""
-    monkeypatch.setattr(by_level, "WALK", 3)
+    monkeypatch.setattr(priority_scan, "WALK", 3)
     store = stored(strict=True)
     for n in range(10):
         early = {"q": "a", "when": after(-99 + n), "due": after(-99 + n), "payload": n}
@@ -339,7 +341,7 @@ def test_new_level_is_announced_before_its_first_push() -> None:
 def test_shape_of_another_kind_is_refused() -> None:
     runner = Meddler(stored())
     with pytest.raises(ConfigurationError, match="strict"):
-        QueuePlans("b", Options(shape={"strict": True}))
+        plans_of("b", Options(shape={"strict": True}))
     with pytest.raises(ConfigurationError, match="queue 'b' does not exist"):
         runner.run(managing.reshape("b", {"strict": True}))
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, ConfigurationError, Limit, known_queues
+from pyqueue import Client, ConfigurationError, Limit
 from pyqueue.limits import FollowedLimit, limit_or_none, stored_limit
+from pyqueue.runtime import known_queues
 
 
 @pytest.fixture

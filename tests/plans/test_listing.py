@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, Unavailable
-from pyqueue.backends import listing, namespace
+from pyqueue.backends import all_queues, namespace
 from pyqueue.clock import BAND
 from pyqueue.requests import Command, Delete, EnsureQueue
 from tests.plans.runner import NOW, Runner
@@ -20,7 +20,7 @@ RECORD = "~queue:a"
 @pytest.fixture(autouse=True)
 def pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pages small, so that there are several."""
-    monkeypatch.setattr(listing, "MAX_BATCH", 5)
+    monkeypatch.setattr(all_queues, "MAX_BATCH", 5)
 
 
 def stored(*, ready: int = 0, finished: int = 0) -> Store:
@@ -58,11 +58,11 @@ class Meddler(Runner):
 def test_delete_never_loses_a_message_that_comes_meanwhile() -> None:
     """Whatever the instant of a push: it is refused, or the message is there and receivable."""
     whole = Meddler(stored(finished=12))
-    assert whole.run(listing.delete_queue("a", False)) == 12
+    assert whole.run(all_queues.delete_queue("a", False)) == 12
     for place in range(len(whole.commands)):
         store = stored(finished=12)
         try:
-            Meddler(store, place).run(listing.delete_queue("a", False))
+            Meddler(store, place).run(all_queues.delete_queue("a", False))
         except ConfigurationError:
             assert store.documents[RECORD]["q"] == "a"
             assert "expires" not in store.documents[RECORD]
@@ -81,28 +81,28 @@ def test_delete_cut_at_any_command_can_be_repeated(force: bool) -> None:
         return stored(ready=3 if force else 0, finished=12)
 
     whole = Meddler(fresh())
-    total = whole.run(listing.delete_queue("a", force))
+    total = whole.run(all_queues.delete_queue("a", force))
     assert sum(isinstance(each, Delete) for each in whole.commands) >= 2
     for place in range(len(whole.commands)):
         store = fresh()
         with pytest.raises(Unavailable):
-            Meddler(store, place, error=True).run(listing.delete_queue("a", force))
+            Meddler(store, place, error=True).run(all_queues.delete_queue("a", force))
         left = len(store.documents) - 1
-        assert Meddler(store).run(listing.delete_queue("a", force)) == left <= total
+        assert Meddler(store).run(all_queues.delete_queue("a", force)) == left <= total
         assert set(store.documents) == {RECORD}
         assert store.documents[RECORD]["q"] == "~deleted"
 
 
 def test_names_leave_out_deleted_queues() -> None:
     store = stored()
-    assert Meddler(store).run(listing.names()) == ["a"]
-    Meddler(store).run(listing.delete_queue("a", False))
-    assert Meddler(store).run(listing.names()) == []
+    assert Meddler(store).run(all_queues.names()) == ["a"]
+    Meddler(store).run(all_queues.delete_queue("a", False))
+    assert Meddler(store).run(all_queues.names()) == []
     store.documents["m"] = {"_id": "m", "q": "a", "when": NOW}
-    assert Meddler(store).run(listing.names()) == ["a"]
+    assert Meddler(store).run(all_queues.names()) == ["a"]
 
 
 def test_delete_of_an_unknown_queue_writes_nothing() -> None:
     store = World(0).store
-    assert Meddler(store).run(listing.delete_queue("a", True)) == 0
+    assert Meddler(store).run(all_queues.delete_queue("a", True)) == 0
     assert store.documents == {}

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from pyqueue.backends.locked import LockedMessages
-from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.scan import ScanState
+from pyqueue.backends.transaction_locks import LockedMessages
 from pyqueue.errors import InvalidMessage, QueueError, TimeLimitReached, Unavailable
 from pyqueue.payloads import Codec
 from pyqueue.requests import Command, FindAndModify, Plan, Update
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, standard
 from tests.plans.store import Pause, Process, Task, World
 
@@ -124,7 +124,7 @@ class Bench:
 
 def receiving(bench: Bench, how: str) -> list[str]:
     if how == "typed pop":
-        bench.queue = QueuePlans("a", bench.queue.options, Codec(str), owner="me")
+        bench.queue = plans_of("a", bench.queue.options, Codec(str), owner="me")
     return bench.receive(5 if "many" in how else 1, pop="pop" in how)
 
 

@@ -19,11 +19,11 @@ import bson
 import pytest
 from bson import ObjectId
 
-from pyqueue.backends import claim_groups
-from pyqueue.backends import named_claims as module
-from pyqueue.backends.named_claims import NamedClaims, divided
+from pyqueue.backends.claims import claims as module
+from pyqueue.backends.claims import groups
+from pyqueue.backends.claims.claims import NamedClaims, divided
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.errors import DuplicateKey, Fenced, InvalidMessage, QueueError
 from pyqueue.messages import Backoff, Id
 from pyqueue.requests import Change, Delete, Find, Plan, Update, WriteFailure
@@ -41,7 +41,7 @@ class Bench:
         self.world = World(seed=1)
         self.process = Process(self.world, "a")
         options = {"max_tries": None, "backoff": Backoff(base=0)} | options
-        self.backend = QueuePlans("a", Options(dead_letter="a.dead", **options))
+        self.backend = plans_of("a", Options(dead_letter="a.dead", **options))
         self.push(*(f"m{number:04}" for number in range(count)))
 
     def push(self, *ids: Id, **fields: Any) -> None:
@@ -90,7 +90,7 @@ class Bench:
 def test_takeover_gives_up_if_it_always_loses() -> None:
     """Each time it reads the state, another process has taken the group over."""
     runner = Runner(
-        *[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * claim_groups.TAKEOVER_TRIES
+        *[[{"_id": "~claim:a~g", "token": "other"}], Change(0, None)] * groups.TAKEOVER_TRIES
     )
     with pytest.raises(Fenced):
         runner.run(NamedClaims(standard(), "g").adopt(LEASE))
@@ -688,7 +688,7 @@ def other_group(
 def test_dying_runners_lose_nothing_and_finish_nothing_unread(seed: int) -> None:
     rng = random.Random(seed)
     world = World(seed)
-    backend = QueuePlans(
+    backend = plans_of(
         "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05))
     )
     ids = [f"m{number:02}" for number in range(25)]
@@ -730,7 +730,7 @@ def test_simulation_reaches_fencing_and_crashes() -> None:
     fenced = 0
     for seed in range(20):
         rng, world, checker = random.Random(seed), World(seed), Checker()
-        backend = QueuePlans(
+        backend = plans_of(
             "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0))
         )
         for number in range(25):

@@ -11,9 +11,9 @@ import pytest
 
 from pyqueue import Limit, Unavailable
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.requests import Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
 
 LIMIT = Limit(rate=2, period=1, burst=5)
@@ -26,16 +26,16 @@ some_or_every = pytest.mark.parametrize(
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def plans_of(kind: str, limit: Limit | None = None) -> QueuePlans:
+def limited(kind: str, limit: Limit | None = None) -> QueuePlans:
     shape = {} if limit is None else {"limit": limit.stored()}
-    return QueuePlans("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="me")
+    return plans_of("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="me")
 
 
 class Consumer:
     """A process that consumes."""
 
     def __init__(self, kind: str) -> None:
-        self.plans = plans_of(kind)
+        self.plans = limited(kind)
         self.waiting = Waiters("a")
         self.received: list[Any] = []
 
@@ -53,7 +53,7 @@ class Consumer:
 def stored(kind: str, limit: Limit = LIMIT) -> list[Any]:
     """Return the documents of a queue with messages, each of a group of its own."""
     steps = Steps()
-    queue = plans_of(kind, limit)
+    queue = limited(kind, limit)
     if kind == "bucket":  # packs of several sizes, and single messages
         for first, size in ((0, 4), (4, 1), (5, 3), (8, 1), (9, 3)):
             steps.run(queue.push(range(first, first + size)))

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue import DuplicateKey, LeaseLost, packs
+from pyqueue import DuplicateKey, LeaseLost
+from pyqueue.backends.bucket import packs
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.messages import UNCHANGED
 from pyqueue.requests import Document, Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
 
@@ -35,7 +36,7 @@ some_or_every = pytest.mark.parametrize(
 def plans(queue: str) -> QueuePlans:
     """Return the plans of a bucket with packs of 5 messages."""
     options = Options(shape={"pack": 5}, max_tries=None, dead_letter="dead")
-    return QueuePlans(queue, options, kind="bucket", owner="me")
+    return plans_of(queue, options, kind="bucket", owner="me")
 
 
 class Mover:
@@ -247,7 +248,7 @@ def test_messages_that_leave_a_pack_keep_their_order(
 ) -> None:
     """Also if they need several packs, or come back from the dead-letter queue."""
     steps, mover = Steps(), Mover()
-    wide = mover.plans["a"] = QueuePlans(
+    wide = mover.plans["a"] = plans_of(
         "a", Options(shape={"pack": 99}, max_tries=None, dead_letter="dead"), kind="bucket"
     )
     numbers = list(range(15))
@@ -256,12 +257,12 @@ def test_messages_that_leave_a_pack_keep_their_order(
     monkeypatch.setattr(packs, "MAX_PACK_BYTES", 130)
     if to == "dead":
         steps.run(wide.bury(held[:14]))
-        steps.run(QueuePlans("dead", Options(dead_letter="x")).redrive())
+        steps.run(plans_of("dead", Options(dead_letter="x")).redrive())
         steps.run(wide.rollback(held[14:], delay=1))
         steps.seconds += 2
         queue = wide
     else:
-        queue = plans("c") if to == "c" else QueuePlans("d", Options(dead_letter="dead"))
+        queue = plans("c") if to == "c" else plans_of("d", Options(dead_letter="dead"))
         steps.run(wide.move([(each, UNCHANGED) for each in held], to=queue, headers={"h": 1}))
     found = steps.run(queue.receive(Waiters(queue.queue), 99, timeout=0))
     assert [each.payload["n"] for each in found] == numbers
@@ -283,7 +284,7 @@ def test_two_moves_of_the_same_messages_lose_none() -> None:
 #: Where two calls move the same messages.
 TARGETS = {
     "buckets": (plans("c"), plans("d")),
-    "queues": tuple(QueuePlans(each, Options(dead_letter="dead")) for each in "ef"),
+    "queues": tuple(plans_of(each, Options(dead_letter="dead")) for each in "ef"),
     "one bucket": (plans("c"), plans("c")),
 }
 

@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable, packs
-from pyqueue.backends import inserting, listing, namespace, recovering
+from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Unavailable
+from pyqueue.backends import all_queues, inserting, namespace, recovering
+from pyqueue.backends.bucket import packs
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.errors import TimeLimitReached
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, Update, UpdateEach
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.runner import NOW
 from tests.plans.steps import WRITES, Cut, Steps, cut, lost_reply, lost_request, shared
@@ -43,7 +44,7 @@ some_or_every = pytest.mark.parametrize(
 def plans(codec: Codec[Any] | None = None, **options: Any) -> QueuePlans:
     """Return the plans of the queue under test, with packs of 5 messages."""
     given = {"max_tries": 5, "dead_letter": "a.dead", "backoff": Backoff(jitter=0), **options}
-    return QueuePlans("a", Options(shape={"pack": 5}, **given), codec, kind="bucket", owner="me")
+    return plans_of("a", Options(shape={"pack": 5}, **given), codec, kind="bucket", owner="me")
 
 
 def pushed_late(steps: Steps, plan: Plan[Any]) -> tuple[Insert, list[Any]]:
@@ -333,7 +334,7 @@ def test_message_that_comes_back_counts_for_a_deletion(force: bool) -> None:
     next(each for each in back if isinstance(each, UpdateEach) and each.many)
     steps.run(consumer.plans.commit(held[1:]))
     with nullcontext() if force else pytest.raises(ConfigurationError, match="1 ready"):
-        steps.run(listing.delete_queue("a", force))
+        steps.run(all_queues.delete_queue("a", force))
     assert numbers_in(steps, "a") == ([] if force else [held[0].payload])
 
 
@@ -395,10 +396,10 @@ def iter_of(request: Any) -> Plan[Any]:
 
 def split(consumer: Consumer, held: list[Any]) -> Plan[list[bool]]:
     """Make two messages of each, by calls that share a batch. Return of each whether it did."""
-    to = QueuePlans("b", Options(dead_letter="b.dead")).target
+    to = plans_of("b", Options(dead_letter="b.dead")).target
     outputs = [[Output(ObjectId(), to, each.payload, None) for _ in range(2)] for each in held]
     return shared(
-        [fan_out(consumer.plans.target, *each) for each in zip(held, outputs, strict=True)]
+        [fan_out(consumer.plans.terms, *each) for each in zip(held, outputs, strict=True)]
     )
 
 
@@ -558,7 +559,7 @@ def test_messages_that_were_pushed_together_share_a_pack() -> None:
 
 @pytest.mark.parametrize("kind", ["standard", "bucket"])
 def test_ids_of_the_caller_decide_within_a_millisecond(kind: str) -> None:
-    queue = QueuePlans("a", Options(dead_letter="a.dead"), kind=kind)
+    queue = plans_of("a", Options(dead_letter="a.dead"), kind=kind)
     for ids, expected in ((["i-2", "i-10"], [1, 0]), (None, [0, 1]), (["i-02", "i-10"], [0, 1])):
         steps = Steps()
         steps.run(queue.push([0, 1], ids=ids))
@@ -616,7 +617,7 @@ def test_old_pack_takes_no_message_twice() -> None:
     steps.collection.update_one({"n": 5}, {"$unset": {"w": ""}})
     held = steps.run(consumer.receive(5))
     assert [each.id for each in held] == ids
-    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    other = plans_of("b", Options(dead_letter="b.dead"), kind="bucket")
     steps.run(consumer.plans.move([(each, each.payload) for each in held[:3]], to=other))
     steps.run(consumer.plans.rollback(held[3:4], delay=0))
     assert steps.run(plans().push([0] * 5, ids=ids)) == ids
@@ -642,7 +643,7 @@ def test_push_without_a_reply_names_all_ids_in_order(kind: str, lost: Any) -> No
     """Whichever command fails. Repeated with these ids and its keys, it is one push."""
     keys = [None, "a", None, None, "b", None, None]
     shape = {"pack": 2} if kind == "bucket" else {}
-    queue = QueuePlans("a", Options(shape=shape, dead_letter="a.dead"), kind=kind)
+    queue = plans_of("a", Options(shape=shape, dead_letter="a.dead"), kind=kind)
     for at in range(20):
         steps = Steps()
         steps.run(queue.push([0]))
@@ -700,7 +701,7 @@ def test_late_insert_meets_a_repeated_push_anywhere() -> None:
 def test_repeated_push_refuses_the_ids_of_another_queue() -> None:
     steps = Steps()
     ids = steps.run(plans().push([1, 2, 3]))
-    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    other = plans_of("b", Options(dead_letter="b.dead"), kind="bucket")
     with pytest.raises(DuplicateKey) as caught:
         steps.run(other.push([0, 1, 2, 3], ids=[None, *ids]))
     assert caught.value.ids == ids
@@ -712,7 +713,7 @@ def test_repeated_push_leaves_a_move_alone() -> None:
     steps, consumer = Steps(), Consumer()
     ids = steps.run(plans().push([0, 1, 2, 3, 4]))
     held = steps.run(consumer.receive(4))
-    other = QueuePlans("b", Options(dead_letter="b.dead"), kind="bucket")
+    other = plans_of("b", Options(dead_letter="b.dead"), kind="bucket")
     moving = steps.steps(consumer.plans.move([(each, each.payload) for each in held], to=other))
     next(each for each in moving if isinstance(each, UpdateEach) and each.many)
     assert steps.run(plans().push([0] * 5, ids=ids)) == ids
@@ -745,7 +746,7 @@ def test_message_that_ends_its_consumers_is_buried_alone(guilty: int, taken: boo
     """Each consumer that gets it dies. Every other message is finished, with few crashes."""
     steps = Steps()
     options = Options(shape={"pack": 40}, max_tries=2, dead_letter="a.dead")
-    wide = QueuePlans("a", options, kind="bucket", owner="me")
+    wide = plans_of("a", options, kind="bucket", owner="me")
     ids = steps.run(wide.push(list(range(40))))
     if taken:
         steps.collection.insert_one({"_id": ids[guilty], "q": "results"})

@@ -35,7 +35,7 @@ from pyqueue import arguments as check
 from pyqueue.clock import Clock
 from pyqueue.documents import message_of, state_of
 from pyqueue.payloads import LIMIT, OPTIONS, Codec, encode
-from pyqueue.renewal import Entry, Schedule
+from pyqueue.runtime.renewal import Entry, Schedule
 from tests.plans.runner import NOW, after, reservation
 
 # ---- Clock

@@ -11,7 +11,7 @@ from pyqueue import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.backends import kind
 from pyqueue.backends.giving_back import undo_reserve
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.standard import Standard
 from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, WriteFailure
 from tests.plans.runner import NOW, Runner, after, giving, reservation, standard
@@ -122,7 +122,7 @@ class Bare(Standard):
 
 
 def bare(**options: Any) -> QueuePlans:
-    return QueuePlans("a", Options(dead_letter="a.dead", **options), kind="bare", owner="me")
+    return plans_of("a", Options(dead_letter="a.dead", **options), kind="bare", owner="me")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Limit, Unavailable
-from pyqueue.backends import rates
+from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Fault, Steps, lost_reply, lost_request

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, ConfigurationError, Limit, known_queues
-from pyqueue.backends import kind, listing, managing, namespace, reading, stream_packs
+from pyqueue import Client, ConfigurationError, Limit
+from pyqueue.backends import all_queues, kind, managing, namespace, reading
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.standard import Standard
-from pyqueue.connecting import runner_of
+from pyqueue.backends.streams import log
 from pyqueue.requests import EnsureQueue, Plan, Update
-from pyqueue.waiters import Waiters
+from pyqueue.runtime import known_queues
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.steps import Steps
 
@@ -48,7 +50,7 @@ def record(client: Client) -> dict[str, Any]:
 
 def push(client: Client, **shape: object) -> None:
     """Push to queue "a" of the kind with a shape."""
-    plans = QueuePlans("a", Options(dead_letter="a.dead", shape=shape), kind="shaped")
+    plans = plans_of("a", Options(dead_letter="a.dead", shape=shape), kind="shaped")
     runner_of(client).run(plans.push([1]))
 
 
@@ -117,7 +119,7 @@ def test_kind_without_a_shape_refuses_one_and_stores_none(client: Client) -> Non
     assert "shape" not in record(client)
     assert record(client)["v"] == 1
     with pytest.raises(ConfigurationError, match="on_failure"):
-        QueuePlans("a", Options(shape={"on_failure": "skip"}))
+        plans_of("a", Options(shape={"on_failure": "skip"}))
 
 
 # ---- the records of deleted queues
@@ -131,7 +133,7 @@ def use(kind: str, by: str) -> Plan[str]:
 
 def receive() -> Plan[list[Any]]:
     """Wait for a message of a bucket."""
-    plans = QueuePlans("a", Options(dead_letter="a.dead"), kind="bucket", owner="carol")
+    plans = plans_of("a", Options(dead_letter="a.dead"), kind="bucket", owner="carol")
     return plans.receive(Waiters("a"), 1, timeout=None)
 
 
@@ -146,7 +148,7 @@ def made(kind: str = "bucket") -> Steps:
 def deleted(after_s: float) -> Steps:
     """Return a store with a bucket that was deleted so long ago."""
     steps = made()
-    steps.run(listing.delete_queue("a", False))
+    steps.run(all_queues.delete_queue("a", False))
     steps.seconds = after_s
     return steps
 
@@ -183,12 +185,12 @@ def test_consumer_that_waits_keeps_its_queue() -> None:
     running = steps.steps(receive())
     for _ in range(20):
         next(running)
-    steps.run(listing.delete_queue("a", False))
+    steps.run(all_queues.delete_queue("a", False))
     while "deleted" in stored(steps):
         next(running)
     assert stored(steps)["made"]["by"] == "carol"
     # It is suspended. The queue is deleted again, and made with another kind.
-    steps.run(listing.delete_queue("a", False))
+    steps.run(all_queues.delete_queue("a", False))
     steps.seconds += 120
     steps.run(use("standard", "bob"))
     with pytest.raises(ConfigurationError, match=r"'standard', made by bob at .*'bucket'"):
@@ -214,7 +216,7 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
             assert at > 2
             return
         if quick == "deletes":
-            steps.run(listing.delete_queue("a", False))
+            steps.run(all_queues.delete_queue("a", False))
         elif quick == "waits":
             with suppress(ConfigurationError):
                 waiting = steps.steps(receive())
@@ -249,7 +251,7 @@ def moved_in(**fields: object) -> Steps:
 
 def consume(kind: str, **shape: object) -> Plan[list[Any]]:
     """Receive once with an object that names a kind."""
-    plans = QueuePlans("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="carol")
+    plans = plans_of("a", Options(dead_letter="a.dead", shape=shape), kind=kind, owner="carol")
     return plans.receive(Waiters("a"), 1, timeout=0)
 
 
@@ -283,9 +285,9 @@ def test_first_program_names_the_kind(
 
 def test_kind_is_named_by_any_operation() -> None:
     steps = moved_in()
-    steps.run(QueuePlans("a", Options()).purge())
+    steps.run(plans_of("a", Options()).purge())
     assert stored(steps)["open"], "a standard queue need not name its kind for it"
-    steps.run(QueuePlans("a", Options(), kind="bucket").purge())
+    steps.run(plans_of("a", Options(), kind="bucket").purge())
     assert stored(steps)["kind"] == "bucket"
     assert [each.majority for each in steps.commands if isinstance(each, Update)][:1] == [True]
 
@@ -294,7 +296,7 @@ def test_stream_never_takes_an_open_name() -> None:
     steps = moved_in()
     before = stored(steps)
     with pytest.raises(ConfigurationError, match=r"is a queue .*delete_queue\(\)"):
-        steps.run(stream_packs.ensure("a", {}))
+        steps.run(log.ensure("a", {}))
     assert stored(steps) == before
 
 
@@ -327,7 +329,7 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
             limit = {"limit": Limit(rate=5).stored()}
             steps.run(managing.reshape("a", limit, collection="pyqueue", by="bob"))
         elif quick == "deletes":
-            steps.run(listing.delete_queue("a", True))
+            steps.run(all_queues.delete_queue("a", True))
         else:
             with suppress(ConfigurationError):
                 steps.run(namespace.ensure("a", kind.lookup(quick), Options()))

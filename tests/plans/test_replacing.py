@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from pyqueue.backends.bulk.staging import append
 from pyqueue.backends.options import NewMessage, Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.staging import append
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.errors import DuplicateKey, LeaseLost, Unavailable
 from pyqueue.messages import Reservation
 from pyqueue.requests import Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
 
 #: The first two rows have the ids of messages, the next one has the key of a third.
@@ -34,7 +34,7 @@ class Queue:
 
     def __init__(self, history: float | None = None) -> None:
         self.steps = Steps()
-        self.plans = QueuePlans(
+        self.plans = plans_of(
             "q", Options(dead_letter="dead", history=history), kind="ordered", owner="me"
         )
         old = self.plans.push(
@@ -132,7 +132,7 @@ def test_row_competes_with_other_processes(what: str, history: float | None) -> 
 def test_row_meets_a_message_that_takes_its_key(stored: bool) -> None:
     """It overwrites that message, or keeps it out."""
     for at in range(100):
-        steps, plans = Steps(), QueuePlans("q", Options(dead_letter="dead"), owner="me")
+        steps, plans = Steps(), plans_of("q", Options(dead_letter="dead"), owner="me")
         steps.run(plans.push(["old"], ids=["a" if stored else "b"]))
         row = NewMessage("a", "new", key="k")
         running = steps.stalled(append(plans.target, [row], "replace", by_id=True), at)
@@ -158,7 +158,7 @@ def test_row_meets_its_id_in_another_queue() -> None:
     """Whichever comes second fails."""
     for at in range(100):
         steps, options = Steps(), Options(dead_letter="dead")
-        plans, other = (QueuePlans(name, options, owner="me") for name in ("q", "other"))
+        plans, other = (plans_of(name, options, owner="me") for name in ("q", "other"))
         running = steps.stalled(
             append(plans.target, [NewMessage("a", "new")], "replace", by_id=True), at
         )

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 from pyqueue.backends import scan as rules
 from pyqueue.backends import transitions
+from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.scan import ScanStart, ScanState
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.scan import ScanState
 from pyqueue.errors import LeaseLost
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.requests import Find, FindAndModify
@@ -84,7 +85,7 @@ class Consumer:
 
 
 def backend(queue: str = "a") -> QueuePlans:
-    return QueuePlans(
+    return plans_of(
         queue,
         Options(
             dead_letter=f"{queue}.dead", max_tries=None, poll=POLL / 1000, backoff=Backoff(jitter=0)

@@ -192,8 +192,7 @@ def test_each_call_of_a_batch_gets_its_result() -> None:
     held = [reservation(f"m{n}", f"t{n}") for n in range(3)]
     outcomes = runner.run(
         move_each(
-            "a",
-            standard().kind,
+            standard().terms,
             standard("b").target,
             [(each, NewMessage(None, each.id, None, "k")) for each in held],
         )
@@ -210,7 +209,7 @@ def test_move_each_shares_a_command_if_nothing_changes() -> None:
         NewMessage(None, UNCHANGED),
         NewMessage(None, UNCHANGED, {"x": 1}),
     ]
-    plan = move_each("a", standard().kind, standard("b").target, list(zip(held, new, strict=True)))
+    plan = move_each(standard().terms, standard("b").target, list(zip(held, new, strict=True)))
     assert [outcome for _, outcome in runner.run(plan)] == ["done"] * 4
     shared, each = runner.commands
     assert pairs(shared.filter) == {("m0", "t"), ("m2", "t")}
@@ -228,7 +227,7 @@ def test_move_each_shares_a_command_unless_it_waits() -> None:
         NewMessage(None, UNCHANGED, at=after(-2)),
         NewMessage(None, UNCHANGED, delay=7),
     ]
-    plan = move_each("a", standard().kind, standard("b").target, list(zip(held, new, strict=True)))
+    plan = move_each(standard().terms, standard("b").target, list(zip(held, new, strict=True)))
     assert [outcome for _, outcome in runner.run(plan)] == ["done"] * 4
     shared, each = runner.commands
     assert pairs(shared.filter) == {("m0", "t"), ("m2", "t")}

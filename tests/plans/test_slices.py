@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue.backends import kind
-from pyqueue.backends.slices import Slice, page, slices
+from pyqueue.backends.bulk.partitions import Slice, page, slices
 from pyqueue.requests import Command, Count, Find
 from tests.plans.runner import NOW, Runner, after
 from tests.plans.store import Store, World, place

@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.indexes import make_indexes
 from pyqueue.backends.kind import lookup
+from pyqueue.backends.limits.slots import slot_of
 from pyqueue.backends.managing import reshape
-from pyqueue.backends.named_claims import NamedClaims
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.settling import Output, fan_out
-from pyqueue.backends.slots import slot_of
 from pyqueue.errors import InvalidMessage, TimeLimitReached
 from pyqueue.messages import Backoff
 from pyqueue.requests import FindAndModify, Plan, UpdateEach, WriteFailure
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
 from tests.plans.faults import Faults
 from tests.plans.meddler import Meddler
@@ -51,7 +51,7 @@ def plans(concurrency: int | None = LIMIT, kind: str = "standard", **options: An
     """Return a queue with a limit; None: as a program that does not give the limit has it."""
     shape = {} if concurrency is None else {"limit": {"concurrency": concurrency}}
     given = {"lease": LEASE, "max_tries": None, "backoff": Backoff(jitter=0), **options}
-    return QueuePlans("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
+    return plans_of("a", Options(dead_letter="dead", shape=shape, **given), kind=kind, owner="me")
 
 
 def group_of(number: int, kind: str) -> str | None:
@@ -112,7 +112,7 @@ class Consumer:
             else:
                 for each in held[:1]:
                     outputs = [Output(f"new{each.payload}", other().target, 100, None)]
-                    end = fan_out(self.plans.target, each, outputs)
+                    end = fan_out(self.plans.terms, each, outputs)
                     yield from self.settle(end, [each], ends=True)
             yield from self.settle(self.plans.extend(held[1:2]), held[1:2], ends=False)
             yield from self.settle(self.plans.bury(held[1:2]), held[1:2], ends=True)
@@ -127,7 +127,7 @@ class Consumer:
 
 
 def other() -> QueuePlans:
-    return QueuePlans("b", Options(dead_letter="dead"), owner="me")
+    return plans_of("b", Options(dead_letter="dead"), owner="me")
 
 
 @cache
@@ -145,7 +145,7 @@ class LockingSteps(Steps):
 
     def __init__(self, before: list[Any] | None = None) -> None:
         super().__init__(before)
-        self.driver.run(make_indexes("pyqueue", lookup("ordered").indexes))
+        self.driver.run(make_indexes("pyqueue", lookup("ordered").needs({})))
 
 
 def drain(steps: Steps, kind: str) -> list[int]:
@@ -424,7 +424,7 @@ def lowered(kind: str, per: str | None) -> tuple[Steps, Consumer, list[Any]]:
     steps, old = LockingSteps(), following(kind)
     limits = [{"concurrency": number, "per": per} for number in (6, 3)]
     first, then = ({k: v for k, v in each.items() if v is not None} for each in limits)
-    queue = QueuePlans("a", Options(dead_letter="dead", shape={"limit": first}), kind=kind)
+    queue = plans_of("a", Options(dead_letter="dead", shape={"limit": first}), kind=kind)
     groups = [str(number) for number in range(30)] if kind == "ordered" else None
     steps.run(queue.push(list(range(30)), groups=groups))
     held = steps.run(old.receive(6))
@@ -513,7 +513,7 @@ def test_handover_frees_the_slot_and_signals(kind: str) -> None:
     steps.run(queue.push([1]))
     (held,) = steps.run(queue.receive(Waiters("a"), 1, timeout=0))
     del steps.signals[:]
-    steps.run(fan_out(queue.target, held, [Output("new", other().target, 1, None)]))
+    steps.run(fan_out(queue.terms, held, [Output("new", other().target, 1, None)]))
     assert ("a", NOW) in steps.signals
     assert not [each for each in steps.all() if "slot" in each]
 

@@ -14,14 +14,14 @@ import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.stream_consumers import GroupPlans
-from pyqueue.backends.stream_plans import StreamPlans
-from pyqueue.backends.stream_settling import reload
+from pyqueue.backends.queue_plans import plans_of
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.backends.streams.settling import reload
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Find, Listen, Plan, Update, Wait
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
 
@@ -101,7 +101,7 @@ def test_late_burial_takes_nothing_back(late: type[Any]) -> None:
         if isinstance(command, late) and "to" in (to or ()):
             break
     steps.run(quick.receive(1))
-    dead = QueuePlans("log.g.dead", Options(dead_letter="dead"))
+    dead = plans_of("log.g.dead", Options(dead_letter="dead"))
     buried = steps.run(dead.receive(Waiters("log.g.dead"), 1, timeout=0))
     steps.run(dead.move([(each, UNCHANGED) for each in buried], to="further"))
     for _ in burying:

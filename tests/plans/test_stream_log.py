@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, Unavailable
-from pyqueue.backends import listing
-from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.backends import all_queues
+from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.payloads import Codec
 from tests.plans.runner import NOW
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
@@ -243,7 +243,7 @@ def test_retention_deletes_by_the_way() -> None:
 
 
 def test_position_at_an_instant(steps: Steps) -> None:
-    from pyqueue.backends.stream_packs import position_at
+    from pyqueue.backends.streams.log import position_at
 
     stream = opened()
     for number in range(30, 40):
@@ -271,5 +271,5 @@ def test_older_release_refuses_the_record(steps: Steps) -> None:
     record = steps.collection.find_one({"_id": "~queue:log"})
     assert (record["kind"], record["v"]) == ("stream", 2)
     assert record["shape"] == {"retention": 7 * 86400.0}
-    names = steps.run(listing.names())
+    names = steps.run(all_queues.names())
     assert names == ["log"]

@@ -13,11 +13,11 @@ from typing import Any
 import bson
 import pytest
 
-from pyqueue.backends import stream_entries
-from pyqueue.backends.stream_entries import MAX_BACK, MAX_BACK_SPAN, MAX_RANGE, Range, merged
-from pyqueue.backends.stream_plans import StreamPlans
-from pyqueue.backends.stream_ranges import Group, claim_step, group_id
-from pyqueue.backends.stream_settling import reload
+from pyqueue.backends.streams import entries
+from pyqueue.backends.streams.entries import MAX_BACK, MAX_BACK_SPAN, MAX_RANGE, Range, merged
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.backends.streams.ranges import Group, claim_step, group_id
+from pyqueue.backends.streams.settling import reload
 from pyqueue.payloads import OPTIONS, Codec
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Steps, lost_reply
@@ -93,7 +93,7 @@ def scattered(seed: int, number: int, span: int, most_tries: int = 2) -> list[Ra
 def test_merging_undoes_no_change_of_another_process(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", 1)
+    monkeypatch.setattr(entries, "MERGE_ABOVE", 1)
     steps, consumer = filled(6)
     other = Consumer()
     held = steps.run(consumer.receive(6))
@@ -183,6 +183,6 @@ def test_merging_anywhere_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, most: int, fault: Callable[[], None]
 ) -> None:
     """Each entry that is added meets others, which must be alike unless ``most`` is exceeded."""
-    monkeypatch.setattr(stream_entries, "MERGE_ABOVE", 1)
-    monkeypatch.setattr(stream_entries, "MAX_BACK", most)
+    monkeypatch.setattr(entries, "MERGE_ABOVE", 1)
+    monkeypatch.setattr(entries, "MAX_BACK", most)
     fault()

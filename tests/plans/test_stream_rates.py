@@ -11,11 +11,11 @@ import pytest
 
 from pyqueue import Limit, Unavailable
 from pyqueue.backends.options import Options
-from pyqueue.backends.stream_consumers import GroupPlans
-from pyqueue.backends.stream_plans import StreamPlans
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
 
 LIMIT = Limit(rate=2, period=1, burst=5)

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import pytest
 
 from pyqueue import Limit
-from pyqueue.backends import rates
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans import test_pacing as pacing
 from tests.plans import test_stream_rates as streams

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from pyqueue import DuplicateKey, packs
+from pyqueue import DuplicateKey
 from pyqueue.backends import recovering
+from pyqueue.backends.bucket import packs
 from pyqueue.backends.hidden import ENDED, HANDED, MARK
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.scan import FIRST
 from pyqueue.clock import BAND
 from pyqueue.messages import PackedReservation
@@ -111,7 +112,7 @@ def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
     """Its results were pushed under its id, so its consumer must see the same id again."""
     steps, consumer = Steps(ends.stored()), ends.Consumer()
     one = steps.run(consumer.receive(4))[3]
-    steps.run(QueuePlans("results", Options(dead_letter="dead")).push(["r"], ids=[one.id]))
+    steps.run(plans_of("results", Options(dead_letter="dead")).push(["r"], ids=[one.id]))
     steps.run(consumer.plans.rollback([one], delay=0, error="again"))
     assert one.hold.state == "held", "the process goes on with the rest of the pack"
     (again,) = [each for each in steps.run(consumer.receive(20)) if each.payload == one.payload]
@@ -143,7 +144,7 @@ def test_push_under_the_id_of_a_copy_is_stored_or_refused(to: str, taken_over: b
     Once another consumer has the message, the copy is of no use. So that consumer may push its
     result, and after the message has finished, so may anyone.
     """
-    queue = ends.plans() if to == "a" else QueuePlans(to, Options(dead_letter="dead"))
+    queue = ends.plans() if to == "a" else plans_of(to, Options(dead_letter="dead"))
     for at, then in product((2, 3, 4, 5), (0, 4, 8, 12)):
         steps, former, heir = Steps(ends.stored()), ends.Consumer(), ends.Consumer()
         held = steps.run(former.receive(5))

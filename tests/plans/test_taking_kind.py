@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, ConfigurationError, Limit, known_queues
+from pyqueue import Client, ConfigurationError, Limit
 from pyqueue.backends import kind, namespace
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans, found
+from pyqueue.backends.queue_plans import QueuePlans, found, plans_of
 from pyqueue.backends.receiving import Waiting
-from pyqueue.connecting import runner_of
 from pyqueue.errors import TargetRefused
 from pyqueue.requests import EnsureQueue, Find, Plan
-from pyqueue.waiters import Waiters
+from pyqueue.runtime import known_queues
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
 from tests.plans.steps import Steps
 
@@ -23,7 +24,7 @@ KINDS = ["standard", "priority", "ordered", "bucket"]
 
 
 def plans(queue: str = "a", kind: str | None = None, **options: Any) -> QueuePlans:
-    return QueuePlans(queue, Options(dead_letter=f"{queue}.dead", **options), kind=kind)
+    return plans_of(queue, Options(dead_letter=f"{queue}.dead", **options), kind=kind)
 
 
 def receive(kind: str | None, timeout: float | None = 0, **options: Any) -> Plan[list[Any]]:

@@ -9,7 +9,7 @@ import pytest
 from pyqueue import Client
 from tests.spark.fakes import Flow, faked
 
-__all__ = ["faked"]
+__all__ = ["faked"]  # fixtures
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from pyqueue.spark import QueueDataSource, offsets, writers
-from pyqueue.spark.frames import columns
-
-__all__ = ["Checkpoint", "Engine", "Sink", "in_a_task", "to_queue"]
+from pyqueue.spark.columns import columns
 
 Offset = dict[str, Any]
 Sink = Callable[[int, list[pa.RecordBatch]], None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Thread
@@ -22,25 +23,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyqueue import Backoff, Client, Message, Queue
-from pyqueue.connecting import Connected, Connection, runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import Connected, Connection, runner_of
 from pyqueue.spark import batches, frames, models, sinks
 from pyqueue.spark.batches import Batches
+from pyqueue.spark.columns import columns
 from pyqueue.spark.outputs import Report
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually, waiters
-
-__all__ = [
-    "Crash",
-    "Flow",
-    "Frame",
-    "Meddler",
-    "fake_frame",
-    "faked",
-    "meddled",
-    "no_session",
-    "waiting_consumer",
-]
 
 
 class Crash(BaseException):
@@ -77,7 +67,7 @@ class Frame:
 def fake_frame(spark: Any, documents: Any, model: Any) -> Frame:
     """Stand in for the function that makes a DataFrame."""
     payload = models.payload_type(model)
-    return Frame(pa.Table.from_batches([frames.batch(documents, payload)]), frames.columns(payload))
+    return Frame(pa.Table.from_batches([frames.batch(documents, payload)]), columns(payload))
 
 
 @pytest.fixture
@@ -135,7 +125,7 @@ class Flow:
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
         backend = backend_of(queue)
         if owner is not None:
-            backend.owner = partial(str, owner)
+            backend.terms = replace(backend.terms, owner=partial(str, owner))
         stage = Batches(
             runner_of(self.client),
             backend,

@@ -17,8 +17,6 @@ from pyqueue import AsyncClient, Client
 from tests.spark.programs import session
 from tests.support.processes import ROOT
 
-__all__ = ["PROGRAMS", "QUEUES", "RESULTS"]
-
 QUEUES = ("raw", "parsed", "clean", "last")
 #: The collection with a document for each flight that the sink has seen.
 RESULTS = "seen"

@@ -13,8 +13,6 @@ from typing import Any
 from tests.support.eventually import eventually
 from tests.support.processes import ROOT, program
 
-__all__ = ["SLOW_S", "build_wheel", "spark_eventually", "spark_program"]
-
 #: Far more than a session and a few batches take on a busy machine, in seconds.
 SLOW_S = 900.0
 

@@ -17,8 +17,6 @@ from pyqueue import Client
 from pyqueue.spark import SparkStage, spark_session
 from tests.spark.programs import CONFIG, JAVA
 
-__all__ = ["USES"]
-
 PAYLOADS = ['{"n": 0}', '{"n": 1}']
 
 

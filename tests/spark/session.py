@@ -19,8 +19,6 @@ from tests.spark.programs import CONFIG, JAVA_OPTIONS
 from tests.support.processes import ROOT
 from tests.support.shared import Mongod
 
-__all__ = ["URI_ENV", "database", "log", "password", "signed_in", "spark"]
-
 
 @pytest.fixture(scope="session")
 def database(mongod: Mongod, mongo: pymongo.MongoClient[dict[str, Any]]) -> Iterator[str]:

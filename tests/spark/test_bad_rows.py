@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from pyqueue import ConfigurationError, DuplicateKey, InvalidMessage, Message
-from pyqueue.backends import epochs
+from pyqueue.backends.bulk import staging
 from pyqueue.errors import Fenced
 from pyqueue.payloads import LIMIT
 from pyqueue.spark import QueueDataSource, row_reader
@@ -32,7 +32,7 @@ from tests.spark.engine import in_a_task
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.spark.test_sink import WAYS, Rows, Sink, sink, ways
 
-__all__ = ["sink"]
+__all__ = ["sink"]  # a fixture
 
 TYPES: dict[str, DataType] = {
     "key": StringType(),
@@ -141,7 +141,7 @@ def test_decided_row_is_buried_after_a_crash(sink: Sink, monkeypatch: pytest.Mon
     """The next run of the batch shows what the former one has decided."""
     rows = [sink.row(0), bad(sink, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(epochs, "show", lambda *given: 1 / 0)
+        patch.setattr(staging, "show", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bury(sink, "stream", rows, {})
     assert (sink.stored(), buried(sink), sink.hidden()) == ([], [], 2)

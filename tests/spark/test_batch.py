@@ -13,10 +13,10 @@ import pyarrow as pa
 import pymongo
 import pytest
 
+from pyqueue.backends.bulk.staging import Staging
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.spark.processes import SLOW_S
 

@@ -19,12 +19,12 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from pyqueue import Client, Unavailable
-from pyqueue.backends.named_claims import NamedClaims
+from pyqueue.backends.bulk.staging import Staging
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.options import NewMessage
-from pyqueue.backends.staging import Staging
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan, UpdateEach
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import batches as module
 from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
 from tests.support.eventually import eventually

@@ -16,8 +16,9 @@ from pyspark.sql import datasource
 
 from pyqueue import Client, ConfigurationError
 from pyqueue.spark import QueueDataSource
+from pyqueue.spark.columns import columns
 from pyqueue.spark.filters import condition, fields_of, ids_of, matching
-from pyqueue.spark.frames import batch, columns
+from pyqueue.spark.frames import batch
 from tests.plans.runner import NOW
 from tests.plans.store import matches
 from tests.spark.fakes import Flow

@@ -17,10 +17,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyqueue import Client
-from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.connecting import Connected, Connection, runner_of
-from pyqueue.queues import backend_of
+from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Command, Find
+from pyqueue.runtime.connecting import Connected, Connection, runner_of
 from pyqueue.spark import idle as module
 from pyqueue.spark.addresses import NamespaceAddress, TaskClient, client_of
 from tests.spark import programs

@@ -15,11 +15,11 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyqueue import ConfigurationError
 from pyqueue.backends.queue_plans import QueuePlans, found
-from pyqueue.connecting import runner_of
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.batches import Batches
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from tests.spark.fakes import Flow, no_session
 from tests.spark.test_sink import WAYS, Sink
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client
-from pyqueue.backends.claim_groups import ClaimProgress
+from pyqueue.backends.claims.groups import ClaimProgress
 from pyqueue.spark import QueueProgressListener
 from pyqueue.spark import listener as module
 from pyqueue.spark.listener import SourceNumbers

@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, ConfigurationError, DuplicateKey, InvalidName, QueueError
-from pyqueue.connecting import Connection
+from pyqueue.runtime.connecting import Connection
 from pyqueue.spark import QueueDataSource, SparkStage
 from pyqueue.spark import options as checks
 from pyqueue.spark.addresses import NamespaceAddress
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from pyqueue.spark.offsets import Offset
 from pyqueue.spark.options import checked
 from tests.spark.engine import in_a_task

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyqueue import Client, ConfigurationError, InvalidMessage, QueueError, Stream
-from pyqueue.backends import stream_retention
+from pyqueue.backends.streams import retention
 from pyqueue.spark import QueueDataSource, idle
 from pyqueue.spark.columns import log_columns
 from tests.spark.engine import Checkpoint, Engine
@@ -212,7 +212,7 @@ def test_deleted_messages_are_named(
     clicks: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "pyqueue")
-    monkeypatch.setattr(stream_retention, "LEAST_AGE", timedelta(0))
+    monkeypatch.setattr(retention, "LEAST_AGE", timedelta(0))
     for n in range(3):
         clicks.stream.append_many([n, n])
     eventually(lambda: clicks.stream.trim(before=3) == 2, "the first pack is old enough")
@@ -230,7 +230,7 @@ def test_deleted_messages_are_named(
 def test_messages_deleted_beside_a_task_are_named(
     clicks: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_retention, "LEAST_AGE", timedelta(0))
+    monkeypatch.setattr(retention, "LEAST_AGE", timedelta(0))
     for n in range(3):
         clicks.stream.append_many([n, n])
     reader = clicks.engine(Sink(), Checkpoint()).reader

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, InvalidMessage
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.addresses import NamespaceAddress, client_of
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from tests.spark.engine import Checkpoint, Engine, Sink, to_queue
 from tests.spark.fakes import Crash, Flow, meddled
 from tests.spark.test_source import Deaths, nothing, source, target

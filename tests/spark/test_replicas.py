@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 from pyqueue import Client, ConfigurationError, Fenced
-from pyqueue.backends import epochs
-from pyqueue.backends.claim_groups import hold
-from pyqueue.connecting import runner_of
+from pyqueue.backends.bulk import epochs
+from pyqueue.backends.claims.groups import hold
 from pyqueue.errors import Occupied
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import SparkStage, idle, runners, writers
 from pyqueue.spark import stage as module
 from tests.spark.engine import Checkpoint, Engine, to_queue
@@ -231,7 +232,7 @@ def test_fenced_run_stands_by_and_goes_on(
     def transform(frame: Frame) -> Frame:
         if not taken:
             other = flow.stage(owner="other")
-            backend.owner = other.source.owner
+            backend.terms = replace(backend.terms, owner=other.source.terms.owner)
             taken.append(run(other.claims.begin(5, 600)))
         return frame
 

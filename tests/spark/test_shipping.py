@@ -18,7 +18,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from pyqueue import ConfigurationError
 from pyqueue.spark import QueueDataSource, registration
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.spark_long
@@ -155,7 +155,7 @@ def test_shared_clients_are_closed_when_the_process_ends(database: str) -> None:
     assert run(
         f"""
         import os, sys, warnings
-        from pyqueue.connecting import runner_of
+        from pyqueue.runtime.connecting import runner_of
         from pyqueue.spark.addresses import NamespaceAddress, client_of
 
         os.dup2(1, 2)  # a warning is a line of the output

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Message
 from pyqueue.spark import QueueDataSource, ahead
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from tests.spark.engine import Engine, in_a_task, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually

@@ -25,16 +25,17 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, ConfigurationError, Fenced, Unavailable
-from pyqueue.backends import epochs
-from pyqueue.backends.named_claims import NamedClaims
-from pyqueue.backends.slices import page, slices
-from pyqueue.connecting import runner_of
+from pyqueue.backends.bulk import epochs
+from pyqueue.backends.bulk.partitions import page, slices
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.messages import Id
-from pyqueue.queues import backend_of
+from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource, QueueProgressListener, idle, tables, writers
 from pyqueue.spark.addresses import NamespaceAddress, client_of
-from pyqueue.spark.frames import batch, columns
+from pyqueue.spark.columns import columns
+from pyqueue.spark.frames import batch
 from pyqueue.spark.offsets import Offset
 from tests.plans.runner import NOW
 from tests.spark.engine import Checkpoint, Engine, in_a_task, to_queue

@@ -19,7 +19,7 @@ from pyqueue import UNCHANGED, AsyncClient, Client, ConfigurationError
 from pyqueue.backends.moving import move_each
 from pyqueue.spark import SparkStage, outputs
 from pyqueue.spark import stage as module
-from pyqueue.spark.frames import columns
+from pyqueue.spark.columns import columns
 from pyqueue.spark.models import struct_of
 from tests.spark.fakes import Flow, Frame, no_session
 from tests.spark.session import URI_ENV

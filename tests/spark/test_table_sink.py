@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, ConfigurationError
-from pyqueue.backends import acknowledging
+from pyqueue.backends.claims import acknowledging
 from pyqueue.requests import Delete, Find, Plan
 from pyqueue.spark import SparkStage
 from tests.spark.fakes import Crash, Flow, Frame, Meddler, meddled, no_session

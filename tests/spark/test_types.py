@@ -51,7 +51,8 @@ from pyspark.sql.types import (
 from pyqueue import ConfigurationError, InvalidMessage
 from pyqueue.payloads import OPTIONS, Codec, encode
 from pyqueue.spark import struct_of
-from pyqueue.spark.frames import batch, columns
+from pyqueue.spark.columns import columns
+from pyqueue.spark.frames import batch
 from pyqueue.spark.models import payload_type
 from pyqueue.spark.row_reader import Reader
 

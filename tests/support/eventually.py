@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pyqueue.connecting import runner_of
-
-__all__ = ["LONG", "async_eventually", "eventually", "waiters"]
+from pyqueue.runtime.connecting import runner_of
 
 #: Far more than anything in the tests takes, in seconds. Reaching it means failure.
 LONG = 60.0

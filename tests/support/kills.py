@@ -20,21 +20,9 @@ import pytest
 
 from pyqueue import Client, LeaseLost
 from pyqueue.backends.recovering import recover
-from pyqueue.connecting import runner_of
+from pyqueue.runtime.connecting import runner_of
 from tests.support.eventually import eventually
 from tests.support.processes import program
-
-__all__ = [
-    "LEASE_S",
-    "Ledger",
-    "Note",
-    "consume",
-    "few_or_many_kills",
-    "kill_again_and_again",
-    "ledger_of",
-    "recover_all",
-    "settle",
-]
 
 #: The lease of what a killed consumer held.
 LEASE_S = 1.0

@@ -17,19 +17,6 @@ import psutil
 
 from pyqueue import Client, Reservation
 
-__all__ = [
-    "ROOT",
-    "Peer",
-    "gone",
-    "kill_tree",
-    "last_json",
-    "open_and_use",
-    "peer_process",
-    "program",
-    "settle",
-    "spawn_pool",
-]
-
 #: The root of the repository.
 ROOT = Path(__file__).parents[2]
 

@@ -22,8 +22,6 @@ from typing import Self
 
 import bson
 
-__all__ = ["Proxy", "ProxyLink"]
-
 _OP_MSG = 2013
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close() sends a reset
 _EVERY = 1_000_000

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["at_each", "sample", "sampled", "some_or_all", "spread"]
-
 #: How many deaths ``make test`` tries, where a process may die at any point.
 FEW = 5
 

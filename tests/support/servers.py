@@ -22,17 +22,6 @@ from pyqueue import ConfigurationError, _watchdog
 from pyqueue.embedded import _free_port, find_mongod
 from tests.support.eventually import eventually
 
-__all__ = [
-    "MEMORY",
-    "RedisServer",
-    "answers",
-    "find_redis",
-    "free_port",
-    "missing",
-    "mongod_process",
-    "require_mongod",
-]
-
 _START_S = 60.0
 _ALREADY_INITIATED = 23
 _OPTIONS = (

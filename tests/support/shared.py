@@ -30,8 +30,6 @@ from tests.support.eventually import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import MEMORY, mongod_process
 
-__all__ = ["Mongod", "Run"]
-
 
 @dataclass(frozen=True)
 class Mongod:

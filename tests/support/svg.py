@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["COLOURS", "Drawing", "Scale"]
-
 #: Colours of lines, visible on white and on black.
 COLOURS = ("#3b8eea", "#d1495b", "#3fa34d", "#d99a1c", "#9467bd", "#8c8c8c", "#00a6a6", "#b5703c")
 

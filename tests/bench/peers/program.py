@@ -23,8 +23,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol
 
-__all__ = ["Handle", "Open", "Queue", "looping", "serve", "skip"]
-
 TEXT = "x" * 167
 #: Messages that do not come within this time are lost.
 LOST_AFTER_S = 20.0

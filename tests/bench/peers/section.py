@@ -32,8 +32,6 @@ from tests.bench.figures import Cpu, Dots, quantile, ratios
 from tests.bench.harness import RAW_INDEX, RAW_POP, WRITE, Bench, raw_claim, raw_document
 from tests.bench.peers.servers import SERVERS, Missing, Started, cpu_seconds
 
-__all__ = ["run"]
-
 ROOT = Path(__file__).parents[3]
 ANSWER_S = 90
 PAUSE_S = (0.02, 0.08)

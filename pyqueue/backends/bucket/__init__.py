@@ -1,0 +1,1 @@
+"""Buckets: queues that store many messages in one document."""

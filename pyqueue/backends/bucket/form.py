@@ -1,0 +1,81 @@
+"""The form of messages that share documents: how they are settled, and what they cannot store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyqueue.backends import forms
+from pyqueue.backends.bucket import leaving, moving, settling
+from pyqueue.backends.bucket.settling import Held, by_pack
+from pyqueue.backends.forms import Extension, Failure, Failures, Form, Move
+from pyqueue.backends.handover import Handover, Result, discard
+from pyqueue.backends.options import QueueTerms
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import PackedReservation
+from pyqueue.requests import Document, Plan
+
+#: What a message of a pack cannot do, and what to do instead, by argument.
+_REFUSED = {
+    "payload": ", and its queue keeps no history: leave it out",
+    "update": ": move it with payload=",
+    "reservation": (
+        ", which cannot store progress or checkpoints: push it with a key, or to a queue of "
+        "another kind"
+    ),
+}
+
+
+class Packed(Form[PackedReservation[Any]]):
+    """The form of a message that shares its document with more messages."""
+
+    def refuse(self, held: Held, argument: str) -> None:
+        """Refuse what needs a document for each message."""
+        remedy = _REFUSED[argument]
+        raise ConfigurationError(
+            f"{argument}: message {held[0].id} shares a document with more messages{remedy}"
+        )
+
+    def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
+        """Finish messages."""
+        return settling.commit(terms.queue, terms.kind, held, session)
+
+    def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
+        """Give messages back for another try, and bury those that had their last try."""
+        return leaving.rollback(terms, held, failure)
+
+    def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
+        """Give messages back unprocessed."""
+        return leaving.release(terms, held)
+
+    def bury(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
+        """Send messages to the dead-letter queue."""
+        return leaving.bury(terms, held, failure)
+
+    def move(
+        self,
+        terms: QueueTerms,
+        pairs: Sequence[tuple[PackedReservation[Any], Any]],
+        move: Move,
+        session: object,
+    ) -> Plan[None]:
+        """Pass messages on to another queue."""
+        return moving.move(terms, pairs, move, session)
+
+    def hand_over(
+        self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
+    ) -> Plan[Result]:
+        """Finish a message, and let documents begin in its place."""
+        [(group, _)] = by_pack(terms.queue, terms.kind, [held])
+        handover = Handover(terms.queue, held.pack, held.token, copies)
+        result = yield from leaving.hand_over_shared(group, handover)
+        if result != "done":  # a repeated call may have written copies again that were finished
+            yield from discard(handover)
+        return result
+
+    def extend(self, held: Held, how: Extension) -> Plan[Failures]:
+        """Extend leases. Return those that failed."""
+        return settling.extend(held, how)
+
+
+forms.register(PackedReservation, Packed())

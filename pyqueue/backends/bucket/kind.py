@@ -1,0 +1,44 @@
+"""The kind "bucket": messages that are pushed together share a document, a pack; see ``packs``.
+
+What cannot be packed is an ordinary message of the same queue, and claims take both in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pyqueue.backends.kind import IndexTerms, UpdateFields, register
+from pyqueue.backends.standard import Standard
+
+#: How many messages a pack has at most, unless the queue says otherwise.
+DEFAULT_PACK: Final = 500
+#: The index that counts what the packs have.
+PACKS: Final = "packs"
+_INDEXES: Final[Mapping[str, IndexTerms]] = {
+    PACKS: (
+        [("q", 1), ("when", 1), ("n", 1), ("token", 1)],
+        {"partialFilterExpression": {"n": {"$exists": True}}},
+    )
+}
+
+
+@register
+class Bucket(Standard):
+    """Many messages in one document, each of them claimed and settled alone. Without history."""
+
+    name = "bucket"
+    capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop", "rate"})
+    shape: Mapping[str, object] = MappingProxyType({"pack": DEFAULT_PACK})
+    held_fields = (*Standard.held_fields, "c", "orderly")
+    bare_pop = False
+
+    def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
+        """Return the index that counts packs."""
+        return {**super().needs(shape), **_INDEXES}
+
+    def claiming(self, update: UpdateFields) -> UpdateFields:
+        """Return the update of a claim, which packs count."""
+        counted = {**update.get("$inc", {}), "c": 1}
+        return super().claiming({**update, "$inc": counted})

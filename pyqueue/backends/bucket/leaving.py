@@ -1,0 +1,336 @@
+"""Packs: how a message leaves its pack and goes on as an ordinary message.
+
+It does so if it is buried or moved, or waits for another try apart from the rest of its pack.
+Two documents change: the pack has it no more, and a new document begins with the same id. The plans
+of ``handover`` do this without a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.applying import check_time_left, raise_lost
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.settling import (
+    Group,
+    Held,
+    by_pack,
+    end_claim,
+    give_back,
+    roll_back_whole,
+    still_held,
+    unknown_end,
+)
+from pyqueue.backends.forms import Failure, each_part
+from pyqueue.backends.handover import Handover, Result, hand_over
+from pyqueue.backends.hidden import copy_filter, is_copy
+from pyqueue.backends.options import QueueTerms, Target
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.messages import Id, PackedReservation
+from pyqueue.payloads import encode
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+)
+
+ErrorRecord = Mapping[str, Any] | None
+#: Makes the document of a message that leaves, from what the pack stores of it and the instant.
+Make = Callable[[Document, datetime], Document]
+#: A place, and how its document is made.
+Leaver = tuple[int, Make]
+#: Settles all that is left of a pack, by one update. The result is False if it cannot.
+Whole = Callable[[Group, Held], Plan[bool]]
+
+
+def leave(
+    group: Group, leavers: Sequence[Leaver], *, together: bool = False, session: object = None
+) -> Plan[tuple[int, int]]:
+    """Take messages out of a pack.
+
+    Args:
+        group: the claim that holds them.
+        leavers: the messages.
+        together: whether they share documents where they go; see ``packs.parts``.
+        session: the session of the caller's transaction, or None.
+
+    Returns:
+        The bits of the messages that were not held any more, and of those for which it is unclear.
+    """
+    fields = dict.fromkeys(("b", "at", "w", "type", "pushed", "trail", "token"), 1)
+    match = {"_id": group.pack, "token": group.token}
+    found = yield from Find(match, fields, limit=1, session=session)
+    bits, lost = group.bits, 0
+    now = yield from ServerTime()
+    hold = group.hold if session is None else None
+    copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
+    for _, copy in copies:
+        encode(copy)  # nothing is written if one of them is too large
+    taken: set[Id] = set()
+    call = transitions.new_token()
+    while bits:
+        still = yield from still_held(group._replace(bits=bits, hold=hold), session)
+        lost |= bits & ~still
+        bits = still
+        if not bits:
+            break
+        messages = [copy for place, copy in copies if bits >> place & 1]
+        some = _with_free_ids(group, messages, taken, together=together)
+        try:
+            if session is not None:
+                yield from _leave_in_transaction(group._replace(bits=bits), some, session)
+                return lost, 0
+            handover = Handover(group.queue, group.pack, group.token, some, call)
+            result = yield from _hand_over_bits(group._replace(bits=bits), handover)
+        except DuplicateKey as clash:
+            if not clash.ids or not taken.isdisjoint(clash.ids):
+                raise
+            taken.update(clash.ids)
+            continue
+        if result == "done":
+            return lost, 0
+        if result == "unknown":
+            return lost, bits
+    if hold and lost:
+        hold.begin(None)
+        hold.settled(lost, None, matched=True)
+    yield from end_claim(group._replace(hold=hold))
+    return lost, 0
+
+
+def _with_free_ids(
+    group: Group, messages: Sequence[Document], taken: Collection[Id], *, together: bool
+) -> list[Document]:
+    """Return messages that leave a pack as the documents to store.
+
+    Other documents may have ``taken`` the ids of some. A message that stays in a bucket becomes a
+    part of one message, and so keeps its id: a consumer that sees it again can tell. In a queue of
+    another kind it gets a new id, and its trail has the old one.
+    """
+    if together:
+        return packs.parts(group.pack, group.token, messages, taken)
+    found: list[Document] = []
+    for each in messages:
+        if each["_id"] not in taken:
+            found.append(each)
+        elif each["q"] == group.queue and "key" not in each:
+            found += packs.parts(group.pack, group.token, [each], taken)
+        else:
+            *passed_before, last = each["trail"]
+            place = int(each["_id"].partition(":")[2])
+            id = packs.part_id(group.pack, group.token, [place])
+            found.append(each | {"_id": id, "trail": [*passed_before, last | {"id": each["_id"]}]})
+    return found
+
+
+def _leave_in_transaction(
+    group: Group, documents: Sequence[Document], session: object
+) -> Plan[None]:
+    """Let documents begin in a transaction. The pack stays held until its lease ends.
+
+    Raises:
+        DuplicateKey: other documents have some of the ids, and nothing was written.
+    """
+    # An insert that fails would abort the transaction.
+    stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
+    if others := [each["_id"] for each in stored if not is_copy(each)]:
+        raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
+    yield from Update(group.fence, packs.setting(group.bits), session=session)
+    for each in stored:  # a former holder died, and cannot decide any more
+        yield from Delete(copy_filter(each), session=session)
+    for failure in (yield from Insert([encode(each) for each in documents], session=session)):
+        raise failure.error
+    for queue, when in {(each["q"], each["when"]) for each in documents}:
+        yield from Signal(queue, when, session)
+
+
+def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
+    """Take messages out of a pack, and let documents begin."""
+    hold = group.hold
+    if hold:
+        hold.begin(None)
+    try:
+        result = yield from hand_over(handover, group.fence, packs.setting(group.bits))
+    except DuplicateKey:
+        if hold:
+            hold.settled(0, None, matched=False)
+        raise
+    except BaseException:
+        if hold:
+            hold.lose()
+        raise
+    if hold:
+        hold.settled(group.bits if result == "done" else 0, None, matched=result == "done")
+    if result == "done":
+        yield from end_claim(group)
+    return result
+
+
+def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
+    """Take messages out of a pack. Concurrent calls for one pack share commands."""
+    key = ("hand over packed", group.queue, group.pack, group.token)
+    call = group, handover
+    result = yield from Coalesce(key, call, _hand_over_for_callers, max_in_flight=1)
+    if result is None:
+        result = yield from _hand_over_bits(group, handover)
+    return result
+
+
+def _hand_over_for_callers(
+    calls: Sequence[tuple[Group, Handover]],
+) -> Plan[Sequence[Result | None]]:
+    """Hand over for several callers. None: something failed, and the caller tries again alone."""
+    group, handover = calls[0]
+    if len(calls) == 1:
+        return [(yield from _hand_over_bits(group, handover))]
+    bits = 0
+    for one, _ in calls:
+        bits |= one.bits
+    copies = [copy for _, each in calls for copy in each.copies]
+    result: Result = "lost"
+    if bits.bit_count() == sum(one.bits.bit_count() for one, _ in calls):
+        with suppress(QueueError):
+            result = yield from _hand_over_bits(
+                group._replace(bits=bits), handover._replace(copies=copies)
+            )
+    return [result if result == "done" else None] * len(calls)
+
+
+def _stored(pack: Document, place: int) -> Document:
+    """Return what a message takes along from its pack."""
+    kept = ("_id", "pushed", "type", "headers", "trail", "payload")
+    document = packs.document_in(pack, place)
+    return {name: document[name] for name in kept if name in document}
+
+
+def passed(document: Document, queue: str, now: datetime) -> dict[str, Any]:
+    """Return the trail of a message that leaves its queue."""
+    trail = [*document.get("trail", ()), {"q": queue, "at": now}]
+    return {"trail": trail[-transitions.TRAIL_LENGTH :]}
+
+
+def leave_each(
+    queue: str,
+    held: Held,
+    groups: Sequence[tuple[Group, Held]],
+    make: Callable[[PackedReservation[Any]], Make],
+    *,
+    whole: Whole | None = None,
+    together: bool = False,
+    session: object = None,
+) -> Plan[None]:
+    """Take messages out of their packs, unless ``whole`` settles all that is left of one."""
+    if session is not None:
+        whole, now = None, (yield from ServerTime())
+        for one in held:
+            check_time_left(one, now)
+    lost: list[PackedReservation[Any]] = []
+    unknown: list[PackedReservation[Any]] = []
+    for number, (group, members) in enumerate(groups):
+        leavers = [(each.place, make(each)) for each in members]
+        try:
+            if whole is not None and (yield from whole(group, members)):
+                continue
+            gone, unclear = yield from leave(group, leavers, together=together, session=session)
+        except Unavailable as error:
+            rest = [each for _, some in groups[number:] for each in some]
+            raise unknown_end(error, rest) from error
+        lost += [each for each in members if gone >> each.place & 1]
+        unknown += [each for each in members if unclear >> each.place & 1]
+    raise_lost(queue, len(held), lost, unknown)
+
+
+# ---- back to the queue
+
+
+def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
+    """Give messages back for another try, and bury those that had their last try.
+
+    All of a pack wait together, in their pack.
+    """
+    queue, kind, options = terms.queue, terms.kind, terms.options
+    given_s, record, session = failure.delay_s, failure.error, failure.session
+    last: list[PackedReservation[Any]] = []
+    rest: list[tuple[Group, Held]] = []
+    for group, members in by_pack(queue, kind, held):
+        tries = members[0].tries
+        if options.max_tries is not None and tries >= options.max_tries:
+            last += members
+            continue
+        rest.append((group, members))
+
+    def whole(group: Group, members: Held) -> Plan[bool]:
+        delay_s = options.backoff.delay(members[0].tries) if given_s is None else given_s
+        return roll_back_whole(group, delay_s, record)
+
+    def make(each: PackedReservation[Any]) -> Make:
+        delay_s = options.backoff.delay(each.tries) if given_s is None else given_s
+
+        def waiting(stored: Document, now: datetime) -> Document:
+            when = now + timedelta(milliseconds=round(delay_s * 1000))
+            put = kind.entering(queue, when) | {"tries": each.tries}
+            why = record or each.error
+            return stored | put | ({} if why is None else {"error": why})
+
+        return waiting
+
+    waiting = [each for _, members in rest for each in members]
+    yield from each_part(
+        (leave_each(queue, waiting, rest, make, whole=whole, session=session), waiting),
+        (bury(terms, last, failure, "tries"), last),
+    )
+
+
+def release(terms: QueueTerms, held: Held) -> Plan[None]:
+    """Give messages back unprocessed, the tries not counted."""
+    queue, kind = terms.queue, terms.kind
+
+    def whole(group: Group, members: Held) -> Plan[bool]:
+        return give_back(group)
+
+    def make(each: PackedReservation[Any]) -> Make:
+        put = kind.entering(queue, each.when) | {"tries": each.tries - 1}
+        why = {} if each.error is None else {"error": each.error}
+        return lambda stored, now: stored | put | why
+
+    yield from leave_each(queue, held, by_pack(queue, kind, held), make, whole=whole)
+
+
+# ---- to the dead-letter queue
+
+
+def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried") -> Plan[None]:
+    """Send messages to the dead-letter queue now."""
+    if not held:
+        return
+    queue, kind, error = terms.queue, terms.kind, failure.error
+    name = terms.options.dead_letter
+    target = yield from namespace.dead_letter_target(queue, kind, name, [None])
+
+    def make(each: PackedReservation[Any]) -> Make:
+        return burial(queue, target, reason, each.tries, error or each.error)
+
+    groups = by_pack(queue, kind, held)
+    yield from leave_each(queue, held, groups, make, session=failure.session)
+
+
+def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:
+    """Return what makes the document of a message that is buried."""
+
+    def buried(stored: Document, now: datetime) -> Document:
+        document = stored | target.kind.entering(target.queue, now) | passed(stored, queue, now)
+        death = {"reason": reason, "tries": tries, "error": error}
+        document["dead"] = {"from": queue, "at": now, **death}
+        return document | ({} if error is None else {"error": error})
+
+    return buried

@@ -1,0 +1,225 @@
+"""Packs: what a queue contains, and what anyone may do to messages that are not held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar
+
+from pyqueue import arguments
+from pyqueue.backends import managing, namespace, reading, transitions
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.kind import PACKS
+from pyqueue.backends.bucket.settling import REST, REST_FIELDS, end_rest
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.invalid import decode
+from pyqueue.backends.kind import Kind
+from pyqueue.clock import BAND
+from pyqueue.errors import Unavailable
+from pyqueue.messages import Counts, Id, Message
+from pyqueue.payloads import Codec
+from pyqueue.requests import (
+    AtOneInstant,
+    Command,
+    Document,
+    Filter,
+    Find,
+    FindAndModify,
+    Plan,
+    ServerTime,
+    Update,
+)
+
+
+@dataclass(slots=True)
+class CountPacked(Command[int]):
+    """Count the messages of packs, but one of each pack. The index ``packs`` answers it."""
+
+    filter: Filter
+    cap: int | None = None
+    cursor: ClassVar[bool] = True
+    #: The index that it needs.
+    hint: ClassVar[str] = PACKS
+
+    def send(self, collection: Any) -> Any:
+        """Send an aggregate that adds the numbers up."""
+        limit = [] if self.cap is None else [{"$limit": self.cap}]
+        match = {"$match": {**self.filter, "n": {"$exists": True}}}
+        added = {"$group": {"_id": None, "n": {"$sum": "$n"}, "packs": {"$sum": 1}}}
+        return collection.aggregate([match, *limit, added], hint=self.hint, session=self.session)
+
+    def read(self, raw: Any) -> int:
+        """Return the number."""
+        return sum(each["n"] - each["packs"] for each in raw)
+
+
+def counts(queue: str, cap: int | None) -> Plan[Counts]:
+    """Count the messages by state, in each state up to ``cap``; None: all."""
+    if cap is not None:
+        arguments.count("cap", cap)
+    now = yield from ServerTime()
+    return (yield from AtOneInstant(partial(_count, queue, cap, now)))
+
+
+def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
+    documents = yield from reading.count(queue, cap, now, session)
+    return (yield from in_packs(queue, documents, cap, now, session))
+
+
+def in_packs(
+    queue: str,
+    documents: Counts,
+    cap: int | None,
+    now: datetime,
+    session: object = None,
+    *,
+    held: bool = True,
+) -> Plan[Counts]:
+    """Return the number of messages, from the number of documents.
+
+    Without ``held``, what is held counts as scheduled.
+    """
+    later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
+    ready: Filter = {"q": queue, "when": {"$lte": now}}
+    waiting = yield from CountPacked(later, cap, session=session)
+    reserved = 0
+    if held and waiting:
+        # Any token: the index knows which strings it has, and not which fields are missing.
+        token = {"token": {"$gt": ""}}
+        reserved = yield from CountPacked({**later, **token}, cap, session=session)
+    more = Counts(
+        ready=documents.ready + (yield from CountPacked(ready, cap, session=session)),
+        scheduled=documents.scheduled + waiting - reserved,
+        reserved=documents.reserved + reserved,
+        history=documents.history,
+    )
+    if cap is None:
+        return more
+    return Counts(*(min(cap, each) for each in (more.ready, more.scheduled, more.reserved)))
+
+
+# ---- reading
+
+
+def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
+    """Return the current instant, and the messages with these ids in any queue."""
+    now = yield from ServerTime()
+    found = yield from Find({"_id": {"$in": list(ids)}})
+    for id in ids:
+        named = packs.place_of(id)
+        if named is not None and not any(each["_id"] == id for each in found):
+            found += yield from _in_packs({}, named)
+    return now, found
+
+
+def _in_packs(match: Filter, place: packs.Place) -> Plan[list[Document]]:
+    """Return the message of a pack with this id as a document, if it is there."""
+    for document in (yield from Find({**packs.packs_of(place.pack), **match})):
+        index = packs.index_in(document, place)
+        if index is not None and packs.alive_of(document) >> index & 1:
+            return [packs.document_in(document, index)]
+    return []
+
+
+def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
+    """Return the message with this id, in any state; None if the queue has none."""
+    message = yield from reading.get(queue, codec, id)
+    named = packs.place_of(id)
+    if message is not None or named is None:
+        return message
+    now = yield from ServerTime()
+    for document in (yield from _in_packs({"q": queue}, named)):
+        return decode(codec, document, now)
+    return None
+
+
+def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Message[Any]]]:
+    """Return the messages that would be received next."""
+    arguments.count("limit", limit)
+    now = yield from ServerTime()
+    match = kind.claimable(queue, now, None)
+    messages: list[Message[Any]] = []
+    skip, some = 0, 1
+    while len(messages) < limit:
+        found = yield from Find(match, sort=kind.order, limit=some, skip=skip, hint=kind.index)
+        for document in found:
+            if not packs.is_pack(document):
+                messages.append(decode(codec, document, now))
+                continue
+            for place in packs.places(packs.alive_of(document)):
+                if len(messages) == limit:
+                    break
+                messages.append(decode(codec, packs.document_in(document, place), now))
+        if len(found) < some:
+            break
+        skip, some = skip + some, min(2 * some, limit)
+    return messages[:limit]
+
+
+# ---- managing
+
+
+def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
+    """Remove a message that is not held. Return whether there was one."""
+    arguments.spellings(id)
+    if (yield from managing.remove(queue, kind, None, id)):
+        return True
+    named = packs.place_of(id)
+    if named is None:
+        return False
+    now = yield from ServerTime()
+    free = transitions.not_held_filter(queue, now)
+    match = {**packs.packs_of(named.pack), "q": queue}
+    for document in (yield from Find(match, {**packs.INDEX_FIELDS, **REST_FIELDS})):
+        index = packs.index_in(document, named)
+        if index is not None:
+            yield from end_rest(queue, document)
+            bits = 1 << index
+            match = {**free, "_id": document["_id"], **packs.clear(bits)}
+            if (yield from Update(match, packs.setting(bits))).matched:
+                return True
+    return False
+
+
+def purge(queue: str, kind: Kind) -> Plan[int]:
+    """Delete the messages that are ready or scheduled. Return how many.
+
+    Raises:
+        Unavailable: the server did not answer. The text has the number of deleted messages.
+    """
+    yield from namespace.check_kind(queue, kind)
+    now = yield from ServerTime()
+    free = transitions.not_held_filter(queue, now)
+    whole = {**free, "n": {"$exists": True}, HANDED: []}
+    purged = 0
+    try:
+        yield from finish_all(queue)
+        yield from _end_rests(queue, now)
+        while True:
+            gone = yield from FindAndModify(whole, None, sort=(("when", 1),), hint=PACKS)
+            if gone is None:
+                break
+            purged += gone["n"]
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {purged} messages were deleted before that: call purge() again"
+        ) from error
+    return purged + (yield from managing.purge(queue, kind, singles=True))
+
+
+def _end_rests(queue: str, now: datetime) -> Plan[None]:
+    """Give back the packs that processes keep for a second while they hold nothing of them."""
+    soon = {"$gt": now, "$lte": now + 2 * REST}  # by any process's estimate of the time
+    match = {"q": queue, "when": soon, "n": {"$exists": True}}
+    for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
+        yield from end_rest(queue, document)
+
+
+def finish_all(queue: str) -> Plan[None]:
+    """Show what packs have handed over and may not be shown yet, before they are deleted."""
+    match = {"q": queue, "n": {"$exists": True}, f"{HANDED}.0": {"$exists": True}}
+    for document in (yield from Find(match, {HANDED: 1}, hint=PACKS)):
+        yield from finish(document)

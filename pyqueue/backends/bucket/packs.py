@@ -1,0 +1,337 @@
+"""Packs: many messages in one document, each of them claimed and settled alone. All of it is pure.
+
+A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
+of a message, without a payload, it has::
+
+    b        the messages: [{p: payload, h: headers}]. They change only if all move on
+    done     bits: which of them have left the pack, 62 in each number
+    n        how many are left: the number of clear bits
+    z        the size of the messages in bytes, or more
+    c        how often it was claimed
+    orderly  the last of its claims that ended in order; level: see below
+    handed   copies of messages that left it and must still be shown; see ``handover``
+    at       where its messages were in their first pack; only in a pack that left another one
+    w        4, the number of digits that a place has in an id; absent in packs of earlier releases
+
+The id of a message is "<_id of its first pack>:<place>", for life. The place has four digits, so
+that messages that leave a pack and share a ``when`` keep their order. In packs without ``w`` it has
+no leading zeros.
+
+The holder of a message is known by the pack, the token and the place. A settlement matches the
+token and the clear bit and sets the bit, in one update. So each message is settled once, and a
+former holder changes nothing.
+
+Messages that leave a pack together may share one again: a *part*. The _id of a part begins with
+that of the first pack, so that the ids of its messages find it.
+
+A claim that does not end in order has lapsed: perhaps one message ends its consumers. The next
+claims of the pack hand out only a *window*, of 100 messages, then 10, then one. What ends its
+consumer alone leaves the pack, as an ordinary message. If a window is fine, the next one has the
+same size. It grows again once the part of the pack where a claim lapsed is over. The level of a
+pack says which size is next: 0 is the whole pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+import bson
+from bson import Int64, ObjectId
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue.messages import MAX_PACK, Id
+from pyqueue.payloads import OPTIONS, encode
+from pyqueue.requests import Document
+
+T = TypeVar("T")
+
+#: The most bytes of the messages of a pack.
+MAX_PACK_BYTES: Final = 4 * 2**20
+#: How many digits a place has in an id. Because of ``MAX_PACK`` the first is always 0.
+DIGITS: Final = 4
+#: How many bits one number has: a number of the server has 64, and the highest is the sign.
+_WORD: Final = 62
+_SIZES: Final = (100, 10, 1)
+#: What ``index_in`` needs of a pack: of its messages only how many there are.
+INDEX_FIELDS: Final = MappingProxyType({"at": 1, "w": 1, "b.h": 1})
+
+
+class Place(NamedTuple):
+    """What the id of a packed message names."""
+
+    #: The first pack of the message.
+    pack: ObjectId
+    number: int
+    #: How the number is written: with ``DIGITS`` digits, or without leading zeros.
+    padded: bool
+
+
+def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
+    """Return what makes the id of a message from its place in this pack."""
+    first, at = _first_pack(pack["_id"]), pack.get("at")
+    form = f"0{DIGITS}" if _is_padded(pack) else ""
+    if at is None:
+        return lambda place: f"{first}:{place:{form}}"
+    return lambda place: f"{first}:{at[place]:{form}}"
+
+
+def message_id(pack: Mapping[str, Any], place: int) -> str:
+    """Return the id of a message."""
+    return naming(pack)(place)
+
+
+def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
+    """Return the _id of a part. A claim makes the same one if it tries again.
+
+    Two calls may settle some of the same messages at once. Then a part of one call does not
+    overwrite a part of the other one, which may have more messages.
+
+    Args:
+        pack: the pack that it leaves.
+        token: the token of the claim.
+        at: the places of its messages in their first pack.
+    """
+    every = crc32(repr(list(at)).encode())
+    return f"{_first_pack(pack)}/{token}.{at[0]:0{DIGITS}}-{every:08x}"
+
+
+def _first_pack(pack: Id) -> str:
+    return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
+
+
+def _is_padded(pack: Mapping[str, Any]) -> bool:
+    return pack.get("w") == DIGITS
+
+
+def place_of(id: object) -> Place | None:
+    """Return the place that an id names, or None if no message of a pack has such an id."""
+    if not isinstance(id, str):
+        return None
+    pack, colon, digits = id.partition(":")
+    if not colon or not (digits.isascii() and digits.isdecimal()) or len(digits) > DIGITS:
+        return None
+    number, padded = int(digits), len(digits) == DIGITS
+    written = padded or digits == str(number)
+    if not written or number >= MAX_PACK or len(pack) != 24 or not ObjectId.is_valid(pack):
+        return None
+    return Place(ObjectId(pack), number, padded)
+
+
+def new_pack(
+    id: ObjectId,
+    entering: Mapping[str, Any],
+    pushed: datetime,
+    type_name: str | None,
+    entries: Sequence[RawBSONDocument],
+) -> RawBSONDocument:
+    """Return the document of a pack. ``entering`` are the fields of what enters its queue."""
+    document: Document = {"_id": id, **entering, "pushed": pushed}
+    if type_name is not None:
+        document["type"] = type_name
+    document |= {"w": DIGITS, **_filled(entries)}
+    return RawBSONDocument(bson.encode(document, codec_options=OPTIONS))
+
+
+def _filled(entries: Sequence[RawBSONDocument]) -> Document:
+    document: Document = {"n": len(entries), "c": 0, "z": sum(len(each.raw) for each in entries)}
+    return document | {
+        "done": [Int64(0)] * -(-len(entries) // _WORD),
+        "handed": [],
+        "b": entries,
+    }
+
+
+def parts(
+    pack: Id, token: str, documents: Sequence[Document], taken: Collection[Id] = ()
+) -> list[Document]:
+    """Return messages that leave a pack as the documents of parts.
+
+    One alone stays a message, unless its id is taken: then a part keeps the id for it.
+
+    Args:
+        pack: the pack.
+        token: the token of the claim.
+        documents: the messages. Only their ids, headers and payloads differ.
+        taken: the ids that other documents have.
+    """
+    found: list[Document] = []
+    entries: list[RawBSONDocument] = []
+    for each in documents:
+        more = {"h": each["headers"]} if "headers" in each else {}
+        entries.append(encode({"p": each["payload"], **more}))
+    for some in chunks(range(len(documents)), [len(each.raw) for each in entries], MAX_PACK):
+        first = documents[some[0]]
+        if len(some) == 1 and first["_id"] not in taken:
+            found.append(first)
+            continue
+        common = {name: first[name] for name in first if name not in ("headers", "payload")}
+        digits = [documents[index]["_id"].partition(":")[2] for index in some]
+        at = list(map(int, digits))
+        common |= {"_id": part_id(pack, token, at), "at": at}
+        if len(digits[0]) == DIGITS:
+            common["w"] = DIGITS
+        found.append(common | _filled([entries[index] for index in some]))
+    return found
+
+
+def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
+    """Divide what is stored in packs, of ``most`` messages each. ``sizes``: in bytes."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        total += size
+        if index > first and (index - first == most or total > MAX_PACK_BYTES):
+            yield items[first:index]
+            first, total = index, size
+    yield items[first:]
+
+
+def packs_of(pack: ObjectId) -> Document:
+    """Return the filter of a pack and of its parts."""
+    parts = {"_id": {"$gte": f"{pack}/", "$lt": f"{pack}0"}}  # "0" follows "/"
+    return {"$or": [{"_id": pack}, parts]}
+
+
+def index_in(document: Mapping[str, Any], place: Place) -> int | None:
+    """Return where a pack has the message with this id; None: it never had it."""
+    if not is_pack(document) or _is_padded(document) != place.padded:
+        return None
+    at = document.get("at")
+    if document["_id"] == place.pack and at is None:
+        return place.number if place.number < len(document["b"]) else None
+    return at.index(place.number) if isinstance(at, list) and place.number in at else None
+
+
+def is_pack(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document is a pack."""
+    return "payload" not in document and isinstance(document.get("b"), list)
+
+
+def document_in(pack: Mapping[str, Any], place: int) -> Document:
+    """Return a message of a pack as a document of its queue."""
+    entry = pack["b"][place]
+    names = ("q", "when", "due", "pushed", "tries", "type", "error", "trail")
+    held = ("token", "owner", "reserved")
+    document: Document = {"_id": message_id(pack, place)}
+    document |= {name: pack[name] for name in (*names, *held) if name in pack}
+    if "h" in entry:
+        document["headers"] = entry["h"]
+    return document | {"payload": entry["p"]}
+
+
+# ---- bits
+
+
+def full(size: int) -> int:
+    """Return the bits of all messages of a pack."""
+    return (1 << size) - 1
+
+
+def done_of(document: Mapping[str, Any]) -> int:
+    """Return the bits of the messages that have left a pack."""
+    done = 0
+    for index, word in enumerate(document["done"]):
+        done |= int(word) << (index * _WORD)
+    return done
+
+
+def alive_of(document: Mapping[str, Any]) -> int:
+    """Return the bits of the messages that a pack still has."""
+    return full(len(document["b"])) & ~done_of(document)
+
+
+def bits_set(numbers: Iterable[int]) -> int:
+    """Return the bits of these places."""
+    bits = 0
+    for each in numbers:
+        bits |= 1 << each
+    return bits
+
+
+def places(bits: int) -> Iterator[int]:
+    """Yield the places whose bits are set, in order."""
+    base = 0
+    while bits:
+        word = bits & 0xFFFFFFFFFFFFFFFF
+        while word:
+            low = word & -word
+            yield base + low.bit_length() - 1
+            word ^= low
+        bits >>= 64
+        base += 64
+
+
+def first_place(bits: int) -> int:
+    """Return the first place whose bit is set."""
+    return (bits & -bits).bit_length() - 1
+
+
+def _words(bits: int) -> Iterator[tuple[str, Int64]]:
+    index = 0
+    while bits:
+        word = bits & ((1 << _WORD) - 1)
+        if word:
+            yield f"done.{index}", Int64(word)
+        bits >>= _WORD
+        index += 1
+
+
+def clear(bits: int) -> dict[str, Any]:
+    """Return the filter of a pack that still has these messages."""
+    return {name: {"$bitsAllClear": word} for name, word in _words(bits)}
+
+
+def setting(bits: int) -> dict[str, dict[str, Any]]:
+    """Return the update by which these messages leave a pack."""
+    if not bits:
+        return {}
+    change: dict[str, dict[str, Any]] = {"$inc": {"n": -bits.bit_count()}}
+    change["$bit"] = {name: {"or": word} for name, word in _words(bits)}
+    return change
+
+
+# ---- windows
+
+
+def _ladder(size: int) -> list[int]:
+    return [each for each in _SIZES if each < size or each == 1]
+
+
+def level_of(document: Mapping[str, Any]) -> int:
+    """Return the level of a pack that was just claimed. Each claim that lapsed adds one."""
+    lapses = int(document["c"]) - 1 - int(document.get("orderly", 0))
+    return int(document.get("level", 0)) + max(0, lapses)
+
+
+def window(size: int, alive: int, level: int) -> int | None:
+    """Return which messages a claim hands out. None: the first one has to leave the pack."""
+    if not level or not alive:
+        return alive
+    ladder = _ladder(size)
+    if level > len(ladder):
+        return None
+    step = ladder[level - 1]
+    start = first_place(alive) // step * step
+    return alive & (full(step) << start)
+
+
+def next_level(size: int, first: int, alive: int, level: int) -> int:
+    """Return the level of a pack after a claim of this level ended in order.
+
+    Args:
+        size: how many messages the pack had.
+        first: the first place of the window.
+        alive: what the pack has now.
+        level: the level of the claim.
+    """
+    ladder = _ladder(size)
+    level = min(level, len(ladder))
+    if not alive:
+        return level
+    then = first_place(alive)
+    while level > 1 and first // ladder[level - 2] != then // ladder[level - 2]:
+        level -= 1
+    return level

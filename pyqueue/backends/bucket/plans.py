@@ -1,0 +1,54 @@
+"""The plans of a bucket: which operations know of messages that share documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from pyqueue.backends.bucket import managing, pushing
+from pyqueue.backends.bucket.kind import Bucket
+from pyqueue.backends.bucket.receiving import claims_of
+from pyqueue.backends.pushing import PushOptions
+from pyqueue.backends.queue_plans import QueuePlans, register
+from pyqueue.backends.receiving import Claims, Waiting
+from pyqueue.messages import Counts, Id, Message
+from pyqueue.requests import Plan
+
+
+class BucketPlans(QueuePlans):
+    """The plans of one bucket."""
+
+    __slots__ = ()
+
+    def push(
+        self, payloads: Iterable[Any], **options: Unpack[PushOptions]
+    ) -> Plan[list[Id | None]]:
+        """Push messages, those of one call in shared documents."""
+        return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
+
+    def claims(self, waiting: Waiting) -> Claims:
+        """Return how consumers claim packs, and draw from the packs that this client holds."""
+        return claims_of(waiting.stock)
+
+    def remove(self, id: Id) -> Plan[bool]:
+        """Remove a message that is not held."""
+        return managing.remove(self.queue, self.kind, id)
+
+    def purge(self) -> Plan[int]:
+        """Delete the messages that are ready or scheduled."""
+        return managing.purge(self.queue, self.kind)
+
+    def get(self, id: Id) -> Plan[Message[Any] | None]:
+        """Return the message with this id, in any state."""
+        return managing.get(self.queue, self.codec, id)
+
+    def peek(self, limit: int = 10) -> Plan[list[Message[Any]]]:
+        """Return the messages that would be received next."""
+        return managing.peek(self.queue, self.kind, self.codec, limit)
+
+    def counts(self, cap: int | None = None) -> Plan[Counts]:
+        """Count the messages by state."""
+        return managing.counts(self.queue, cap)
+
+
+register(Bucket.name, BucketPlans)

@@ -1,0 +1,458 @@
+"""Packs: how their messages are received.
+
+A claim takes a document: a pack, or an ordinary message. The messages of a pack are handed out to
+the callers that wait, and to the next ones. So a claim is needed only if the process has no message
+left. See ``stock``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
+
+import bson
+
+from pyqueue.backends import invalid, namespace
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.leaving import Leaver, burial, leave
+from pyqueue.backends.bucket.settling import Group, emptied, end_claim, give_back
+from pyqueue.backends.bucket.settling import finish as finish_packed
+from pyqueue.backends.bucket.stock import Drawn, HeldPack, Stock
+from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Claimed, claim
+from pyqueue.backends.giving_back import insert_again
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.limits.permits import Permits
+from pyqueue.backends.receiving import (
+    Claims,
+    Reception,
+    accept,
+    finish_popped,
+    give_back_excess,
+    undo,
+)
+from pyqueue.backends.scan import ScanState
+from pyqueue.documents import hashable_id, invalid_fields
+from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.messages import MAX_RECEIVED_BYTES, Message, PackedReservation
+from pyqueue.payloads import OPTIONS
+from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
+
+#: A lease may be so much shorter than the caller asked for: a tenth, and this at most, in seconds.
+_SLACK_S: Final = 1.0
+#: The field that stands for the document of a message of a pack.
+_DRAWN: Final = "drawn"
+#: Makes a message of a pack, from its place and its payload.
+Make = Callable[[int, Any], Message[Any]]
+
+
+def claims_of(stock: Stock) -> Claims:
+    """Return how a queue with packs is claimed. ``stock``: what the process holds of it."""
+    return Claims(partial(_claim_for_callers, stock), partial(_undo, stock), threads=True)
+
+
+# ---- messages
+
+
+def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
+    """Return what makes a message of a pack, from its place and its payload.
+
+    Args:
+        drawn: the pack.
+        tries: the tries of its messages.
+        lease: the end of the lease and its length, for reservations; None: they are popped.
+    """
+    document, hold = drawn.document, drawn.hold
+    entries, queue, owner = document["b"], document["q"], document.get("owner", "")
+    due, pushed, error = document["due"], document["pushed"], document.get("error")
+    trail, token, pack = document.get("trail", ()), hold.token, hold.id
+    message_id = hold.message_id
+
+    def make(place: int, payload: Any) -> Message[Any]:
+        id = message_id(place)
+        headers = entries[place].get("h") or {}
+        passed = list(trail)
+        common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
+        if lease is None:
+            return Message(*common, "ready", None)
+        held = (token, lease[0], owner, lease[1], pack, place, hold)
+        return PackedReservation(*common, "reserved", None, *held)
+
+    return make
+
+
+# ---- claiming
+
+
+def _claim_for_callers(
+    stock: Stock, how: Reception, scan: ScanState, limits: list[Limits]
+) -> Plan[list[list[Claimed]]]:
+    """Claim once for several callers, and for those that come meanwhile; split the result."""
+    room = ByteLimit(scan, limits)
+    permits = Permits(how.terms.queue, scan.limit)
+    number = yield from _number(permits, scan, limits, room)
+    claimed: list[Claimed] = []
+    sizes: list[int] = []
+    ended = False
+    look_on_until: datetime | None = None
+    while (need := min(_wanted(limits), number) - len(claimed)) > 0:
+        if claimed:
+            now = yield from ServerTime()
+            look_on_until = look_on_until or now + timedelta(seconds=how.terms.lease_s / 4)
+            # Small packs may take many commands, and the leases of the first ones would end.
+            if now > look_on_until or sum(sizes) >= sum(each.bytes for each in limits):
+                break
+            if (yield from permits.spent()):
+                break
+        if how.misfits.verdict is not None:
+            if claimed:
+                break
+            raise ConfigurationError(how.misfits.verdict)
+        try:
+            found = yield from _draw(how, stock, need)
+            if not found:
+                if ended:
+                    break
+                found, ended = yield from _claim(how, stock, scan, need)
+                yield from room.latecomers()
+        except Exception:
+            yield from _put_back(stock, how, claimed)
+            raise
+        claimed += found
+        sizes += _sizes(found, min(each.bytes for each in limits))
+    shares, rest = _shares(claimed, sizes, limits)
+    if rest:
+        yield from _put_back(stock, how, rest)
+    if scan.limit.limit is not None:
+        yield from permits.give_back({"": len(claimed) - len(rest)})
+        scan.limit.blocked_until = scan.limit.next_start
+    if (yield from permits.late()):  # no command follows that a reserve could be stopped at
+        yield from _put_back(stock, how, [each for share in shares for each in share])
+        yield from permits.give_back({})
+        scan.limit.blocked_until = yield from ServerTime()
+        return [[] for _ in limits]
+    if how.pop and claimed:
+        lost = yield from _finish_popped(how, [each for share in shares for each in share])
+        shares = [[each for each in share if _identity(each) not in lost] for share in shares]
+    return shares
+
+
+def _wanted(limits: Sequence[Limits]) -> int:
+    return sum(each.messages for each in limits)
+
+
+def _number(
+    permits: Permits, scan: ScanState, limits: Sequence[Limits], room: ByteLimit
+) -> Plan[int]:
+    """Return how many messages may be handed out, of those that are wanted.
+
+    Whether there are so many is known only when they are claimed, because a pack has many.
+    """
+    if scan.limit.limit is None:
+        return sys.maxsize
+    room.closed = True  # calls that come meanwhile have no permits
+    return (yield from permits.number(_wanted(limits), (yield from ServerTime())))
+
+
+def _identity(claimed: Claimed) -> tuple[Hashable, str]:
+    document, message = claimed
+    drawn: Drawn | None = document.get(_DRAWN)
+    token = document["token"] if drawn is None else drawn.hold.token
+    return hashable_id(message.id), token
+
+
+def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
+    """Hand out messages of packs that the process holds."""
+    lease_s, counts = how.terms.lease_s, how.terms.counts_try
+    while True:
+        drawn = stock.draw(need)
+        if drawn is None:
+            return []
+        hold = drawn.hold
+        now = yield from ServerTime()
+        until = now + timedelta(seconds=lease_s)
+        least_s = lease_s - min(_SLACK_S, lease_s / 10)
+        rests = hold.state == "resting"
+        short = (hold.until - now).total_seconds() < least_s
+        if rests or short or counts > hold.counted:
+            if not hold.begin_extending():  # another call ends or extends its claim
+                stock.put_back(drawn)
+                return []
+            if not (yield from _extend(hold, until, rests=rests, counts=counts)):
+                continue
+        try:
+            found = yield from _messages(how, drawn, now, min(hold.until, until))
+        except Exception:
+            stock.put_back(drawn._replace(bits=drawn.bits & hold.alive))
+            raise
+        if found:
+            return found
+
+
+def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Plan[bool]:
+    """Extend the lease of a pack before messages of it are handed out."""
+    counted = hold.counted and not rests
+    change: dict[str, dict[str, Any]] = {"$max": {"when": until}}
+    if rests:
+        change = {"$set": {"when": until, "orderly": hold.claim - 1}}
+    if counts and not counted:
+        change["$inc"] = {"tries": 1}
+    mine: dict[str, Any] = {"_id": hold.id, "token": hold.token}
+    if not hold.is_changing:  # else some of what it would hand out may have been removed
+        mine["n"] = hold.alive.bit_count()
+    try:
+        held = (yield from Update(mine, change, w1=True)).matched
+    except BaseException:
+        hold.lose()
+        raise
+    if held:
+        hold.extended(until if rests else max(until, hold.until), counts or counted)
+    else:
+        hold.lose()
+    return bool(held)
+
+
+def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> Plan[list[Claimed]]:
+    """Return the messages that were drawn. Those that do not fit the model are buried."""
+    terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
+    tries = drawn.hold.before + terms.counts_try
+    make = _makes(drawn, tries, None if how.pop else (until, terms.lease_s))
+    found: list[Claimed] = []
+    misfits: list[tuple[int, Exception]] = []
+    for place in packs.places(drawn.bits):
+        try:
+            payload = load(entries[place].get("p"))
+        except Exception as misfit:  # the validators of a model are user code
+            misfits.append((place, misfit))
+        else:
+            found.append(({_DRAWN: drawn, "place": place}, make(place, payload)))
+    for _ in found:
+        how.misfits.delivered()
+    if misfits:
+        yield from _bury(how, drawn, tries, misfits, now)
+    return found
+
+
+def _bury(
+    how: Reception,
+    drawn: Drawn,
+    tries: int,
+    misfits: Sequence[tuple[int, Exception]],
+    now: datetime,
+) -> Plan[None]:
+    """Bury messages whose payload does not fit the model."""
+    terms, hold = how.terms, drawn.hold
+    target = yield from namespace.dead_letter_target(
+        terms.queue, terms.kind, terms.dead_letter, [None]
+    )
+    leavers: list[Leaver] = []
+    for place, misfit in misfits:
+        error = invalid.error_record(misfit, now)
+        leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
+        id, text = hold.message_id(place), str(error["message"])
+        how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now)
+    bits = packs.bits_set([place for place, _ in leavers])
+    yield from leave(_group(terms, hold, bits), leavers)
+
+
+def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
+    return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold)
+
+
+def _claim(
+    how: Reception, stock: Stock, scan: ScanState, need: int
+) -> Plan[tuple[list[Claimed], bool]]:
+    """Claim documents. Return the ordinary messages, and whether the queue has no more."""
+    terms = how.terms
+    now = yield from ServerTime()
+    wanted = stock.wanted(need)
+    room = ByteLimit(scan, [Limits(wanted, MAX_RECEIVED_BYTES)])
+    documents, ended = yield from claim(terms, scan, now, wanted, room, delete=False)
+    if room.excess:
+        yield from give_back_excess(terms, room.take_excess())
+    found: list[Claimed] = []
+    size = 1
+    for document in documents:
+        if _is_valid_pack(document):
+            size = max(size, document["n"])
+            yield from _admit(how, stock, document)
+            continue
+        message = yield from accept(how, document, now)
+        if message is not None:
+            found.append((document, message))
+    stock.learn(size, documents != [])
+    surplus = stock.surplus(need - len(found))
+    for hold in surplus:
+        with suppress(Unavailable):
+            yield from give_back(_group(terms, hold, 0))
+    if documents and not how.pop:
+        scan.wake_at(now + timedelta(seconds=terms.lease_s))
+    return found, ended and not surplus
+
+
+def _is_valid_pack(document: Document) -> bool:
+    """Return whether a claimed document is a pack as pyqueue writes it."""
+    if not packs.is_pack(document) or invalid_fields(document):
+        return False
+    try:
+        size = len(document["b"])
+        at = document.get("at", range(size))
+        if len(at) != size or not all(isinstance(each, int) for each in at):
+            return False
+        alive = packs.full(size) & ~packs.done_of(document)
+        whole = all(name in document for name in ("due", "pushed", "tries", HANDED))
+        return whole and alive.bit_count() == document["n"] and isinstance(document["c"], int)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
+    """Take a pack that was claimed into the stock."""
+    terms = how.terms
+    if document.get(HANDED):
+        yield from finish(document)
+    hold = HeldPack(document, terms.counts_try)
+    alive = hold.alive
+    if not alive:
+        yield from Delete(emptied(hold.id, hold.token))
+        return
+    # A part of one message is like an ordinary message: a claim finds that its tries are used up.
+    exhausted = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
+    if hold.size == 1 and exhausted:
+        error = document.get("error")
+        target = yield from namespace.dead_letter_target(
+            terms.queue, terms.kind, terms.dead_letter, [None]
+        )
+        make = burial(terms.queue, target, "tries", hold.before, error)
+        yield from leave(_group(terms, hold, alive), [(0, make)])
+        return
+    if packs.window(hold.size, alive, hold.level) is None:
+        # Its holder died while it held nothing else of this pack.
+        guilty = packs.first_place(alive)
+
+        def alone(stored: Document, now: datetime) -> Document:
+            put = terms.kind.entering(terms.queue, now) | {"tries": hold.before}
+            why = {} if "error" not in document else {"error": document["error"]}
+            return stored | put | why
+
+        yield from leave(_group(terms, hold, 1 << guilty), [(guilty, alone)])
+        return
+    stock.add(hold)
+
+
+# ---- shares
+
+
+def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
+    """Return the sizes of messages in bytes: ordinary ones, or all of one pack."""
+    drawn: Drawn | None = claimed[0][0].get(_DRAWN) if claimed else None
+    if drawn is None:
+        return [size_of(document) for document, _ in claimed]
+    entries, size = drawn.document["b"], int(drawn.document.get("z", least))
+    if size * 10 <= least:  # they surely fit, so the mean does
+        return [-(-size // len(entries))] * len(claimed)
+    drawn_places = [document["place"] for document, _ in claimed]
+    return [len(bson.encode(entries[place], codec_options=OPTIONS)) for place in drawn_places]
+
+
+def _shares(
+    claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
+) -> tuple[list[list[Claimed]], list[Claimed]]:
+    """Return the share of each caller, in order, and what does not fit into any of them."""
+    ends = [0, *accumulate(sizes)]
+    shares: list[list[Claimed]] = []
+    place = 0
+    for limit in limits:
+        first = place
+        while (
+            place < len(claimed)
+            and place - first < limit.messages
+            and (place == first or ends[place + 1] - ends[first] <= limit.bytes)
+        ):
+            place += 1
+        shares.append(claimed[first:place])
+    return shares, claimed[place:]
+
+
+# ---- giving back
+
+
+def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
+    """Divide what was claimed into messages of packs and ordinary ones."""
+    parts: dict[HeldPack, Drawn] = {}
+    rest: list[Claimed] = []
+    for each in claimed:
+        drawn: Drawn | None = each[0].get(_DRAWN)
+        if drawn is None:
+            rest.append(each)
+            continue
+        known = parts.get(drawn.hold)
+        bits = (known.bits if known else 0) | 1 << each[0]["place"]
+        parts[drawn.hold] = drawn._replace(bits=bits)
+    return parts, rest
+
+
+def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+    """Take back what no caller has seen."""
+    parts, rest = _by_pack(claimed)
+    for drawn in parts.values():
+        stock.put_back(drawn)
+    if rest:
+        yield from give_back_excess(how.terms, [document for document, _ in rest])
+    for drawn in parts.values():
+        with suppress(Unavailable):  # then it comes back when the lease lapses
+            yield from end_claim(_group(how.terms, drawn.hold, 0))
+
+
+def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+    """Give back what was received for a cancelled caller.
+
+    What was popped has left its pack. It comes back as ordinary messages.
+    """
+    if not how.pop:
+        yield from _put_back(stock, how, claimed)
+        return
+    parts, rest = _by_pack(claimed)
+    if rest:
+        yield from undo(how, rest)
+    terms = how.terms
+    for drawn in parts.values():
+        pack = drawn.document
+        again = []
+        for place in packs.places(drawn.bits):
+            document = packs.document_in(pack, place)
+            free = {name: document[name] for name in document if name not in terms.kind.held_fields}
+            again.append(free | terms.kind.entering(terms.queue, pack["due"]))
+            again[-1]["tries"] = drawn.hold.before
+
+        def alone(document: Document, hold: HeldPack = drawn.hold) -> Document:
+            """Return the message as a part, which keeps its id."""
+            (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
+            return part
+
+        yield from insert_again(again, alone)
+        yield from Signal(terms.queue, pack["due"])
+
+
+def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple[Hashable, str]]]:
+    """Finish what a pop claimed, before a caller gets any of it.
+
+    The result is the ids and tokens of those messages that this call did not finish.
+    """
+    parts, rest = _by_pack(claimed)
+    lost: set[tuple[Hashable, str]] = set()
+    if rest:
+        now = yield from ServerTime()
+        documents = [document for document, _ in rest]
+        lost |= yield from finish_popped(how.terms, how.history_s, documents, now)
+    for hold, drawn in parts.items():
+        gone = yield from finish_packed(_group(how.terms, hold, drawn.bits))
+        lost |= {(hold.message_id(place), hold.token) for place in packs.places(gone)}
+    return lost

@@ -1,0 +1,356 @@
+"""Packs: how the holder of messages ends its claims and extends their leases.
+
+Messages of one pack are settled by one update, and concurrent single calls are coalesced for each
+pack. What is left of the pack goes back in the same update, once the process holds none of the
+messages that it handed out. ``leaving`` has what ends a message in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends import transitions
+from pyqueue.backends.applying import check_time_left, raise_lost
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.stock import End, HeldPack
+from pyqueue.backends.extending import lost_lease
+from pyqueue.backends.forms import Extension, Failures
+from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.kind import Kind
+from pyqueue.errors import TimedOut, Unavailable
+from pyqueue.messages import Id, PackedReservation
+from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, Signal, Update
+
+#: How long a process keeps a pack of which it holds nothing any more.
+REST: Final = timedelta(seconds=1)
+#: What shows that a pack rests: all of its claims have ended in order, and it has a token.
+REST_FIELDS: Final = MappingProxyType(dict.fromkeys(("token", "c", "orderly", "due"), 1))
+#: How often a settlement reads the pack and tries again. Each time, another one was faster.
+_MAX_ROUNDS: Final = 20
+
+Held = Sequence[PackedReservation[Any]]
+
+
+class Group(NamedTuple):
+    """The reservations of one claim of a pack."""
+
+    queue: str
+    kind: Kind
+    pack: Id
+    token: str
+    #: The bits of the messages.
+    bits: int
+    hold: HeldPack | None
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        """The filter of the pack, if the claim still holds these messages."""
+        return {"_id": self.pack, "token": self.token, **packs.clear(self.bits)}
+
+
+def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
+    """Divide reservations by the claims that hold them."""
+    groups: list[tuple[Group, Held]] = []
+    for (pack, token), some in _by_claim(held).items():
+        bits = packs.bits_set([each.place for each in some])
+        hold = some[0].hold
+        known = hold if isinstance(hold, HeldPack) else None
+        groups.append((Group(queue, kind, pack, token, bits, known), some))
+    return groups
+
+
+def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
+    members: dict[tuple[Id, str], list[PackedReservation[Any]]] = {}
+    for each in held:
+        claim = each.pack, each.token
+        if claim in members:
+            members[claim].append(each)
+        else:
+            members[claim] = [each]
+    return members
+
+
+def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
+    """Return the error of a call after which it is unclear whether these messages are settled."""
+    text = str(error)
+    if isinstance(error, TimedOut):
+        text += (
+            "; if a transaction has settled another message of the pack, all of the pack waits "
+            "until it ends: settle packed messages of one claim in one transaction"
+        )
+    return Unavailable(text, ids=[each.id for each in rest])
+
+
+def still_held(group: Group, session: object = None) -> Plan[int]:
+    """Return which of these messages the claim still holds. The process may learn that from it."""
+    fields = {"token": 1, "done": 1}
+    found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
+    if not found or found[0].get("token") != group.token:
+        if group.hold:
+            group.hold.lose()
+        return 0
+    return group.bits & ~packs.done_of(found[0])
+
+
+# ---- commit
+
+
+def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[None]:
+    """Finish messages.
+
+    In a transaction, the rest of the pack stays held until the lease ends, because the transaction
+    may be aborted.
+    """
+    lost: list[PackedReservation[Any]] = []
+    if session is not None:
+        now = yield from ServerTime()
+        for each in held:
+            check_time_left(each, now)
+    groups = by_pack(queue, kind, held)
+    for number, (group, members) in enumerate(groups):
+        try:
+            if session is not None:
+                missing = yield from _settle(group._replace(hold=None), session)
+            elif len(groups) == 1:
+                key = ("settle pack", queue, group.pack, group.token)
+                batch = partial(_finish_each, group)
+                missing = yield from Coalesce(key, group.bits, batch, max_in_flight=1, threads=True)
+            else:
+                missing = yield from finish(group)
+        except Unavailable as error:
+            rest = [each for _, some in groups[number:] for each in some]
+            raise unknown_end(error, rest) from error
+        if missing:
+            lost += [each for each in members if missing >> each.place & 1]
+    raise_lost(queue, len(held), lost)
+
+
+def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
+    """Finish messages of one claim for several callers. Return what each has lost."""
+    every = 0
+    twice: list[int] = []
+    for bits in calls:
+        twice.append(every & bits)
+        every |= bits
+    lost = yield from finish(group._replace(bits=every))
+    return [bits & lost | again for bits, again in zip(calls, twice, strict=True)]
+
+
+def finish(group: Group) -> Plan[int]:
+    """Finish messages of one claim. Return the bits of those that were not held any more."""
+    lost = yield from _settle(group, None)
+    yield from end_claim(group)
+    return lost
+
+
+def _settle(group: Group, session: object) -> Plan[int]:
+    """Set the bits of messages. Return the bits of those that were not held any more."""
+    hold, lost = group.hold, 0
+    for _ in range(_MAX_ROUNDS):
+        end = hold.begin(group.bits) if hold else None
+        try:
+            matched = yield from _send(group, end, session)
+        except BaseException:
+            if hold:
+                hold.lose()  # the lease ends it
+            raise
+        if matched:
+            if hold:
+                hold.settled(group.bits, end, matched=True)
+            return lost
+        still = yield from still_held(group, session)
+        if hold:
+            hold.settled(group.bits & ~still, end, matched=False)
+        lost |= group.bits & ~still
+        group = group._replace(bits=still)
+        if not still:
+            return lost
+    raise Unavailable(f"pack {group.pack} of queue {group.queue!r} changes all the time")
+
+
+def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
+    """Send the update that settles messages, and perhaps ends the claim."""
+    hold, fence = group.hold, group.fence
+    if hold is not None and end == "delete":
+        whole = fence | {"n": group.bits.bit_count(), HANDED: []}
+        if (yield from Delete(whole)):
+            return True
+        end = None
+    if hold is None or end is None:
+        update = packs.setting(group.bits)
+        matched = (yield from Update(fence, update, session=session)).matched
+        if matched and session is None:
+            yield from _delete_empty(group, hold)
+        return bool(matched)
+    return (yield from _end(group, hold, fence, group.bits, end))
+
+
+def emptied(pack: Id, token: str) -> Filter:
+    """Return the filter of a pack of which nothing is left, also not to be shown."""
+    return {"_id": pack, "token": token, "n": 0, HANDED: []}
+
+
+def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
+    """Delete the pack if nothing is left of it, as far as this process knows."""
+    if hold is None or not hold.alive & ~group.bits:
+        yield from Delete(emptied(group.pack, group.token))
+
+
+# ---- the end of a claim
+
+
+def end_claim(group: Group) -> Plan[None]:
+    """End the claim of a pack if nothing that was handed out is unsettled."""
+    hold = group.hold
+    while hold is not None and hold.is_idle:
+        end = hold.begin(0)
+        if end is None:
+            hold.settled(0, None, matched=True)
+            return
+        try:
+            if end == "delete":
+                yield from Delete(emptied(group.pack, group.token))
+                matched = True
+            else:
+                matched = yield from _end(group, hold, group._replace(bits=0).fence, 0, end)
+        except Unavailable:
+            return hold.lose()  # the lease ends it
+        except BaseException:
+            hold.lose()
+            raise
+        hold.settled(0, end, matched=matched)
+        if not matched:
+            hold.lose()
+
+
+def _end(group: Group, hold: HeldPack, match: Mapping[str, Any], bits: int, end: End) -> Plan[bool]:
+    """Settle messages, and let the rest of the pack go back or rest."""
+    now = yield from ServerTime()
+    when = now + REST if end == "rest" else hold.due
+    update = _ending(hold, bits, when, rests=end == "rest")
+    if not (yield from Update(match, update)).matched:
+        return False
+    yield from Signal(group.queue, when)
+    return True
+
+
+def _ending(
+    hold: HeldPack, bits: int, when: datetime, *, rests: bool, counts: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return the update by which a claim of a pack ends in order.
+
+    Args:
+        hold: the claim.
+        bits: what leaves the pack.
+        when: when the pack can be claimed again.
+        rests: whether this process keeps it until then.
+        counts: whether the claim stays counted as a try.
+    """
+    update = packs.setting(bits)
+    update["$set"] = {"when": when, "orderly": hold.claim}
+    if hold.counted and not counts:
+        update["$inc"] = {**update.get("$inc", {}), "tries": -1}
+    if not rests:
+        alive = hold.alive & ~bits
+        level = packs.next_level(hold.size, hold.first, alive, hold.level)
+        update["$set"] |= {"level": level}
+        update["$unset"] = transitions.unset(*transitions.HELD_FIELDS)
+    return update
+
+
+def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
+    """Give a pack back that some process keeps while it holds none of the messages.
+
+    Args:
+        queue: its queue.
+        document: the pack; it needs only ``REST_FIELDS``.
+    """
+    if "token" not in document or document.get("orderly") != document.get("c"):
+        return
+    resting = {name: document[name] for name in ("_id", "token", "c", "orderly")}
+    put = {"$set": {"when": document["due"]}, "$unset": transitions.unset(*transitions.HELD_FIELDS)}
+    if (yield from Update(resting, put)).matched:
+        yield from Signal(queue, document["due"])
+
+
+def give_back(group: Group) -> Plan[bool]:
+    """Give messages back to their places, with the rest of their pack. The try is not counted.
+
+    The result is False if the process cannot do that, because it holds more of the pack, or not
+    even these.
+    """
+    hold = group.hold
+    if hold is None or not hold.begin_whole(group.bits, alone=False):
+        return False
+    try:
+        matched = yield from _end(group, hold, group.fence, 0, "return")
+    except BaseException:
+        hold.lose()
+        raise
+    hold.settled(0, "return", matched=matched)
+    return matched
+
+
+def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | None) -> Plan[bool]:
+    """Let a pack wait for another try. The result is False if there is more in it than these."""
+    hold = group.hold
+    if hold is None or not hold.begin_whole(group.bits, alone=True):
+        return False
+    now = yield from ServerTime()
+    when = now + timedelta(milliseconds=round(delay_s * 1000))
+    update = _ending(hold, 0, when, rests=False, counts=True)
+    update["$set"] |= {"due": when} | ({} if error is None else {"error": error})
+    try:
+        match = group.fence | {"n": group.bits.bit_count()}
+        matched = bool((yield from Update(match, update)).matched)
+    except BaseException:
+        hold.lose()
+        raise
+    hold.settled(0, "return", matched=matched)
+    if matched:
+        yield from Signal(group.queue, when)
+    return matched
+
+
+# ---- leases
+
+
+def extend(held: Held, how: Extension) -> Plan[Failures]:
+    """Extend leases, one command for each pack. Return those that failed.
+
+    It never shortens a lease: the rest of the pack may have other holders.
+    """
+    try:
+        lost = yield from _extend(held, how.lease_s, w1=how.w1)
+    except Unavailable as error:
+        named = unknown_end(error, held)
+        return [(each, named) for each in held]
+    return [(each, lost_lease(each)) for each in lost]
+
+
+def _extend(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
+    """Extend leases. Return what was no longer held."""
+    lost: list[PackedReservation[Any]] = []
+    for (pack, token), some in _by_claim(held).items():
+        now = yield from ServerTime()
+        length_s = max(each.lease for each in some) if lease_s is None else lease_s
+        until = now + timedelta(seconds=length_s)
+        todo = some
+        while todo:
+            bits = packs.bits_set([each.place for each in todo])
+            match = {"_id": pack, "token": token, **packs.clear(bits)}
+            if (yield from Update(match, {"$max": {"when": until}}, w1=w1)).matched:
+                break
+            found = yield from Find({"_id": pack}, {"token": 1, "done": 1}, limit=1)
+            same = found and found[0].get("token") == token
+            still = bits & ~packs.done_of(found[0]) if same else 0
+            lost += [each for each in todo if not still >> each.place & 1]
+            todo = [each for each in todo if still >> each.place & 1]
+        for each in todo:
+            each.lease = each.lease if lease_s is None else lease_s
+            each.until = now + timedelta(seconds=each.lease)
+    return lost

@@ -1,0 +1,275 @@
+"""What a process knows of the packs that it holds.
+
+A claim takes a whole pack, and its messages are handed out one after the other. So a process holds
+at most one pack more than its callers asked for, besides packs with a command on its way. Once it
+holds none of the messages that it handed out, the rest goes back, or *rests*: the process keeps it
+for a second, without counting the claim, in case the next call comes soon.
+
+Threads of a process share a pack. Each method is one step under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from threading import Lock, RLock
+from typing import Final, Literal, NamedTuple
+
+from pyqueue.backends.bucket import packs
+from pyqueue.messages import Id
+from pyqueue.requests import Document
+
+#: How a settlement ends the claim of a pack. "delete": nothing is left of it. "rest" and "return":
+#: see above.
+End = Literal["delete", "rest", "return"]
+#: "busy": a command that ends or extends the claim is on its way. "gone": the process does not
+#: hold it any more.
+State = Literal["held", "resting", "busy", "gone"]
+
+
+#: The most documents that a claim takes.
+_MAX_DOCUMENTS: Final = 100
+
+
+class HeldPack:
+    """One claim of a pack.
+
+    Args:
+        document: the pack, as the claim returned it.
+        counted: whether the claim counted a try.
+    """
+
+    __slots__ = (
+        "_busy",
+        "_document",
+        "_free",
+        "_lock",
+        "_out",
+        "before",
+        "claim",
+        "counted",
+        "done",
+        "due",
+        "first",
+        "id",
+        "level",
+        "message_id",
+        "size",
+        "state",
+        "token",
+        "until",
+    )
+
+    def __init__(self, document: Document, counted: bool) -> None:
+        self.id: Id = document["_id"]
+        #: Makes the id of a message from its place.
+        self.message_id: Callable[[int], str] = packs.naming(document)
+        self.token: str = document["token"]
+        self.claim = int(document["c"])
+        self.size = len(document["b"])
+        #: How many tries were counted before this claim.
+        self.before = int(document["tries"]) - counted
+        self.due: datetime = document["due"]
+        self.until: datetime = document["when"]
+        self.counted = counted
+        self.level = packs.level_of(document)
+        #: The bits of what has left the pack.
+        self.done = packs.done_of(document)
+        #: The first place of the window.
+        self.first = packs.first_place(self.alive) if self.alive else 0
+        self.state: State = "held"
+        #: What it may hand out, and what it handed out and is not settled.
+        self._free = packs.window(self.size, self.alive, self.level) or 0
+        self._out = 0
+        #: How many settlements are on their way.
+        self._busy = 0
+        self._document: Document | None = document
+        self._lock = RLock()
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Pickle as None: another process knows nothing of the rest of the pack."""
+        return type(None), ()
+
+    @property
+    def alive(self) -> int:
+        """The bits of the messages that the pack still has."""
+        return packs.full(self.size) & ~self.done
+
+    def draw(self, most: int) -> tuple[int, Document] | None:
+        """Hand out the first messages. Return their bits, and the document that has them."""
+        with self._lock:
+            if not self._free or self.state not in ("held", "resting") or self._document is None:
+                return None
+            rest = self._free
+            for _ in range(min(most, rest.bit_count())):
+                rest &= rest - 1
+            taken = self._free & ~rest
+            self._out |= taken
+            self._free = rest
+            document = self._document
+            if not rest:
+                self._document = None
+            return taken, document
+
+    def put_back(self, bits: int, document: Document) -> None:
+        """Take back what no caller has seen."""
+        with self._lock:
+            if self.state != "gone":
+                self._out &= ~bits
+                self._free |= bits
+                self._document = document
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether settlements are on their way."""
+        return self._busy > 0
+
+    @property
+    def available(self) -> int:
+        """How many messages there are to hand out, now or after a command that is on its way."""
+        return self._free.bit_count()
+
+    # ---- the lease
+
+    def begin_extending(self) -> bool:
+        """Note that an extension begins. Return False if another command is on its way."""
+        with self._lock:
+            if self.state not in ("held", "resting"):
+                return False
+            self.state = "busy"
+            return True
+
+    def extended(self, until: datetime, counted: bool) -> None:
+        """Note the new end of the lease, and whether the claim counts a try."""
+        with self._lock:
+            self.state, self.until, self.counted = "held", until, counted
+
+    # ---- settling
+
+    def begin_whole(self, bits: int, *, alone: bool) -> bool:
+        """Note that the pack goes back with these messages, if the process may decide that.
+
+        Args:
+            bits: the messages.
+            alone: whether these have to be all messages of the pack. Otherwise the rest must not be
+                handed out.
+        """
+        with self._lock:
+            others = (self.alive if alone else self._out) & ~bits
+            if self.state != "held" or self._busy or others:
+                return False
+            self.state = "busy"
+            self._busy += 1
+            return True
+
+    def begin(self, bits: int | None) -> End | None:
+        """Note that a settlement begins. Return how it ends the claim of the pack, if it does.
+
+        ``bits``: the messages; None: some leave the pack, and the claim goes on.
+        """
+        with self._lock:
+            end: End | None = None
+            idle = self.state == "held" and not self._busy
+            if bits is not None and idle and not self._out & ~bits:
+                if not self.alive & ~bits:
+                    end = "delete"
+                else:
+                    end = "rest" if self._free and not self.level else "return"
+                self.state = "busy"
+            self._busy += 1
+            return end
+
+    def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
+        """Note how a settlement went. ``bits``: what has left the pack, by it or before it."""
+        with self._lock:
+            self._busy -= 1
+            self.done |= bits
+            self._out &= ~bits
+            if end is None or self.state != "busy":
+                return
+            if not matched:
+                self.state = "held"
+            elif end == "rest":
+                self.state = "resting"
+            else:
+                self.lose()
+
+    def lose(self) -> None:
+        """Note that the pack is not held any more, or may not be."""
+        with self._lock:
+            self.state = "gone"
+            self._free, self._out, self._document = 0, 0, None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the claim should end now: nothing that was handed out is unsettled."""
+        with self._lock:
+            return self.state == "held" and not self._busy and not self._out
+
+
+class Drawn(NamedTuple):
+    """Messages of one pack that a claim hands out."""
+
+    hold: HeldPack
+    bits: int
+    document: Document
+
+
+class Stock:
+    """The packs of one queue of which a process has messages to hand out."""
+
+    def __init__(self) -> None:
+        self._packs: list[HeldPack] = []
+        self._lock = Lock()
+        #: How many documents the next claim takes at most, and how many messages one of them has.
+        self._step, self._size = 1, 1
+
+    def wanted(self, need: int) -> int:
+        """Return how many documents to claim for callers who need so many messages."""
+        return max(1, min(need // self._size, self._step))
+
+    def learn(self, size: int, found: bool) -> None:
+        """Learn how many messages the documents of a claim had at most; 1: they were no packs.
+
+        A claim takes more documents as long as the next ones are likely to be alike.
+        """
+        alike = found and (size > 1) == (self._size > 1)
+        self._step = min(2 * self._step, _MAX_DOCUMENTS) if alike else 1
+        self._size = size
+
+    def add(self, hold: HeldPack) -> None:
+        """Add a pack that was claimed."""
+        with self._lock:
+            self._packs.append(hold)
+
+    def draw(self, most: int) -> Drawn | None:
+        """Hand out messages of the first pack that has any."""
+        with self._lock:
+            for hold in list(self._packs):
+                drawn = hold.draw(most)
+                if not hold.available:
+                    self._packs.remove(hold)
+                if drawn is not None:
+                    return Drawn(hold, *drawn)
+        return None
+
+    def put_back(self, drawn: Drawn) -> None:
+        """Take back what no caller has seen."""
+        with self._lock:
+            drawn.hold.put_back(drawn.bits, drawn.document)
+            if drawn.hold not in self._packs:
+                self._packs.append(drawn.hold)
+
+    def surplus(self, need: int) -> Sequence[HeldPack]:
+        """Take out the packs that callers who need so many messages do not need."""
+        with self._lock:
+            kept: list[HeldPack] = []
+            for hold in self._packs:
+                if need <= 0 and hold.is_idle:
+                    continue
+                kept.append(hold)
+                if hold.state != "busy":  # its command may wait for a transaction
+                    need -= hold.available
+            more = [hold for hold in self._packs if hold not in kept]
+            self._packs = kept
+            return more

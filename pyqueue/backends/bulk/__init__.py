@@ -1,0 +1,1 @@
+"""Writes and reads of many documents, for Spark."""

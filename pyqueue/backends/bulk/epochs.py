@@ -1,0 +1,498 @@
+"""Writes by epoch: what a batch of a stream writes appears once, however often the batch is run.
+
+Spark runs a batch, an *epoch*, again after a crash. Its messages may have been shown, received and
+finished by then, so their ids no longer tell that they were written. Therefore a record tells:
+
+1. Tasks write messages where no consumer sees them, under the attempt that they belong to. A task
+   first reads the record, and writes nothing for an epoch that is decided.
+2. The driver counts what the tasks have written, and decides the epoch by one compare-and-set on
+   the record. It stores the places of the messages that count.
+3. It shows the messages at these places, and removes each place from the record. A driver that runs
+   the epoch again finds it decided, and only goes on with this step.
+
+A new attempt takes the record over, so a former one cannot decide any more. A row of a smaller
+attempt is replaced, a row of a larger one never is.
+
+Each query has a separate record, because each counts its epochs from 0. Each start of a query is
+another *run*. A run that begins puts the runs of all other queries of the stage
+*out*: they can decide nothing any more, however long they were suspended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from bson import Int64
+
+from pyqueue.backends import namespace
+from pyqueue.backends.bulk import staging
+from pyqueue.backends.bulk.id_sketch import IdSketch
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import NewMessage, Target
+from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueError
+from pyqueue.messages import Id
+from pyqueue.requests import (
+    Count,
+    Delete,
+    Document,
+    Filter,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateDocument,
+)
+
+#: How long a record is kept after its last epoch.
+LIFETIME: Final = timedelta(days=90)
+#: A query may take over the name of a stage that no other query has written for this long.
+FRESH: Final = timedelta(seconds=20)
+#: How many former jobs, and runs, a record remembers. Only those that still run matter.
+FORMER: Final = 100
+#: Hidden rows without a record are deleted at this age.
+ABANDONED: Final = timedelta(days=1)
+#: How often a compare-and-set, or the replacement of rows, is tried against concurrent ones.
+TRIES: Final = 20
+#: The number of a task is below this.
+_TASKS: Final = 1 << 32
+#: The beginning of the _id of a record.
+RECORD: Final = "~stage:"
+
+
+def hidden_queue(name: str, epoch: int, place: str = "") -> str:
+    """Return the ``q`` of hidden rows, which cannot name a queue. Epochs sort by number."""
+    return f"~staged:{name}:{epoch:012d}:{place}"
+
+
+class EpochWrites:
+    """The plans of one query that writes to a queue. Plain data: it pickles.
+
+    Args:
+        target: the queue of the places that name none. The record belongs to it.
+        stage: the name of the stage; empty if the query has none.
+        query: the id of the query; empty if it is not known.
+        run: the id of its run, which is another one after each start; empty if it is not known.
+    """
+
+    __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
+
+    def __init__(self, target: Target, stage: str, query: str, run: str = "") -> None:
+        self.target = target
+        self._stage_name, self._query, self._run = stage, query, run
+        # No part of the name contains "~".
+        self._stage = f"{target.queue}~{stage}~"
+        #: The name of the record. Hidden rows have it, too.
+        self.name = self._stage + query
+
+    @property
+    def _id(self) -> str:
+        return RECORD + self.name
+
+    def record(self) -> Plan[Document | None]:
+        """Return the record, or None if there is none."""
+        found = yield from Find({"_id": self._id}, limit=1)
+        return found[0] if found else None
+
+    # ---- tasks
+
+    def join(self, job: str, epoch: int) -> Plan[int | None]:
+        """Take part in an epoch.
+
+        Args:
+            job: a name that only this run of the epoch has.
+            epoch: the number of the epoch.
+
+        Returns:
+            The number of the attempt, or None if the epoch is decided: there is nothing to write.
+            ``check_repeated`` tells whether the rows are those that were decided.
+
+        Raises:
+            ConfigurationError: a later epoch is decided: the query counts from another beginning.
+            Fenced: a later run has taken over.
+            Occupied: another query has written this stage a moment ago. It may write again.
+        """
+        for _ in range(TRIES):
+            state = yield from self.record()
+            if state is None:
+                yield from self._create()
+                continue
+            if self._is_out(state):
+                raise self._fenced()
+            if epoch < state["epoch"]:
+                raise self._behind(epoch, state["epoch"])
+            if state.get("entering") or (self._run and state.get("run") != self._run):
+                yield from self._enter(state)
+                continue
+            if state["epoch"] == epoch:
+                return None
+            if state["places"]:  # the caller goes on without having run that epoch again
+                yield from self.show_left(state)
+            attempt: int = state["attempt"]
+            if job in state["former"]:
+                raise self._fenced()
+            if state["job"] == job:
+                return attempt
+            now = yield from ServerTime()
+            fields = {"attempt": attempt + 1, "job": job, "processed": now}
+            take_over: UpdateDocument = {
+                "$set": fields | {"expires": now + LIFETIME},
+                "$push": {"former": {"$each": [state["job"]], "$slice": -FORMER}},
+            }
+            same = {"_id": self._id, "attempt": attempt, "epoch": state["epoch"], **self._not_out}
+            if (yield from Update(same, take_over)).matched:
+                return attempt + 1
+        raise self._fenced()
+
+    @property
+    def _not_out(self) -> Filter:
+        """The filter of a record whose query this run may go on with."""
+        if self._run:
+            return {"out": {"$ne": self._run}}
+        return {} if self._query else {"heir": None}
+
+    def _is_out(self, state: Document) -> bool:
+        if self._run:
+            return self._run in state.get("out", ())
+        return not self._query and state.get("heir") is not None
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"{self._label()}: another run writes it now; this one has written nothing more. One "
+            "query at a time may use a checkpoint, and one at a time may write a stage"
+        )
+
+    def _behind(self, epoch: int, decided: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"epoch: {self._label()}: this is batch {epoch}, and batch {decided} was written "
+            "before: the checkpoint was put back, or the batches are numbered anew. Nothing was "
+            f"written. {self._ways_out()}"
+        )
+
+    def _ways_out(self) -> str:
+        return (
+            "Give the write another stage, or run `pyqueue stage forget "
+            f"{' '.join(filter(None, (self.target.queue, self._stage_name)))}` with its server and "
+            "namespace: then it writes every row whose id neither the queue nor its history has"
+        )
+
+    def _label(self) -> str:
+        stage = self._stage_name
+        return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
+
+    def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
+        """Check that an epoch which is decided has these rows.
+
+        Fewer rows are no error: the source may have lost what was finished.
+
+        Raises:
+            ConfigurationError: it surely did not have one of them.
+        """
+        state = yield from self.record()
+        decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
+        if decided is not None and (new := decided.missing(ids)):
+            raise ConfigurationError(
+                f"epoch: {self._label()}: batch {epoch} was written before, with other rows: "
+                f"{new[0]!r} was not among them. Nothing was written. A batch that is repeated "
+                f"must have the same ids, so uuid() makes none. {self._ways_out()}"
+            )
+
+    # ---- one run at a time
+
+    def _create(self) -> Plan[None]:
+        """Create the record. It goes on where a former release wrote without the query's id."""
+        target, now = self.target, (yield from ServerTime())
+        yield from namespace.ensure(target.queue, target.kind, target.options)
+        self._check_rest((yield from self._others()), now)
+        epoch, ids = yield from self._inherited()
+        new = {"_id": self._id, "record": True, "epoch": epoch, "attempt": 0, "job": ""}
+        new |= {"former": [], "places": [], "ids": ids, "run": self._run, "out": []}
+        times = {"processed": now, "expires": now + LIFETIME}
+        yield from Insert([new | {"entering": True} | times])
+
+    def _inherited(self) -> Plan[tuple[int, object]]:
+        """Take over the record of writes that did not name their query.
+
+        Returns:
+            Its epoch and the ids of that, or -1 and None.
+        """
+        if not self._query or not self._stage_name:
+            return -1, None
+        before = EpochWrites(self.target, self._stage_name, "")
+        for _ in range(TRIES):
+            state = yield from before.record()
+            if state is None:
+                return -1, None
+            if (heir := state.get("heir")) is not None:
+                return (state["epoch"], state.get("ids")) if heir == self._query else (-1, None)
+            same = {"_id": state["_id"], "epoch": state["epoch"], "attempt": state["attempt"]}
+            yield from Update(same | {"heir": None}, {"$set": {"heir": self._query}})
+        raise self._fenced()
+
+    def _enter(self, state: Document) -> Plan[None]:
+        """Make this the run that writes the stage.
+
+        This first names the run in the record. Then it reads the records of the other queries, and
+        puts their runs out. So if two runs enter at once, at least one of them is out. A run that
+        wrote since this one began to enter stays in.
+        """
+        now = yield from ServerTime()
+        self._check_rest((yield from self._others()), now)
+        former = state.get("run")
+        if former != self._run:
+            put: Document = {"run": self._run, "entering": True, "processed": now}
+            update: UpdateDocument = {"$set": put, "$push": _out([former] if former else [])}
+            same = {"_id": self._id, "run": former, **self._not_out}
+            if not (yield from Update(same, update)).matched:
+                return
+        others = yield from self._others()
+        self._check_rest(others, now)
+        for each in others:
+            run = each.get("run")
+            if run and run not in each.get("out", ()):
+                there = {"_id": each["_id"], "run": run, "processed": each["processed"]}
+                if not (yield from Update(there, {"$push": _out([run])})).matched:
+                    return
+            # The source may not read again what they have decided.
+            writes = _named(self.target, each["_id"].removeprefix(RECORD))
+            if (left := (yield from writes.record())) is not None:
+                yield from writes.show_left(left)
+        yield from self._delete_abandoned(now)
+        yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
+
+    @property
+    def _of_this_stage(self) -> Filter:
+        """The filter of the records of this stage, by any query."""
+        return {"_id": {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}}
+
+    def _others(self) -> Plan[list[Document]]:
+        """Return the records of other queries of this stage. Writes without a stage have none."""
+        if not self._stage_name:
+            return []
+        found = yield from Find(self._of_this_stage)
+        return [each for each in found if each["_id"] != self._id]
+
+    def _delete_abandoned(self, now: datetime) -> Plan[None]:
+        """Delete the hidden rows of this stage that no record claims."""
+        records = yield from Find(self._of_this_stage, {"_id": 1})
+        yield from Delete(
+            {
+                "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
+                "staged": {"$nin": [each["_id"].removeprefix(RECORD) for each in records]},
+                "processed": {"$lt": now - ABANDONED},
+            },
+            many=True,
+        )
+
+    def _check_rest(self, records: Sequence[Document], now: datetime) -> None:
+        """Raise Occupied if one of these records was changed a moment ago."""
+        changed = [each["processed"] for each in records]
+        if changed and (until := max(changed) + FRESH) > now:
+            raise Occupied(
+                f"stage: {self._label()} is written by another query, too: give each query a "
+                "stage of a different name",
+                until=until,
+                wait_s=(until - now).total_seconds(),
+            )
+
+    def write(
+        self, epoch: int, attempt: int, task: int, place: str, messages: Iterable[NewMessage]
+    ) -> Plan[int]:
+        """Write messages where no consumer sees them.
+
+        What a smaller attempt or task has written with the same id is replaced. What is in the
+        queue already is the same message.
+
+        Args:
+            epoch: the number of the epoch.
+            attempt: the number that ``join`` returned.
+            task: the number of the task; a repeated task has a larger one.
+            place: a name that only this part of this task uses.
+            messages: the messages.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            DuplicateKey: an id belongs to a message that was never in this queue.
+            ConfigurationError: an id is that of several rows of this task.
+        """
+        now = yield from ServerTime()
+        target = yield from staging.target_of(self.target, place)
+        order = Int64(attempt * _TASKS + task)
+        hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
+        hidden |= {"attempt": order, "processed": now}
+        _, missing, _ = staging.documents_of(target, messages, now, hidden)
+        written = 0
+        for _ in range(TRIES):
+            if missing:
+                inserted, missing = yield from staging.insert_hidden(missing)
+                written += inserted
+            if not missing:
+                return written
+            ids: list[Id] = [each["_id"] for each in missing]
+            if not (yield from self._make_room(ids, order)):
+                break
+        fields = {"q": 1, "attempt": 1}
+        stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, fields)
+        for each in stored:
+            if each["attempt"] == order and each["q"] != hidden["q"]:
+                raise ConfigurationError(
+                    f"id: {each['_id']!r} is that of several rows: each message needs a different "
+                    "id, also in different queues"
+                )
+        later = {each["_id"] for each in stored}
+        yield from staging.raise_foreign(
+            target.queue, [each for each in missing if each["_id"] not in later]
+        )
+        return written
+
+    def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
+        """Delete hidden rows that stand in the way, or show them if they are decided.
+
+        Returns:
+            How many were deleted.
+        """
+        in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
+        smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
+        deleted = yield from Delete(smaller, many=True)
+        others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
+        rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
+        start = f"{self.target.queue}~"
+        names = {row["staged"] for row in rows} - {True}
+        for name in sorted(name for name in names if name.startswith(start)):
+            yield from _named(self.target, name).give_way(
+                [row for row in rows if row["staged"] == name]
+            )
+        for row in rows:  # what is hidden still
+            if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
+                deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
+        return deleted
+
+    def give_way(self, rows: Sequence[Document]) -> Plan[None]:
+        """Show what is decided, and let no attempt decide these rows, which it may have counted."""
+        for _ in range(TRIES):
+            state = yield from self.record()
+            if state is None:
+                return
+            yield from self.show_left(state)
+            pending = hidden_queue(self.name, state["epoch"] + 1)
+            first = state["attempt"] * _TASKS
+            if not any(row["q"] >= pending and row["attempt"] >= first for row in rows):
+                return
+            same = {"_id": self._id, "attempt": state["attempt"], "epoch": state["epoch"]}
+            former = {"former": {"$each": [state["job"]], "$slice": -FORMER}}
+            if (yield from Update(same, {"$inc": {"attempt": 1}, "$push": former})).matched:
+                return
+        raise self._fenced()
+
+    # ---- the driver
+
+    def commit(
+        self,
+        job: str,
+        epoch: int,
+        attempt: int,
+        counts: Mapping[str, int],
+        ids: IdSketch | None = None,
+    ) -> Plan[int]:
+        """Decide an epoch, and show its messages.
+
+        Args:
+            job: the run of the epoch.
+            epoch: the number of the epoch.
+            attempt: the attempt of the tasks.
+            counts: how many messages the tasks have written, by place.
+            ids: the ids of their rows; None: they are not known.
+
+        Returns:
+            How many messages are shown.
+
+        Raises:
+            Fenced: a later run has taken over. Nothing is shown by this one.
+            QueueError: messages are missing. Nothing is shown.
+        """
+        try:
+            for place, expected in counts.items():
+                yield from self._check_count(epoch, place, expected)
+        except QueueError:
+            state = yield from self.record()
+            if state is None or self._is_out(state) or state["job"] != job:
+                raise self._fenced() from None  # the next run has removed the rows
+            raise
+        now = yield from ServerTime()
+        mine: Document = {"_id": self._id, "job": job, "attempt": attempt}
+        mine |= {"epoch": {"$lt": epoch}, "places": [], **self._not_out}
+        places = [{"at": place, "n": count} for place, count in counts.items()]
+        decide: Document = {"epoch": epoch, "places": places, "processed": now}
+        decide |= {"ids": ids and ids.to_document(), "expires": now + LIFETIME}
+        yield from Update(mine, {"$set": decide})
+        return (yield from self.resume(epoch))
+
+    def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
+        present = yield from Count({"q": hidden_queue(self.name, epoch, place)}, HOT)
+        if present != expected:
+            raise QueueError(
+                f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, and "
+                f"{present} are there: an id is that of several rows, or two copies of a task ran "
+                "at once (spark.speculation), or the rows were deleted. No more of them are shown"
+            )
+
+    def resume(self, epoch: int) -> Plan[int]:
+        """Show what is left of a decided epoch. Return how many messages.
+
+        Raises:
+            Fenced: the epoch is not decided. A later run has taken over.
+            QueueError: messages are missing.
+        """
+        state = yield from self.record()
+        if state is None or state["epoch"] < epoch:
+            raise self._fenced()
+        if state["epoch"] > epoch:
+            return 0  # it was shown before the next one was decided
+        return (yield from self.show_left(state))
+
+    def show_left(self, state: Document) -> Plan[int]:
+        """Show what is left of the last decided epoch, and delete what other attempts wrote."""
+        epoch, places = state["epoch"], state["places"]
+        now = yield from ServerTime()
+        done: Counter[str] = Counter()
+        partly = True  # an earlier run may have shown a part of the first place
+        while places:
+            place, expected = places[0]["at"], places[0]["n"]
+            try:
+                if not partly:
+                    yield from self._check_count(epoch, place, expected)
+            except QueueError:
+                again = yield from self.record()
+                if again is None or again["epoch"] != epoch or again["places"][:1] == places[:1]:
+                    raise
+                places, partly = again["places"], True  # another process shows them, too
+                continue
+            target = yield from staging.target_of(self.target, place)
+            hidden = hidden_queue(self.name, epoch, place)
+            done[target.queue] += yield from staging.show(target, hidden, now)
+            decided = {"_id": self._id, "epoch": epoch}
+            yield from Update(decided, {"$pull": {"places": {"at": place}}})
+            places, partly = places[1:], False
+        first, end = (hidden_queue(self.name, number) for number in (0, epoch + 1))
+        yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)
+        for queue, count in done.items():
+            if count:
+                yield from Signal(queue, now)
+        return done.total()
+
+
+def _out(runs: list[str]) -> Document:
+    """Return what ``$push`` takes to put runs out."""
+    return {"out": {"$each": runs, "$slice": -FORMER}}
+
+
+def _named(target: Target, name: str) -> EpochWrites:
+    """Return the writes of the query whose record has a name."""
+    _, stage, query = name.split("~")
+    return EpochWrites(target, stage, query)

@@ -1,0 +1,170 @@
+"""Slices: dividing what is ready among readers that consume nothing, in many processes.
+
+A slice lies between two positions in scan order. It is read as a few *spans*, each of which is one
+range of the index, so the server never looks at what another slice holds. A filter with $or would
+have to be merged from these ranges message by message, and a great many messages may share a
+``when``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from bson import ObjectId
+
+from pyqueue.backends.bulk.raw_documents import FindEncoded
+from pyqueue.backends.kind import Kind, refuse_packs
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.backends.transitions import record_id
+from pyqueue.messages import Id
+from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
+
+#: The ``when`` and the id of a message.
+Position = tuple[datetime, Id]
+
+_FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What was ready at ``now``, above one position and up to another; None: no bound."""
+
+    now: datetime
+    above: Position | None
+    upto: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which messages of a slice a reader wants, and what of them."""
+
+    #: The messages must match all of these.
+    only: tuple[Filter, ...] = ()
+    #: Whether one of these names the ids, so that the others need not be looked at.
+    by_id: bool = False
+    #: The projection; None: all fields.
+    fields: Mapping[str, object] | None = None
+
+
+EVERYTHING: Final = Choice()
+
+
+def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
+    """Divide what is ready now into at most ``parts`` disjoint slices of nearly equal size.
+
+    Each bound is found from the one before it, so together the looks walk over the index once. The
+    sizes differ by more than one only if messages come or go meanwhile.
+    """
+    remedy = "Spark cannot read them; push to a queue of another kind"
+    refuse_packs(kind, queue, "queue", remedy)
+    now = yield from ServerTime()
+    if parts == 1:
+        return [Slice(now, None, None)]
+    ready = kind.claimable(queue, now, None)
+    # The server counts keys of the index twice as fast if the filter excludes none of them.
+    total = yield from Count({name: ready[name] for name in ready if name != "_id"}, HOT)
+    total -= yield from Count({**ready, "_id": record_id(queue)}, "_id_")
+    pieces = min(parts, total)
+    bounds: list[Position | None] = [None]
+    counted = 0  # how many messages are up to the last bound
+    for cut in (total * piece // pieces for piece in range(1, pieces)):
+        bound = yield from _position(ready, bounds[-1], cut - counted)
+        if bound is None:
+            break  # consumers took the rest meanwhile
+        if isinstance(bound[1], (ObjectId, str)):  # a document of another program bounds nothing
+            bounds.append(bound)
+            counted = cut
+    return [
+        Slice(now, above, upto) for above, upto in zip(bounds, [*bounds[1:], None], strict=True)
+    ]
+
+
+def page(
+    queue: str, kind: Kind, part: Slice, limit: int, choice: Choice = EVERYTHING
+) -> Plan[list[Document]]:
+    """Return the first documents of a slice, up to ``limit``.
+
+    The rest is a slice ``above`` the last of them. There is none if they are fewer than ``limit``.
+    """
+    found: list[Document] = []
+    for each in _finds(queue, kind, part, choice):
+        found += yield from replace(each, limit=limit - len(found))
+        if len(found) == limit:
+            break
+    return found
+
+
+def encoded_page(
+    queue: str, kind: Kind, part: Slice, limit: int, choice: Choice = EVERYTHING
+) -> Plan[list[bytes]]:
+    """Return the next documents of a slice in BSON: up to ``limit``, and up to 16 MB.
+
+    The rest is a slice ``above`` the last of them. There is none if this returns none.
+    """
+    for each in _finds(queue, kind, part, choice):
+        found = yield from FindEncoded(replace(each, limit=limit, one_batch=True))
+        if found:
+            return found
+    return []
+
+
+def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
+    """Return what finds the documents of a slice, in order."""
+    ready = kind.claimable(queue, part.now, None)
+    if choice.only:
+        ready = {"$and": [ready, *choice.only]}
+    hint = "_id_" if choice.by_id else HOT
+    spans = _spans(ready, part.above, part.upto)
+    return [Find(span, choice.fields, sort=SCAN_ORDER, hint=hint) for span in spans]
+
+
+def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
+    """Return the position of the message ``steps`` after a position; None: there are fewer."""
+    *beside, beyond = _spans(ready, above, None)
+    for span in beside:
+        count = yield from Count(span, HOT, cap=steps)
+        if count == steps:
+            beyond = span
+            break
+        steps -= count
+    found = yield from Find(
+        beyond, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
+    )
+    return (found[0]["when"], found[0]["_id"]) if found else None
+
+
+def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list[Filter]:
+    """Return the filters of what lies above one position and up to another, in scan order."""
+    if above is not None and upto is not None and above[0] == upto[0]:
+        spans = _at(above[0], above[1], upto[1])
+    else:
+        between: dict[str, object] = {}
+        if above is not None:
+            between["$gt"] = above[0]
+        if upto is not None:
+            between["$lt"] = upto[0]
+        spans = [
+            *(_at(above[0], above[1], None) if above is not None else ()),
+            {"when": between} if between else {},
+            *(_at(upto[0], None, upto[1]) if upto is not None else ()),
+        ]
+    return [{"$and": [ready, span]} if span else ready for span in spans]
+
+
+def _at(when: datetime, above: Id | None, upto: Id | None) -> list[Mapping[str, object]]:
+    """Return the filters of the messages of one ``when`` with ids above one and up to another.
+
+    A range compares within one type, and every str precedes every ObjectId.
+    """
+    ranges: list[dict[str, object]] = []
+    if not isinstance(above, ObjectId):
+        ranges.append({"$gte": ""} if above is None else {"$gt": above})
+    if not isinstance(upto, str):
+        ranges.append({"$gt": above} if isinstance(above, ObjectId) else {"$gte": _FIRST_OBJECT_ID})
+    if upto is not None:
+        ranges[-1]["$lte"] = upto
+    return [{"when": when, "_id": each} for each in ranges]

@@ -1,0 +1,168 @@
+"""The stages that write to a queue by epoch: list them, forget them, end them with their queue.
+
+See ``epochs`` for their records. Here is also what writes have left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from pyqueue import arguments
+from pyqueue.backends import namespace
+from pyqueue.backends.bulk.epochs import ABANDONED, RECORD, EpochWrites, hidden_queue
+from pyqueue.backends.namespace import HOT
+from pyqueue.errors import QueueError, Unavailable
+from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, ServerTime
+
+log = logging.getLogger("pyqueue")
+
+#: How often a record is deleted against writes that go on.
+_TRIES: Final = 20
+#: The largest number of an epoch.
+_LAST: Final = 10**12 - 1
+
+
+class StageInfo(NamedTuple):
+    """A query that writes, or wrote, a stage."""
+
+    queue: str
+    #: Empty if the write has none.
+    stage: str
+    #: The id of the query; empty if it is not known.
+    query: str
+    #: The number of the last epoch that was decided; -1: none was.
+    epoch: int
+    #: When it last wrote.
+    at: datetime
+
+
+def _parts(record: Document) -> tuple[str, str, str]:
+    queue, stage, query = str(record["_id"]).removeprefix(RECORD).split("~")
+    return queue, stage, query
+
+
+def _after(prefix: str) -> Filter:
+    """Return the condition of texts that begin with this prefix and go on with printable ASCII."""
+    return {"$gte": prefix, "$lt": f"{prefix}\x7f"}
+
+
+def _records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
+    """Return the records of the stages of a queue, or of one of them."""
+    prefix = RECORD if queue is None else f"{RECORD}{queue}~"
+    found = yield from Find({"_id": _after(prefix if stage is None else f"{prefix}{stage}~")})
+    return found
+
+
+def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
+    """Return the queries that write by epoch, in the order of their names.
+
+    Args:
+        queue: the first queue that they write to; None: any.
+    """
+    found = yield from _records(queue)
+    infos = [StageInfo(*_parts(each), each["epoch"], each["processed"]) for each in found]
+    return sorted(infos)
+
+
+def abandoned(cap: int) -> Plan[int]:
+    """Return how many hidden rows ``sweep`` would delete, up to ``cap``."""
+    return (yield from Count((yield from _abandoned()), HOT, cap))
+
+
+def sweep() -> Plan[int]:
+    """Delete the hidden rows of writes that ended without a decision. Return how many.
+
+    Batch writes that have run for longer than a day must have ended before: it takes their rows.
+    """
+    return (yield from Delete((yield from _abandoned()), many=True))
+
+
+def _abandoned() -> Plan[Filter]:
+    """Return the filter of the hidden rows that are old and belong to no stage.
+
+    A stage removes its own rows with the next batch, and may still decide about them.
+    """
+    now = yield from ServerTime()
+    names = [str(each["_id"]).removeprefix(RECORD) for each in (yield from _records(None))]
+    return {
+        "q": _after("~staged:"),
+        "staged": {"$nin": names},
+        "processed": {"$lt": now - ABANDONED},
+    }
+
+
+def forget(queue: str, stage: str) -> Plan[int]:
+    """Forget what a stage has written, so that its next query begins with any epoch.
+
+    What is decided is shown first, and what is not decided is deleted.
+
+    Args:
+        queue: the first queue that it writes to.
+        stage: its name; empty: all writes to the queue that have none.
+
+    Returns:
+        How many queries are forgotten.
+
+    Raises:
+        ConfigurationError: a name is invalid.
+    """
+    arguments.queue_name(queue)
+    if stage:
+        arguments.group(stage, "stage")
+    records = yield from _records(queue, stage)
+    for record in records:
+        yield from _end(queue, record)
+    return len(records)
+
+
+def show_decided(queue: str) -> Plan[None]:
+    """Show what the stages of a queue have decided, so that it counts as messages."""
+    for record in (yield from _records(queue)):
+        yield from _show(queue, record)
+
+
+def delete(queue: str) -> Plan[None]:
+    """Delete the records of the stages of a queue, and the rows that are hidden for it."""
+    for record in (yield from _records(queue)):
+        yield from _end(queue, record)
+    yield from Delete({"q": _after(f"~staged:{queue}~")}, many=True)
+    # Those of batch writes. Names may contain colons.
+    of_a_job = f"^~staged:{re.escape(queue)}:[0-9a-f]{{32}}:[0-9a-f]{{32}}:[0-9]+(@|$)"
+    yield from Delete({"q": {"$regex": of_a_job}}, many=True)
+
+
+def _show(queue: str, record: Document) -> Plan[bool]:
+    """Show what a record has decided. Return whether all of it was there."""
+    if record["places"]:
+        target = yield from namespace.target(queue)
+        _, stage, query = _parts(record)
+        try:
+            yield from EpochWrites(target, stage, query).show_left(record)
+        except Unavailable:
+            raise
+        except QueueError as error:  # else the stage could never be forgotten
+            log.error("%s", error)
+            return False
+    return True
+
+
+def _end(queue: str, record: Document) -> Plan[None]:
+    """Delete a record and its hidden rows. What it decides until then is shown first."""
+    match = {"_id": record["_id"]}
+    for _ in range(_TRIES):
+        complete = yield from _show(queue, record)
+        decided = {"epoch": record["epoch"]} | ({"places": []} if complete else {})
+        if (yield from Delete({**match, **decided})):
+            break
+        found = yield from Find(match, limit=1)
+        if not found:
+            break
+        record = found[0]
+    else:
+        raise Unavailable(f"queue {queue!r}: its stages go on to write: stop their queries first")
+    name = str(record["_id"]).removeprefix(RECORD)
+    first, end = hidden_queue(name, 0), hidden_queue(name, _LAST, "\x7f")
+    yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)

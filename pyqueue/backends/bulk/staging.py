@@ -1,0 +1,413 @@
+"""Bulk writes from many processes: append messages, or stage them and show all of them at once.
+
+A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If
+its writer dies, the TTL index removes it. A *place* is the name of a part of what is staged. If a
+write has several queues, the name of a place contains that of its queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any, Final
+
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue import arguments
+from pyqueue.backends import namespace
+from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import NewMessage, Target
+from pyqueue.backends.pushing import (
+    enter,
+    enter_by_id,
+    id_taken,
+    key_taken,
+    new_document,
+    replace,
+)
+from pyqueue.documents import group_of, priority_of
+from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
+from pyqueue.messages import HIGHEST_PRIORITY, Id
+from pyqueue.payloads import encode
+from pyqueue.requests import (
+    Count,
+    CountEach,
+    Delete,
+    Document,
+    Filter,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+    UpdateDocument,
+    UpdateEach,
+)
+
+#: How long staged messages wait to be published.
+STAGED_LIFETIME: Final = timedelta(days=7)
+#: The $unset of the fields that only hidden rows have.
+_HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
+#: Goes before the name of a dead-letter queue in the name of a place.
+_DEAD: Final = "!"
+
+
+def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
+    """Return the name of a place.
+
+    Args:
+        part: the rest of its name, without "@".
+        queue: the queue it is for; None: the only one.
+        dead: whether it is for rows that another queue cannot store.
+    """
+    return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
+
+
+def target_of(first: Target, place: str) -> Plan[Target]:
+    """Return the queue that a place is for: the one that it names, or else the first one.
+
+    Raises:
+        ConfigurationError: the queue is of another kind than the first one, unless it is for what
+            another queue cannot store.
+    """
+    _, named, queue = place.partition("@")
+    if queue.startswith(_DEAD):
+        name = queue.removeprefix(_DEAD)
+        return (yield from namespace.dead_letter_target(first.queue, first.kind, name))
+    if not named or queue == first.queue:
+        return first
+    yield from namespace.ensure(queue, first.kind, None)
+    return first._replace(queue=queue, options=None)
+
+
+def documents_of(
+    target: Target,
+    messages: Iterable[NewMessage],
+    now: datetime,
+    more: Mapping[str, Any] | None = None,
+) -> tuple[list[Document], list[RawBSONDocument], frozenset[Id]]:
+    """Return the documents with ``more`` in each, their encoded forms, and the given ids.
+
+    Raises:
+        InvalidMessage, ConfigurationError: a message cannot be stored.
+    """
+    documents: list[Document] = []
+    encoded: list[RawBSONDocument] = []
+    given: set[Id] = set()
+    for row, message in enumerate(messages):
+        id = None if message.id is None else arguments.identity(message.id)
+        if id is not None and message.fault is not None:
+            id = _buried_id(id, message)
+        document = new_document(
+            target.queue,
+            target.kind,
+            target.codec.name,
+            now,
+            now if message.fault else arguments.starting(now, message.delay, message.at),
+            target.codec.dump(message.payload),
+            arguments.headers(message.headers),
+            None if message.key is None else arguments.key(message.key),
+            id,
+            message.priority,
+            message.group,
+        )
+        if message.fault is not None:
+            _bury(document, message, now)
+        document |= more or {}
+        try:
+            encoded.append(encode(document))
+        except InvalidMessage as error:
+            where = f"in row {row}" + (f" with id {id}" if id else "")
+            raise InvalidMessage(f"{error}; {where}") from error
+        documents.append(document)
+        if id is not None:
+            if id in given:
+                raise ConfigurationError(
+                    f"id: {id!r} is that of several rows: each message needs a different id"
+                )
+            given.add(id)
+    return documents, encoded, frozenset(given)
+
+
+def _buried_id(id: Id, row: NewMessage) -> str:
+    """Return the id of a row that its queue cannot store.
+
+    It differs from the id of the row, which may come again with correct values. And it is the same
+    each time, because a write may be repeated.
+    """
+    end = f"~bad~{row.queue}"
+    text = str(id)
+    if len(text) + len(end) > arguments.MAX_ID:
+        text = sha256(text.encode()).hexdigest()
+    return text + end
+
+
+def _bury(document: Document, row: NewMessage, now: datetime) -> None:
+    """Give a row that its queue cannot store the fields of a buried message."""
+    error = error_record(InvalidMessage(row.fault), now)
+    death = {"reason": "invalid", "tries": 0, "error": error}
+    document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
+    # A redrive gives these back. A key counts only in the queue of the message.
+    if "key" in document:
+        document["last_key"] = document.pop("key")
+    if row.priority is not None:
+        document["priority"] = row.priority
+
+
+def append(
+    target: Target,
+    messages: Iterable[NewMessage],
+    on_duplicate: str = "ignore",
+    *,
+    by_id: bool = False,
+    session: object = None,
+) -> Plan[int]:
+    """Write messages to a queue.
+
+    A message whose id the queue has already is the same message, unless ``by_id`` says otherwise.
+
+    Args:
+        target: the queue.
+        messages: the messages.
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``.
+        by_id: do the same if an id is taken. Each message has one then, and there is no session.
+        session: the session of the caller's transaction, or None.
+
+    Returns:
+        How many of the messages are stored.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue, or a key, or with
+            ``by_id`` an id, is taken and this is an error.
+    """
+    now = yield from ServerTime()
+    documents, encoded, given = documents_of(target, messages, now)
+    if not documents:
+        return 0
+    levels = {document.get("priority") for document in documents}
+    yield from namespace.ensure(target.queue, target.kind, target.options, levels)
+    queue, kind = target.queue, target.kind
+    if by_id and on_duplicate != "ignore":
+        replacing = on_duplicate == "replace"
+        ids = yield from enter_by_id(queue, kind, documents, encoded, replacing=replacing)
+    else:
+        ids = yield from enter(queue, kind, documents, encoded, given, on_duplicate, session)
+    return sum(id is not None for id in ids)
+
+
+def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
+    """Insert hidden rows. Return how many were written, and those whose id is taken.
+
+    A row whose key another row of its place has is left out, as a push would.
+    """
+    failures = yield from Insert(rows)
+    for failure in failures:
+        if failure.field is None:
+            raise failure.error
+    taken = [rows[failure.place] for failure in failures if failure.field == "_id"]
+    return len(rows) - len(failures), taken
+
+
+def raise_foreign(queue: str, refused: Sequence[Document | RawBSONDocument]) -> Plan[None]:
+    """Raise DuplicateKey if the id of a refused document belongs to a message of another queue."""
+    if refused:
+        ids = [each["_id"] for each in refused]
+        stored = yield from ids_of_this_queue(queue, ids)
+        raise_foreign_ids(queue, [id for id in ids if not stored.get(id)])
+
+
+def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
+    """Show the messages that are hidden under a name. Return how many.
+
+    A message whose key is taken stays hidden. One that is scheduled for later keeps its instant.
+    """
+    put = target.kind.entering(target.queue, now)
+    if "priority" in target.kind.capabilities:
+        every = range(HIGHEST_PRIORITY + 1)
+        counts = yield from CountEach([{"q": hidden, "priority": each} for each in every], 1)
+        in_use = [each for each in every if counts[each]]
+        yield from namespace.ensure(target.queue, target.kind, None, in_use)
+        del put["priority"]  # each row has its own
+    later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
+    entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}
+    here: dict[str, object] = {"q": hidden}
+    without_key = here | {"key": {"$exists": False}}
+    done = (yield from Update(without_key, entering, many=True)).matched
+    keyed = yield from Find(here, {"_id": 1}, hint=HOT)
+    for start in range(0, len(keyed), MAX_BATCH):
+        pairs: list[tuple[Filter, UpdateDocument]] = [
+            ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
+        ]
+        matched, _ = yield from UpdateEach(pairs)
+        done += matched
+    return done
+
+
+def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
+    """Overwrite the messages whose keys keep hidden rows out. Return how many."""
+    rows = yield from Find({"q": hidden}, hint=HOT)
+    for row in rows:
+        document = {name: value for name, value in row.items() if name not in _HIDDEN}
+        entering = target.kind.entering
+        when = max(now, row["when"])
+        document |= entering(target.queue, when, priority_of(row), group_of(row))
+        # If the other message has finished meanwhile, this one enters with its id.
+        yield from Delete({"_id": row["_id"], "q": hidden})
+        foreign: list[Id] = []
+        yield from replace(target.queue, target.kind, document, (), foreign, None)
+        raise_foreign_ids(target.queue, foreign)
+    return len(rows)
+
+
+def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
+    """Return the messages, but of those with the same key the last one only.
+
+    Raises:
+        DuplicateKey: several have the same key, and this is an error.
+    """
+    given = list(messages)
+    last = {each.key: place for place, each in enumerate(given)}
+    kept = [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
+    if on_duplicate == "error" and len(kept) < len(given):
+        counts = Counter(each.key for each in given if each.key is not None)
+        keys = [key for key, count in counts.items() if count > 1]
+        raise DuplicateKey(f"key: several rows have the same key: {keys[:10]}", keys=keys)
+    return kept
+
+
+class Staging:
+    """The plans of one job that writes messages in many processes and shows all of them, or none.
+
+    Plain data: it pickles.
+
+    Args:
+        target: the queue of the places that name none.
+        job: a name that no other job has.
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" counts for
+            ids, too. It shows nothing, unless the key is taken while the messages are shown.
+    """
+
+    __slots__ = ("_on_duplicate", "_prefix", "target")
+
+    def __init__(self, target: Target, job: str, on_duplicate: str = "ignore") -> None:
+        self.target = target
+        self._on_duplicate = on_duplicate
+        #: No name of a queue begins like this.
+        self._prefix = f"~staged:{target.queue}:{job}:"
+
+    def write(self, place: str, messages: Iterable[NewMessage]) -> Plan[int]:
+        """Write messages where no consumer sees them.
+
+        What another attempt staged with the same id is replaced. What is in the queue already is
+        the same message, unless a taken id is an error.
+
+        Args:
+            place: a name that only this attempt uses.
+            messages: the messages.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            DuplicateKey: an id belongs to a message that was never in this queue, or is taken, or
+                several messages have the same key, and this is an error.
+        """
+        now = yield from ServerTime()
+        target = yield from target_of(self.target, place)
+        messages, on_duplicate = list(messages), self._on_duplicate
+        if any(each.fault for each in messages):
+            on_duplicate = "ignore"  # a row that is bad again is the same dead letter
+        if on_duplicate != "ignore":
+            messages = _one_for_each_key(messages, on_duplicate)
+        hidden = {
+            "q": self._prefix + place,
+            "staged": True,
+            "processed": now,
+            "expires": now + STAGED_LIFETIME,
+        }
+        _, missing, _ = documents_of(target, messages, now, hidden)
+        written = 0
+        for again in (True, False):
+            if not missing:
+                break
+            inserted, missing = yield from insert_hidden(missing)
+            written += inserted
+            if missing and again:
+                ids = [each["_id"] for each in missing]
+                yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
+        yield from raise_foreign(target.queue, missing)
+        if missing and on_duplicate == "error":
+            raise id_taken(target.queue, [each["_id"] for each in missing])
+        return written
+
+    def publish(self, places: Mapping[str, int]) -> Plan[int]:
+        """Show what was written, and delete what other attempts of this job left behind.
+
+        Args:
+            places: the places to show, and how many messages each must have.
+
+        Returns:
+            How many messages are shown.
+
+        Raises:
+            QueueError: some are missing; nothing is shown.
+            DuplicateKey: a key is taken, and this is an error.
+        """
+        target = self.target
+        yield from namespace.ensure(target.queue, target.kind, target.options)
+        for place, expected in places.items():
+            present = yield from Count({"q": self._prefix + place}, HOT)
+            if present != expected:
+                raise QueueError(
+                    f"queue {target.queue!r}: {expected} messages were staged at {place}, and "
+                    f"{present} are there: an id is that of several rows, or another job with the "
+                    "same ids ran at the same time, or it took more than a week. Nothing was shown"
+                )
+        if self._on_duplicate == "error":
+            yield from self._refuse_taken_keys(places)
+        now = yield from ServerTime()
+        done: Counter[str] = Counter()
+        clashing: dict[str, list[str]] = {}
+        for place, expected in places.items():
+            to, hidden = (yield from target_of(target, place)), self._prefix + place
+            shown = yield from show(to, hidden, now)
+            if shown < expected and self._on_duplicate == "replace":
+                shown += yield from _replace_live(to, hidden, now)
+            elif shown < expected and self._on_duplicate == "error":  # taken since the check
+                left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
+                clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
+            done[to.queue] += shown
+        yield from self.discard()
+        for queue, count in done.items():
+            if count:
+                yield from Signal(queue, now)
+        for queue, keys in clashing.items():
+            raise key_taken(queue, keys)
+        return done.total()
+
+    def _refuse_taken_keys(self, places: Iterable[str]) -> Plan[None]:
+        """Raise DuplicateKey if a key belongs to a message of the queue, or to several rows."""
+        known: dict[str, set[str]] = {}
+        for place in places:
+            to = yield from target_of(self.target, place)
+            with_key = {"q": self._prefix + place, "key": {"$exists": True}}
+            keys = [row["key"] for row in (yield from Find(with_key, {"key": 1}, hint=HOT))]
+            if not keys:
+                continue
+            live = yield from Find({"q": to.queue, "key": {"$in": keys}}, {"key": 1})
+            before = known.setdefault(to.queue, set())
+            taken = [row["key"] for row in live] + sorted(before.intersection(keys))
+            if taken:
+                raise key_taken(to.queue, taken)
+            before.update(keys)
+
+    def discard(self) -> Plan[None]:
+        """Delete everything that this job has staged."""
+        end = self._prefix[:-1] + ";"  # ";" follows ":" in the order of characters
+        yield from Delete({"q": {"$gte": self._prefix, "$lt": end}}, many=True)

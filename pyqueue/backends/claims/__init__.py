@@ -1,0 +1,1 @@
+"""Named claims: many messages that one process of a group holds, for Spark."""

@@ -1,0 +1,471 @@
+"""Named claims: many messages under one lease, for a group that claims, reads and finishes them.
+
+A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
+message of claim n carries the group, n and the token of the runner, so that readers in any process
+can find their part, and a restarted runner finds what it had claimed. ``groups`` stores the
+progress of the group and its runner. A runner that takes the group over writes a new token. A
+former runner then gets ``Fenced`` and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final, Literal, cast, overload
+
+from bson import ObjectId
+
+from pyqueue.backends import invalid, namespace, reading, receiving, transitions
+from pyqueue.backends.bulk.raw_documents import FindEncoded
+from pyqueue.backends.byte_limit import find_fitting
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claims import acknowledging
+from pyqueue.backends.claims.groups import ClaimGroup, holding
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.limits.permits import Permits
+from pyqueue.backends.namespace import CLAIMS
+from pyqueue.concurrently import concurrently
+from pyqueue.documents import message_of
+from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
+from pyqueue.limits import FollowedLimit, check_call, limit_or_none
+from pyqueue.messages import Id, Reservation
+from pyqueue.requests import Document, Find, Plan, ServerTime, Update
+
+#: The most messages that one command stamps.
+STAMP: Final = 5000
+#: The most messages of one claim: one command acknowledges it, and that has to end in time.
+MAX_CLAIM: Final = 100_000
+
+#: The filters of documents that are not valid messages.
+_INVALID: Final[Sequence[dict[str, Any]]] = [
+    {"payload": {"$exists": False}},
+    {"processed": {"$exists": True}},
+    *(
+        {name: {"$exists": True, "$not": {"$type": bson_type}}}
+        for bson_type, names in {
+            "date": ("due", "pushed"),
+            "object": ("headers", "error", "dead"),
+            "string": ("key",),
+            "array": ("trail",),
+        }.items()
+        for name in names
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRange:
+    """A part of the claims above ``after`` and up to ``upto``, disjoint from the other parts."""
+
+    token: str
+    after: int
+    upto: int
+    #: Both ends are included. A range compares within one type of id, so mixed ids need two ranges.
+    #: Empty: all ids.
+    ranges: tuple[tuple[Id, Id], ...]
+
+
+def id_order(id: Id) -> tuple[bool, Any]:
+    """Return the place of an id in the order of the server."""
+    return isinstance(id, ObjectId), id
+
+
+def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
+    """Return the ranges of at most ``parts`` parts of nearly equal size."""
+    ordered = sorted(ids, key=id_order)
+    pieces = min(parts, len(ordered))
+    cuts = [len(ordered) * piece // pieces for piece in range(pieces + 1)] if pieces else []
+    divisions = []
+    for first, end in pairwise(cuts):
+        types: dict[bool, list[Id]] = {}
+        for id in ordered[first:end]:
+            types.setdefault(isinstance(id, ObjectId), []).append(id)
+        divisions.append(tuple((same[0], same[-1]) for same in types.values()))
+    return divisions
+
+
+def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[Any]]]:
+    """Return claimed documents as reservations without payloads, by id."""
+    now = yield from ServerTime()
+    held: dict[Id, Reservation[Any]] = {}
+    for each in documents:
+        lease_s = max(0.001, (each["when"] - now).total_seconds())
+        held[each["_id"]] = cast("Reservation[Any]", message_of(each, None, now, lease=lease_s))
+    return held
+
+
+def _ready(queue: str, kind: Kind, limit: int, since: datetime) -> Find:
+    """Return the request for what was ready at an instant."""
+    match, most = kind.claimable(queue, since, None), min(limit, MAX_CLAIM)
+    return Find(match, {"_id": 1}, sort=kind.order, limit=most, hint=kind.index)
+
+
+class NamedClaims(ClaimGroup):
+    """The plans of one group of a queue. Plain data: it pickles.
+
+    Args:
+        backend: the plans of the queue.
+        group: the name of the group.
+        member: the number of the member. None: the group has no members.
+    """
+
+    __slots__ = ()
+
+    # ---- claiming
+
+    def has_work(self) -> Plan[bool]:
+        """Return whether messages are outstanding or ready. This writes nothing."""
+        queue = self.backend.queue
+        progress = yield from self.progress()
+        if progress.claimed > progress.acknowledged:
+            return True
+        return (yield from reading.due_in(queue)) == 0 and not (yield from namespace.paused(queue))
+
+    def claim(
+        self,
+        token: str,
+        limit: int,
+        lease_s: float,
+        *,
+        since: datetime | None = None,
+        max_bytes: int | None = None,
+    ) -> Plan[int | None]:
+        """Claim up to ``limit`` ready messages for ``lease_s`` seconds.
+
+        Messages that were claimed too often are buried on the way.
+
+        Args:
+            token: the token of the runner.
+            limit: how many messages at most.
+            lease_s: the length of the lease, in seconds.
+            since: claim only what was ready at this instant.
+            max_bytes: how many bytes of stored messages at most, but at least one message. None:
+                any number.
+
+        Returns:
+            The number of the claim, or None if no message is ready, or may start now.
+
+        Raises:
+            Fenced: another process runs the group now; nothing is held.
+        """
+        backend, followed = self.backend, FollowedLimit()
+        while True:
+            progress = yield from self.progress(token)
+            flags = yield from namespace.flags(backend.queue)
+            if flags.get("paused"):
+                return None
+            followed.limit = limit_or_none(backend.queue, flags.get("shape"))
+            check_call(backend.queue, followed.limit, "claim")
+            now = yield from ServerTime()
+            upto = now if since is None else min(now, since)
+            ready = _ready(backend.queue, backend.kind, limit, upto)
+            found = yield from (ready if max_bytes is None else find_fitting(ready, max_bytes))
+            if not found:
+                return None
+            ids = yield from self._valid_ids(found, now)
+            if not ids:
+                continue
+            permits = Permits(backend.queue, followed)
+            ids = ids[: (yield from permits.number(len(ids), now))]
+            if not ids:
+                return None
+            n = progress.claimed + 1
+            begun = {"$set": {"claimed": n, "adopted": 0}}
+            yield from self._advance(token, begun, claimed=progress.claimed)
+            stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
+            yield from permits.give_back({"": stamped})
+            yield from self._bury_invalid(token, n, lease_s)
+            mine = self._mine(token, n - 1, n)
+            if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
+                return n
+            # Other processes claimed all of them, all were buried, or the permits were too old.
+            if progress.claimed == progress.acknowledged:
+                yield from self._advance(token, {"$max": {"n": n}})
+
+    def _valid_ids(self, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
+        """Return the ids of messages. Bury a document with another id: readers cannot divide it."""
+        backend = self.backend
+        ids: list[Id] = []
+        for each in found:
+            id = each["_id"]
+            if isinstance(id, (ObjectId, str)):
+                ids.append(id)
+                continue
+            one = {"_id": id, "q": backend.queue, "when": {"$lte": now}}
+            yield from self._bury_unclaimable(one, InvalidMessage("the id is invalid"), now)
+        return ids
+
+    def _bury_unclaimable(
+        self, match: Mapping[str, object], fault: Exception, now: datetime
+    ) -> Plan[None]:
+        backend = self.backend
+        dead_letter = backend.options.dead_letter
+        yield from invalid.bury_unclaimable(
+            backend.queue, backend.kind, dead_letter, match, fault, now
+        )
+
+    def begin(
+        self, limit: int, lease_s: float, *, max_bytes: int | None = None
+    ) -> Plan[tuple[str, int, list[Id]]]:
+        """Take the group over with what is outstanding, or claim anew if nothing is.
+
+        Returns:
+            The token, the number of the last claim, and the ids of its messages.
+        """
+        token = yield from self.adopt(lease_s)
+        return token, *(yield from self.proceed(token, limit, lease_s, max_bytes=max_bytes))
+
+    def proceed(
+        self, token: str, limit: int, lease_s: float, *, max_bytes: int | None = None
+    ) -> Plan[tuple[int, list[Id]]]:
+        """Return what is outstanding, or claim anew if nothing is.
+
+        Returns:
+            The number of the last claim, and the ids of its messages.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        progress = yield from self.progress(token)
+        if progress.done > progress.acknowledged:
+            yield from self.acknowledge(token, progress.done)
+            progress = yield from self.progress(token)
+        if progress.claimed > progress.acknowledged:
+            ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
+            if ids:
+                return progress.claimed, ids
+            # Other processes took all of it.
+            yield from self._advance(token, {"$max": {"n": progress.claimed}})
+        n = yield from self.claim(token, limit, lease_s, max_bytes=max_bytes)
+        if n is None:
+            return progress.claimed, []
+        return n, (yield from self.ids(token, n - 1, n))
+
+    def _stamp(
+        self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
+    ) -> Plan[int]:
+        """Claim messages that are still free. Return how many, at most."""
+        stamped = yield from concurrently(
+            [
+                self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)
+                for start in range(0, len(ids), STAMP)
+            ]
+        )
+        try:
+            yield from self.progress(token)
+        except Fenced:
+            # The new runner has not seen what was stamped since it took over: give that back.
+            held = yield from self.reservations(token, n - 1, n)
+            with suppress(LeaseLost):
+                yield from self.backend.release(tuple(held))
+            raise
+        return sum(stamped)
+
+    def _stamp_some(
+        self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
+    ) -> Plan[int]:
+        now = yield from ServerTime()
+        still = transitions.still_claimable(self.backend.queue, ids, now, until)
+        update = holding(self.backend.terms.owner(), token, now, lease_s)
+        update["$set"]["claim"] = {"g": self.tag, "n": n}
+        try:
+            return (yield from Update(still, update, many=True)).matched
+        except InvalidMessage as error:
+            # The server refused a document of another program. Halve the ids to find and bury it.
+            if len(ids) == 1:
+                yield from self._bury_unclaimable(still, error, now)
+                return 0
+            half = len(ids) // 2
+            yield from self._stamp_some(ids[:half], n, token, lease_s, until)
+            yield from self._stamp_some(ids[half:], n, token, lease_s, until)
+            return len(ids)  # the refused command may have claimed some of them
+
+    def _bury_invalid(self, token: str, n: int, lease_s: float) -> Plan[None]:
+        """Bury what was claimed too often, and what is not a valid message, as every claim does."""
+        backend, options = self.backend, self.backend.options
+        filters = list(_INVALID)
+        if options.max_tries is not None:
+            filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
+        terms = ClaimTerms.of(backend.terms, lease_s)
+        misfits = invalid.Misfits()
+        how = receiving.Reception(
+            terms, backend.codec, options.max_tries, options.history, False, misfits
+        )
+        now = yield from ServerTime()
+        match = self._mine(token, n - 1, n) | {"$or": filters}
+        for document in (yield from Find(match, hint=CLAIMS)):
+            yield from receiving.accept(how, document, now)
+
+    # ---- what is held
+
+    def _mine(self, token: str, after: int, upto: int) -> dict[str, object]:
+        return {"claim.g": self.tag, "claim.n": {"$gt": after, "$lte": upto}, "token": token}
+
+    def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
+        """Return the ids of what the claims above ``after`` and up to ``upto`` hold."""
+        found = yield from Find(self._mine(token, after, upto), {"_id": 1}, hint=CLAIMS)
+        return [each["_id"] for each in found]
+
+    def reservations(
+        self, token: str, after: int, upto: int, match: Mapping[str, object] | None = None
+    ) -> Plan[list[Reservation[Any]]]:
+        """Return what these claims hold, as reservations without payloads."""
+        mine = {**self._mine(token, after, upto), **(match or {})}
+        found = yield from Find(mine, {"payload": 0}, hint=CLAIMS)
+        return list((yield from reservations_of(found)).values())
+
+    def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
+        """Note on held messages that work on them begins. The end of the claim removes the note."""
+        for start in range(0, len(ids), STAMP):
+            some = {"$in": list(ids[start : start + STAMP])}
+            mine = {"_id": some, "claim.g": self.tag, "token": token}
+            yield from Update(mine, {"$set": {"claim.tried": number}}, many=True)
+
+    def marks(self, token: str, upto: int) -> Plan[dict[Id, int]]:
+        """Return the numbers that were last noted, by id."""
+        marked = self._mine(token, 0, upto) | {"claim.tried": {"$exists": True}}
+        found = yield from Find(marked, {"claim": 1}, hint=CLAIMS)
+        return {each["_id"]: each["claim"]["tried"] for each in found}
+
+    def begin_work(self, token: str, n: int) -> Plan[None]:
+        """Note that a stage begins to work on claim ``n`` of a stream.
+
+        If it had begun before, this counts as one more try, for which notes of bad records are
+        removed.
+        """
+        first = {"_id": self.id, "token": token, "begun": {"$ne": n}}
+        if not (yield from Update(first, {"$set": {"begun": n}})).matched:
+            again: dict[str, dict[str, object]] = {
+                "$inc": {"tries": 1},
+                "$unset": {acknowledging.NOTE: ""},
+            }
+            yield from Update(self._mine(token, 0, n), again, many=True)
+
+    def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
+        """Note messages of claims up to ``n`` that a reader cannot convert, with the reasons.
+
+        The acknowledgement buries them. None removes the note of an earlier reader.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        held = {"claim.g": self.tag, "token": token}
+        if (yield from acknowledging.note(held, reasons)):
+            yield from self._advance(token, {"$max": {"bad": n}})
+
+    def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
+        """Divide what these claims hold among at most ``parts`` readers, in any process."""
+        ids = yield from self.ids(token, after, upto)
+        return [ClaimRange(token, after, upto, ranges) for ranges in divided(ids, parts)]
+
+    @overload
+    def read(self, part: ClaimRange) -> Plan[list[Document]]: ...
+
+    @overload
+    def read(self, part: ClaimRange, *, encoded: Literal[True]) -> Plan[list[bytes]]: ...
+
+    def read(
+        self, part: ClaimRange, *, encoded: bool = False
+    ) -> Plan[list[Document]] | Plan[list[bytes]]:
+        """Return the stored documents of a part.
+
+        Args:
+            part: the part.
+            encoded: whether to return them in BSON.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        ids: list[dict[str, object]] = [
+            {"_id": {"$gte": least, "$lte": most}} for least, most in part.ranges
+        ]
+        match = self._mine(part.token, part.after, part.upto)
+        if ids:
+            match |= ids[0] if len(ids) == 1 else {"$or": ids}
+        find = Find(match, hint=CLAIMS)
+        found = (yield from FindEncoded(find)) if encoded else (yield from find)
+        yield from self.progress(part.token)  # after a takeover, some documents may be missing
+        return found
+
+    def renew(self, token: str, lease_s: float) -> Plan[None]:
+        """Hold everything that is outstanding for another ``lease_s`` seconds, from now.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        now = yield from ServerTime()
+        held = {"claim.g": self.tag, "token": token}
+        until = {"$set": {"when": now + timedelta(seconds=lease_s)}}
+        if not (yield from Update(held, until, many=True)).matched:
+            yield from self.progress(token)
+
+    # ---- settling
+
+    def finish(self, token: str, upto: int) -> Plan[int]:
+        """Acknowledge claims whose work is known by their numbers.
+
+        First it is stored that they are done. So if this process dies while the server deletes
+        them, the next one deletes the rest. It does not do the work of these numbers on a part.
+
+        Raises:
+            Fenced: another process runs the group now; what it holds is untouched.
+        """
+        yield from self._advance(token, {"$max": {"done": upto}})
+        return (yield from self.acknowledge(token, upto))
+
+    def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
+        """Finish what the claims up to ``upto`` still hold, and bury what was noted as bad.
+
+        Args:
+            token: the token of the runner.
+            upto: the number of the last claim.
+            held: how many messages the runner read in what was not acknowledged before. Those that
+                are no longer held are counted as lost. None: it is not known.
+
+        Returns:
+            How many messages were finished or buried. If an earlier call has acknowledged these
+            claims, this is 0, and nothing is written.
+
+        Raises:
+            Fenced: another process runs the group now; what it holds is untouched.
+        """
+        progress = yield from self.progress(token)
+        if upto <= progress.acknowledged:
+            return 0
+        queue, kind, options = self.backend.queue, self.backend.kind, self.backend.options
+        now = yield from ServerTime()
+        match = {"claim.g": self.tag, "claim.n": {"$lte": upto}, "token": token}
+        buried = 0
+        if progress.bad > progress.acknowledged:
+            buried = yield from acknowledging.bury_noted(
+                queue, kind, options.dead_letter, match, now
+            )
+        settled = buried + (yield from acknowledging.finish(kind, options.history, match, now))
+        # A stage that works on a stream has settled the messages one by one.
+        taken = settled if held is None or progress.begun >= upto else held
+        # Numbers never go back: a checkpoint may know more than a state that was lost. Two
+        # processes may acknowledge at once: one counts what was taken, each what it settled.
+        counts = {"settled": settled, "buried": buried}
+        first = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
+        behind = {"_id": self.id, "token": token, "n": {"$lt": upto}}
+        if not (yield from Update(behind, first)).matched:
+            yield from self._advance(token, {"$inc": counts})
+        return settled
+
+    def rollback(
+        self, token: str, upto: int, error: BaseException | str | None = None
+    ) -> Plan[None]:
+        """Give back what is still held, each as ``Queue.rollback`` does."""
+        held = yield from self.reservations(token, 0, upto)
+        with suppress(LeaseLost):  # another process took some of them just now
+            yield from self.backend.rollback(tuple(held), error=error)
+        yield from self.acknowledge(token, upto)
+
+
+def forget_tries(claims: NamedClaims, token: str) -> Plan[None]:
+    """Count the tries of what a runner holds anew. This try is the first."""
+    held = {"claim.g": claims.tag, "token": token}
+    yield from Update(held, {"$set": {"tries": 1}}, many=True)

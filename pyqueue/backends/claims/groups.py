@@ -1,0 +1,343 @@
+"""The state of a group of named claims: its progress, its runner, and who takes over.
+
+One process at a time runs a group. Its *runner's lease* is the field ``until`` of the state, a few
+seconds ahead, and the runner renews it whether it has work or not. A process that goes on with the
+work of the last runner takes the group over at once: it proves this by the runner's owner, or by
+what the checkpoint of a stream remembers. Every other process stands by until the lease has ended.
+So replicas do not take a group from each other while it is served. When the servers were away, all
+processes come back at once, and the runner's lease has ended. So a process that stands by looks
+twice at a lease that ended a short time ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.claims import acknowledging
+from pyqueue.backends.kind import refuse_packs, require
+from pyqueue.backends.namespace import CLAIMS
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.errors import Fenced, Occupied
+from pyqueue.requests import Count, Document, Filter, Find, Insert, Plan, ServerTime, Update
+
+#: The beginning of the _id of the state of a group.
+GROUP_RECORD: Final = "~claim:"
+#: How often a takeover is tried against concurrent takeovers.
+TAKEOVER_TRIES: Final = 20
+#: The longest lease of messages that makes a runner's lease longer, in seconds.
+MAX_LEASE_S: Final = 20.0
+#: After an outage of the servers that was not longer than this, a runner may still come back.
+OUTAGE: Final = timedelta(seconds=30)
+#: How long it is given for that, in seconds.
+COMEBACK_S: Final = 1.0
+#: The most members of a group.
+MAX_MEMBERS: Final = 100
+
+
+def runner_lease_s(lease_s: float) -> float:
+    """Return the length of the runner's lease, given the lease of its messages."""
+    return min(lease_s, MAX_LEASE_S) / 4
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimProgress:
+    """How far a group is."""
+
+    #: The last claim that was acknowledged. Every earlier one is acknowledged, too.
+    acknowledged: int
+    #: The last claim that was made. Those after ``acknowledged`` are outstanding.
+    claimed: int
+    #: The token of the runner of the group.
+    token: str
+    #: The first token of this runner and of those whose work it goes on with.
+    runner: str = ""
+    #: The last claim in which a reader noted a bad record.
+    bad: int = 0
+    #: The last claim on which a stage has begun to work in a stream. The stage settles it.
+    begun: int = 0
+    #: The last claim whose work is done. It may still have to be acknowledged.
+    done: int = 0
+    #: How often what is outstanding was taken over, in a way that counts as a try.
+    adopted: int = 0
+    #: How many bad records were buried, over all claims.
+    buried: int = 0
+    #: How many messages were no longer held when their claim was acknowledged, over all claims.
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A process that wants to run a group."""
+
+    #: Its label. A process with the label of the runner goes on with the runner's work.
+    owner: str
+    #: The owner or the ``runner`` whose work it goes on with, without waiting. None: it waits.
+    follows: str | None = None
+    #: Whether it takes the group over even from a process that runs it.
+    force: bool = False
+    #: The end of the lease at its last look at each group, which it changes. None: it looks once.
+    seen: dict[str, datetime] | None = None
+
+    def comes_at_once(self, state: Document) -> bool:
+        """Return whether this process need not wait for the end of the runner's lease."""
+        known = (_runner(state), state.get("owner"))
+        return self.force or (self.follows is not None and self.follows in known)
+
+    def fields(
+        self, state: Document | None, token: str, now: datetime, lease_s: float
+    ) -> dict[str, Any]:
+        """Return the fields of the state that name this process as the runner."""
+        same = state is not None and self.follows == _runner(state)
+        return {
+            "token": token,
+            "runner": self.follows if same else token,
+            "owner": self.owner,
+            "until": now + timedelta(seconds=runner_lease_s(lease_s)),
+        }
+
+
+def _runner(state: Document) -> str:
+    """Return the first token of the runner. The first release stored only the last one."""
+    return str(state.get("runner", state["token"]))
+
+
+class GroupInfo(NamedTuple):
+    """A group that reads a queue by named claims, or a member of one."""
+
+    queue: str
+    group: str
+    #: The label of the process that runs it, or ran it last.
+    holder: str
+    #: When its runner's lease ends or ended; None: none was ever made.
+    until: datetime | None
+    #: How many messages it has claimed and not settled.
+    outstanding: int
+
+
+def all_groups() -> Plan[list[GroupInfo]]:
+    """Return the groups of named claims, in the order of their names."""
+    infos = []
+    for state in (yield from Find({"_id": {"$gte": GROUP_RECORD, "$lt": GROUP_RECORD[:-1] + ";"}})):
+        tag = str(state["_id"]).removeprefix(GROUP_RECORD)
+        queue, _, group = tag.partition("~")
+        outstanding = yield from Count({"claim.g": tag}, CLAIMS)
+        infos.append(
+            GroupInfo(queue, group, state.get("owner", ""), state.get("until"), outstanding)
+        )
+    return sorted(infos, key=lambda info: info[:2])
+
+
+class ClaimGroup:
+    """The plans of the state of one group of a queue, or of one member of a group.
+
+    Args:
+        backend: the plans of the queue.
+        group: the name of the group.
+        member: the number of the member. None: the group has no members.
+    """
+
+    __slots__ = ("backend", "group", "id", "member", "tag")
+
+    def __init__(self, backend: QueuePlans, group: str, member: int | None = None) -> None:
+        remedy = "receive them with a consumer, or push to a queue of another kind"
+        refuse_packs(backend.kind, backend.queue, "claim", remedy)
+        require(backend.kind, backend.queue, "claim")
+        self.backend = backend
+        self.member = member
+        #: No name of a group has a "#".
+        self.group = arguments.group(group) + ("" if member is None else f"#{member}")
+        #: What its messages carry. Neither name has a "~", so no other group of any queue has it.
+        self.tag = f"{backend.queue}~{self.group}"
+        #: The _id of the document with its progress.
+        self.id = GROUP_RECORD + self.tag
+
+    def progress(self, token: str | None = None) -> Plan[ClaimProgress]:
+        """Return how far the group is.
+
+        Args:
+            token: the token of the runner; None: any runner.
+
+        Raises:
+            Fenced: another process runs the group now.
+        """
+        found = yield from Find({"_id": self.id}, limit=1)
+        state: Document = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
+        if token is not None and state["token"] != token:
+            raise fenced(self)
+        count = state.get
+        return ClaimProgress(
+            state["n"],
+            state["claimed"],
+            state["token"],
+            _runner(state),
+            bad=count("bad", 0),
+            begun=count("begun", 0),
+            done=count("done", 0),
+            adopted=count("adopted", 0),
+            buried=count("buried", 0),
+            lost=max(0, count("taken", 0) - count("settled", 0)),
+        )
+
+    def adopt(
+        self, lease_s: float, candidate: Candidate | None = None, *, count: bool = True
+    ) -> Plan[str]:
+        """Take over the group and its outstanding messages. Return the new token.
+
+        Args:
+            lease_s: how long the messages are held from now, in seconds.
+            candidate: the process. None: this one, which takes the group from any runner.
+            count: whether this counts as one more try, for which notes of bad records are removed.
+                A stream that goes on counts none and keeps them: it may have committed the batch.
+
+        Raises:
+            Occupied: another process runs the group, and its lease has not ended.
+        """
+        backend = self.backend
+        yield from namespace.ensure(backend.queue, backend.kind, backend.options)
+        token = transitions.new_token()
+        candidate = candidate or Candidate(backend.terms.owner(), force=True)
+        for _ in range(TAKEOVER_TRIES):
+            found = yield from Find({"_id": self.id}, limit=1)
+            now = yield from ServerTime()
+            if not found:
+                state = {"_id": self.id, "record": True, "n": 0, "claimed": 0, "former": []}
+                fields = candidate.fields(None, token, now, lease_s)
+                if not (yield from Insert([state | fields])):
+                    return token
+                continue
+            # The former tokens stay here until their messages are ours. So a takeover that is cut
+            # short is finished by the next one.
+            former = [*found[0].get("former", ()), found[0]["token"]]
+            fields = candidate.fields(found[0], token, now, lease_s) | {"former": former}
+            take = {"$set": fields, "$inc": {"adopted": int(count)}}
+            if (yield from Update(_available(self, found[0], candidate, now), take)).matched:
+                now = yield from ServerTime()
+                outstanding = {"claim.g": self.tag, "token": {"$in": former}}
+                held = holding(backend.terms.owner(), token, now, lease_s, count=count)
+                if count:
+                    held["$unset"] = {acknowledging.NOTE: ""}
+                yield from Update(outstanding, held, many=True)
+                yield from self._advance(token, {"$set": {"former": []}})
+                return token
+        raise fenced(self)
+
+    def _advance(
+        self, token: str, update: Mapping[str, Mapping[str, object]], **known: int
+    ) -> Plan[None]:
+        match = {"_id": self.id, "token": token, **known}
+        if not (yield from Update(match, update)).matched:
+            raise fenced(self)
+
+
+def fenced(group: ClaimGroup) -> Fenced:
+    """Return the error of a runner whose group another one has taken over."""
+    return Fenced(
+        f"group {group.group!r} of queue {group.backend.queue!r} was taken over by another "
+        "runner; this one has stopped. One runner at a time serves a group: use another group "
+        "for a second one"
+    )
+
+
+def holding(
+    owner: str, token: str, now: datetime, lease_s: float, *, count: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Return the update that holds messages for a runner. ``count`` counts it as a try."""
+    update = transitions.claiming(now, lease_s, owner, count=count)
+    del update["$unset"]
+    update["$set"]["token"] = token
+    return update
+
+
+def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: datetime) -> Filter:
+    """Return the filter of the state that the candidate may replace.
+
+    Raises:
+        Occupied: it may not replace this state.
+    """
+    same = {"_id": group.id, "token": state["token"]}
+    if candidate.comes_at_once(state):
+        return same
+    until = state.get("until")
+    if isinstance(until, datetime):
+        wait_s = (until - now).total_seconds()
+        if candidate.seen is not None:
+            if wait_s <= 0 and candidate.seen.get(group.id) != until > now - OUTAGE:
+                wait_s = COMEBACK_S
+            candidate.seen[group.id] = until
+        if wait_s > 0:
+            owner = str(state.get("owner"))
+            raise Occupied(
+                f"group {group.group!r} of queue {group.backend.queue!r} is run by another runner, "
+                f"{owner}: this one stands by. One runner at a time serves a group: to share its "
+                "work, give members",
+                owner=owner,
+                until=until,
+                wait_s=wait_s,
+            )
+    # A runner that has renewed its lease since keeps the group. None matches a missing field.
+    return same | {"until": until}
+
+
+def hold(group: ClaimGroup, token: str, lease_s: float) -> Plan[None]:
+    """Renew the runner's lease.
+
+    Args:
+        group: the group.
+        token: the token of the runner.
+        lease_s: the length of the lease of the messages, in seconds.
+
+    Raises:
+        Fenced: another process runs the group now.
+    """
+    now = yield from ServerTime()
+    until = now + timedelta(seconds=runner_lease_s(lease_s))
+    mine = {"_id": group.id, "token": token}
+    if not (yield from Update(mine, {"$set": {"until": until}})).matched:
+        raise fenced(group)
+
+
+def release(group: ClaimGroup, token: str) -> Plan[None]:
+    """End the runner's lease: the next process takes over what is outstanding, at once."""
+    yield from Update({"_id": group.id, "token": token}, {"$unset": {"until": ""}})
+
+
+G = TypeVar("G", bound=ClaimGroup)
+
+
+def take(
+    members: Sequence[G], lease_s: float, candidate: Candidate, *, count: bool = True
+) -> Plan[tuple[G, str]]:
+    """Take over one of the members of a group. Return the member and the new token.
+
+    The member whose runner the candidate follows comes first, then those with outstanding
+    messages, which would otherwise wait for the end of their lease.
+
+    Raises:
+        Occupied: other processes run all of them.
+    """
+    order = members
+    if len(members) > 1:
+        found = yield from Find({"_id": {"$in": [each.id for each in members]}})
+        states = {each["_id"]: each for each in found}
+
+        def rank(member: G) -> int:
+            state = states.get(member.id)
+            if state is None:
+                return 2
+            if candidate.comes_at_once(state):
+                return 0
+            return 1 if state["claimed"] > state["n"] else 2
+
+        order = sorted(members, key=rank)
+    occupied: list[Occupied] = []
+    for member in order:
+        try:
+            return member, (yield from member.adopt(lease_s, candidate, count=count))
+        except Occupied as error:
+            occupied.append(error)
+    raise min(occupied, key=lambda error: error.wait_s)

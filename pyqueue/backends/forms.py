@@ -1,0 +1,169 @@
+"""The forms of reservations, and how a call with several forms is carried out.
+
+A message is a document, and its reservation settles that document. A kind may store messages in
+another way, and give them reservations of another class. A *form* says how the reservations of
+one class are settled. An operation takes any mixture of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from pyqueue.backends.handover import Result
+from pyqueue.backends.options import QueueTerms, Target
+from pyqueue.errors import LeaseLost, QueueError, Unavailable
+from pyqueue.messages import Id, Reservation
+from pyqueue.requests import Document, Plan
+
+#: A class of reservations.
+R = TypeVar("R", bound=Reservation[Any], contravariant=True)
+Held = Sequence[Reservation[Any]]
+#: The reservations whose leases were not extended, each with the reason.
+Failures = list[tuple[Reservation[Any], QueueError]]
+
+
+class Failure(NamedTuple):
+    """Why messages go back, or to the dead-letter queue."""
+
+    #: What the messages store as their error; None: what they have.
+    error: Mapping[str, Any] | None
+    #: How long they wait for another try, in seconds; None: as the backoff says.
+    delay_s: float | None = None
+    session: object = None
+
+
+class Move(NamedTuple):
+    """How messages are passed on to another queue."""
+
+    target: Target
+    #: Headers to merge into those of a message.
+    labels: Mapping[str, Any]
+    #: The key in the target.
+    key: str | None = None
+    #: Seconds until a message can be received there; in place of it, the instant.
+    delay: float | timedelta | None = None
+    at: datetime | None = None
+    #: The priority and the group in the target; None: those that a message has.
+    priority: int | None = None
+    group: str | None = None
+    #: Further update operators, on parts of the payload.
+    edits: Mapping[str, Mapping[str, Any]] | None = None
+
+
+class Extension(NamedTuple):
+    """How leases are extended."""
+
+    #: The new length in seconds; None: each keeps its length.
+    lease_s: float | None
+    #: Once this time has passed, in seconds, a failure is not tried again.
+    budget_s: float
+    #: Whether a command may take as long as the client allows.
+    patient: bool = False
+    #: Whether the primary alone acknowledges it.
+    w1: bool = False
+
+
+class Form(Protocol[R]):
+    """How the reservations of one class are settled."""
+
+    def refuse(self, held: Sequence[R], argument: str) -> None:
+        """Refuse what messages of this form cannot store: "payload", "update" or "reservation"."""
+
+    def commit(
+        self, terms: QueueTerms, held: Sequence[R], value: Any, session: object
+    ) -> Plan[None]:
+        """Finish messages. ``value``: what the history keeps as their payload, or UNCHANGED."""
+
+    def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
+        """Give messages back for another try, and bury those that had their last try."""
+
+    def release(self, terms: QueueTerms, held: Sequence[R]) -> Plan[None]:
+        """Give messages back unprocessed."""
+
+    def bury(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
+        """Send messages to the dead-letter queue."""
+
+    def move(
+        self, terms: QueueTerms, pairs: Sequence[tuple[R, Any]], move: Move, session: object
+    ) -> Plan[None]:
+        """Pass messages on. ``pairs``: reservations, each with its stored payload or UNCHANGED."""
+
+    def hand_over(self, terms: QueueTerms, held: R, copies: Sequence[Document]) -> Plan[Result]:
+        """Finish a message, and let documents begin in its place."""
+
+    def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
+        """Extend leases. Return those that failed."""
+
+
+_forms: dict[type, Form[Any]] = {}
+
+
+def register(reservation: type[R], form: Form[R]) -> None:
+    """Say how the reservations of a class are settled."""
+    _forms[reservation] = form
+    # In this order calls are carried out: subclasses come first, whenever they are imported.
+    some = sorted(_forms.items(), key=lambda each: len(each[0].__mro__), reverse=True)
+    _forms.clear()
+    _forms.update(some)
+
+
+def form_of(held: Reservation[Any]) -> Form[Any]:
+    """Return the form of a reservation."""
+    return _forms.get(type(held)) or next(
+        _forms[each] for each in type(held).__mro__ if each in _forms
+    )
+
+
+def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
+    """Divide reservations by their forms: ordinary documents come last."""
+    if len(held) == 1:
+        return [(form_of(held[0]), held)]
+    found: dict[int, list[Reservation[Any]]] = {id(form): [] for form in _forms.values()}
+    for each in held:
+        found[id(form_of(each))].append(each)
+    return [(form, some) for form in _forms.values() if (some := found[id(form)])]
+
+
+def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan[None]:
+    """Settle reservations, those of each form by a separate plan. All run.
+
+    Raises:
+        LeaseLost: some were no longer held; the rest are settled.
+        Unavailable: the outcome is unknown for ``ids``; the rest are settled or lost.
+    """
+    parts = [(settled(form, some), some) for form, some in by_form(held)]
+    if len(parts) == 1:
+        yield from parts[0][0]
+    else:
+        yield from each_part(*parts)
+
+
+def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
+    """Run plans that settle parts of a call. All run, and then one error tells of all.
+
+    Args:
+        parts: the plans, each with what it settles.
+    """
+    lost: list[LeaseLost] = []
+    unknown: list[Id] = []
+    trouble: Unavailable | None = None
+    for part, held in parts:
+        try:
+            yield from part
+        except LeaseLost as error:
+            lost.append(error)
+        except Unavailable as error:
+            trouble = trouble or error
+            unknown += error.ids or [each.id for each in held]
+    if trouble is not None:
+        raise Unavailable(str(trouble), ids=unknown) from trouble
+    if len(lost) == 1:
+        raise lost[0]
+    if lost:
+        raise LeaseLost(
+            "; ".join(map(str, lost)),
+            lost=[each for error in lost for each in error.lost],
+            unknown=[each for error in lost for each in error.unknown],
+        )

@@ -1,0 +1,215 @@
+"""The slots of a limit on concurrency: a message that is held has one, and no other message has it.
+
+While a message of a queue with such a limit is held, its field ``slot`` says which of the N slots
+it takes; with ``per``, each key has N slots. The index ``slot`` is unique. So no two messages have
+the same slot, whichever processes claim them, and at most N are held. The end of each claim removes
+the slot in the same update, so no slot can leak. A message whose holder was killed keeps its slot
+until its lease ends. A look that needs the slot then ends that claim, and the former holder settles
+and extends nothing any more.
+
+After a limit was lowered, messages have slots above it until their claims end. Fewer slots can be
+used then; see ``_usable``. The record of the queue has the former limit in ``drain`` until no
+message is left that may have been claimed under it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends import transitions
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.limits.indexes import LIMITED, SLOTS
+from pyqueue.backends.turns import bring_forward
+from pyqueue.documents import stored_group
+from pyqueue.limits import Drain, FollowedLimit, MayStart
+from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
+
+#: Within this time, consumers follow a limit that was changed.
+FOLLOWED_WITHIN: Final = timedelta(seconds=5)
+
+
+def slot_of(key: str, number: int) -> str:
+    """Return the stored form of a slot: behind a short hash, which spreads it over the index."""
+    return stored_group(f"{key}#{number}")
+
+
+def key_of_slot(slot: str) -> str:
+    """Return the key that a slot belongs to."""
+    return slot.partition(":")[2].rpartition("#")[0]
+
+
+# ---- what is free
+
+
+class FreeSlots(NamedTuple):
+    """What is known of the slots of one key."""
+
+    #: As many as are of use, in random order: other processes take some at the same time.
+    names: list[str]
+    #: How many are free.
+    number: int
+    #: When the first lease of the rest ends; None: no message is held.
+    until: datetime | None
+
+
+def free_slots(
+    queue: str,
+    kind: Kind,
+    followed: FollowedLimit,
+    wanted: Mapping[str, int],
+    now: datetime,
+    *,
+    again: bool = True,
+) -> Plan[dict[str, FreeSlots]]:
+    """Return which slots of each key are free, and end claims whose leases have ended for more.
+
+    Args:
+        queue: the name of the queue.
+        kind: its kind.
+        followed: its limit.
+        wanted: how many are of use, by key.
+        now: the instant.
+        again: whether to read the slots once more, if claims under a former limit were ended.
+    """
+    limits = _limits(followed)
+    held = yield from _held(queue, max(limits), wanted)
+    result: dict[str, FreeSlots] = {}
+    lapsed: list[Document] = []
+    for key, number in wanted.items():
+        taken = held[key]
+        over = [name for name, each in taken.items() if _has_lapsed(each, now)]
+        # One that has lapsed counts as held: it may be extended before its claim is ended.
+        usable = _names(key, _usable(*limits, key, taken))
+        names = [name for name in usable if name not in taken]
+        if len(names) < number:
+            lapsed += [taken.pop(name) for name in over]
+            names += [name for name in over if name in usable]
+        random.shuffle(names)
+        until = min((each["when"] for each in taken.values()), default=None)
+        result[key] = FreeSlots(names[:number], len(names), until)
+    if lapsed:
+        yield from end_lapsed(kind, lapsed, now)
+        if again and limits[1] > limits[0]:  # what has ended above the limit frees more below it
+            return (yield from free_slots(queue, kind, followed, wanted, now, again=False))
+    return result
+
+
+def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
+    """Return slots of each key as if all were free."""
+    result: dict[str, FreeSlots] = {}
+    for key, number in wanted.items():
+        some = random.sample(range(concurrency), min(number, concurrency))
+        result[key] = FreeSlots([slot_of(key, each) for each in some], concurrency, None)
+    return result
+
+
+def may_start(
+    queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
+) -> Plan[dict[str, MayStart]]:
+    """Return how many messages of each key may start now, and when the next one may."""
+    limits = _limits(followed)
+    held = yield from _held(queue, max(limits), keys)
+    found: dict[str, MayStart] = {}
+    for key, some in held.items():
+        live = {name: each for name, each in some.items() if not _has_lapsed(each, now)}
+        usable = _names(key, _usable(*limits, key, some))
+        free = len([name for name in usable if name not in live])
+        soonest = min((each["when"] for each in live.values()), default=now)
+        found[key] = MayStart(free, now if free else soonest)
+    return found
+
+
+def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
+    """Return what stands for slots if messages need none: empty names, as many as are wanted."""
+    return {key: FreeSlots([""] * number, number, None) for key, number in wanted.items()}
+
+
+def _limits(followed: FollowedLimit) -> tuple[int, int]:
+    """Return the limit, and the former one under which messages may still be held."""
+    limit, drain = followed.limit, followed.drain
+    concurrency = 0 if limit is None else limit.concurrency or 0
+    return concurrency, concurrency if drain is None else drain.concurrency
+
+
+def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
+    """Return below which number slots may be used.
+
+    If the slots below it are all taken, no more than the limit are held together with those above
+    it. Slots above it only become free. So this holds whatever other processes read and claim.
+    """
+    if former <= concurrency:
+        return concurrency
+    taken = [name in held for name in _names(key, former)]
+    usable, above = concurrency, sum(taken[concurrency:])
+    while usable and usable + above > concurrency:
+        usable -= 1
+        above += taken[usable]
+    return usable
+
+
+def follow_drain(
+    queue: str, followed: FollowedLimit, record: Mapping[str, Any], now: datetime
+) -> Plan[None]:
+    """Learn a former limit from the record of a queue.
+
+    Forget it if no message is left that may have been claimed under it.
+    """
+    followed.drain = drain = Drain.of(record.get("drain"))
+    if drain is None or now < drain.at + FOLLOWED_WITHIN:
+        return
+    old = {"$lt": drain.at + FOLLOWED_WITHIN}
+    held = {"q": queue, "slot": {"$exists": True}, "reserved": old}
+    if not (yield from Find(held, {"_id": 1}, limit=1, hint=SLOTS)):
+        same = {"_id": record["_id"], "drain": record["drain"]}
+        yield from Update(same, {"$unset": {"drain": ""}})
+
+
+def _names(key: str, concurrency: int) -> list[str]:
+    return [slot_of(key, number) for number in range(concurrency)]
+
+
+def _held(
+    queue: str, concurrency: int, keys: Collection[str]
+) -> Plan[dict[str, dict[str, Document]]]:
+    """Return the messages that have slots of these keys, by key and slot."""
+    names = [name for key in keys for name in _names(key, concurrency)]
+    held: dict[str, dict[str, Document]] = {key: {} for key in keys}
+    match = {"q": queue, "slot": {"$in": names}}
+    for each in (yield from Find(match, {"slot": 1, "when": 1, "token": 1}, hint=SLOTS)):
+        held[key_of_slot(each["slot"])][each["slot"]] = each
+    return held
+
+
+def _has_lapsed(document: Document, now: datetime) -> bool:
+    when = document["when"]
+    return isinstance(when, datetime) and when <= now
+
+
+def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
+    """End claims whose leases have ended, unless they were extended since."""
+    update = transitions.lapsing(kind)
+    yield from UpdateEach(
+        [
+            ({"_id": each["_id"], "token": each.get("token"), "when": {"$lte": now}}, update)
+            for each in lapsed
+        ],
+        w1=True,
+    )
+
+
+# ---- the end of a claim
+
+
+def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
+    """Let messages go on that wait for these slots, whose messages are no longer held.
+
+    What is no name of a slot is left out.
+    """
+    keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
+    if "" in keys:
+        yield from Signal(queue, (yield from ServerTime()), session)
+    if names := [key for key in keys if key]:
+        yield from bring_forward(queue, LIMITED, names, session)

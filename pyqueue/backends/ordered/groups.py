@@ -1,0 +1,108 @@
+"""The groups of an ordered queue: which message is first, and how a group goes on.
+
+While a message is held, its field ``lock`` stands in place of ``group``. So a unique index keeps a
+second message of the group from being held, and the index ``group`` lists those that wait, in their
+order. A lock lives and dies with the held message: nothing else has to be cleaned up.
+
+A scan that meets messages of a group that wait for another one defers them; see ``turns``. The heir
+is deferred until the lease of the held message ends at the latest, so it comes back even if the
+holder is killed. The holder brings it forward when it ends its claim. ``restore`` corrects what was
+deferred for too long, and without it a message waits as long as it was deferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from bson import ObjectId
+
+from pyqueue.backends.scan import FIRST
+from pyqueue.backends.turns import FirstOfEach, Order, group_in, place_firsts
+from pyqueue.clock import next_number
+from pyqueue.documents import hashable_id
+from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
+
+#: The index of the messages that wait.
+GROUPS: Final = "turns"
+#: The unique index of the held messages, and its keys.
+LOCKS: Final = "lock"
+LOCK_KEYS: Final = (("lock", 1), ("q", 1))
+#: The _id and ``q`` of the document that keeps walks over the index of locks short.
+_LOCK_BOUNDS: Final = "~locks"
+_MILLISECOND: Final = timedelta(milliseconds=1)
+GROUPED: Final = Order("group", ("seq", "no"), GROUPS)
+GROUP_KEYS: Final = (("q", 1), ("group", 1), *GROUPED.sort)
+
+
+# ---- the order of a group
+
+
+def place_at(when: datetime) -> dict[str, int]:
+    """Return the place in its group of a message that enters it with this ``when``.
+
+    ``seq`` has room for 1000 messages of a millisecond, which 0.1 numbers. The last one is for all
+    messages of this release, so they come behind those, and ``no`` orders them.
+    """
+    return {"seq": 1000 * ((when - FIRST) // _MILLISECOND) + 999, "no": next_number()}
+
+
+def rank(document: Mapping[str, Any]) -> tuple[int, int, bool, Any]:
+    """Return the place of a message in its group, as the index orders it."""
+    seq, no = (_number(document.get(name)) for name in GROUPED.places)
+    id = document["_id"]
+    return seq, no, isinstance(id, ObjectId), id if isinstance(id, (ObjectId, str)) else repr(id)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> bool:
+    """Return whether a message comes before the first of those that wait."""
+    return rest is None or rank(document) < rank(rest)
+
+
+def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the stored values of the groups of messages, without repetitions."""
+    found: dict[Hashable, Any] = {}
+    for each in documents:
+        if (name := group_in(each)) is not None:
+            found[name] = each.get("group", each.get("lock"))
+    return list(found.values())
+
+
+# ---- what is first
+
+
+def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime]]:
+    """Return when the leases of the held messages of these groups end."""
+    if not names:
+        return {}
+    match = {"q": queue, "lock": {"$in": list(names)}}
+    found = yield from Find(match, {"lock": 1, "when": 1}, hint=LOCKS)
+    return {hashable_id(each["lock"]): each["when"] for each in found}
+
+
+def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
+    """Correct what is deferred in these groups; None: in the next groups behind ``after``.
+
+    Returns:
+        The first waiting message of each group. Those of locked groups have ``locked``.
+    """
+    some = names if names is None else list(names)
+    firsts = yield from FirstOfEach(queue, GROUPED, some, after)
+    locks = yield from locks_of(queue, groups_in(firsts))
+    now = yield from ServerTime()
+    if (yield from place_firsts(queue, GROUPED, firsts, locks, now)):
+        yield from Signal(queue, now)
+    return [{**each, "locked": True} if group_in(each) in locks else each for each in firsts]
+
+
+def put_lock_bounds() -> Plan[None]:
+    """Put entries that stay between the locks of groups, one for each hash of a group."""
+    # To insert a lock, the server walks over deleted ones, to the next entry that is there.
+    locks = [*(f"{number:03x}" for number in range(4096)), "g"]
+    record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
+    yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)

@@ -1,0 +1,83 @@
+"""The kind of queue with priorities: higher ones first, and the oldest first within one.
+
+A message has a priority from 0 to 9 and keeps it for life, in the history, in a dead-letter queue
+and in queues of other kinds too. This kind, as the table has it, stands for looks by age, as every
+plan but a claim makes them. ``levels`` has the looks by level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+from pyqueue.backends import transitions
+from pyqueue.backends.byte_limit import ByteLimit
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claiming import Take
+from pyqueue.backends.kind import IndexTerms, ScanStart, register
+from pyqueue.backends.limits.taking import take_of
+from pyqueue.backends.priority.levels import PRIOR, PRIOR_KEYS
+from pyqueue.backends.priority.scan import claim_next as claim_by_level
+from pyqueue.backends.scan import ScanState
+from pyqueue.backends.standard import Standard
+from pyqueue.messages import DEFAULT_PRIORITY
+from pyqueue.requests import Document, Filter, Plan
+
+_INDEXES: Final[Mapping[str, IndexTerms]] = {
+    PRIOR: (list(PRIOR_KEYS), {"partialFilterExpression": {"priority": {"$exists": True}}})
+}
+
+
+@register
+class Priority(Standard):
+    """Strictly by priority among what is ready; first in, first out within one priority."""
+
+    name = "priority"
+    capabilities = Standard.capabilities | {"priority"}
+    #: Whether looks by age are kept for messages without a priority.
+    shape: Mapping[str, object] = MappingProxyType({"strict": False})
+
+    def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
+        """Return the index of claims by level, too."""
+        return {**super().needs(shape), **_INDEXES}
+
+    def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
+        """Return the levels of messages with these priorities."""
+        return sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
+
+    def entering(
+        self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of a message that enters the queue."""
+        level = DEFAULT_PRIORITY if priority is None else priority
+        return super().entering(queue, when, group=group) | {"priority": level}
+
+    def follow(
+        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+    ) -> Plan[None]:
+        """Learn the limit of the queue, and its levels."""
+        yield from super().follow(terms, scan, record, now)
+        scan.levels.follow(record)
+
+    def claim(
+        self,
+        terms: ClaimTerms,
+        scan: ScanState,
+        now: datetime,
+        wanted: int,
+        room: ByteLimit,
+        *,
+        delete: bool,
+    ) -> Plan[tuple[list[Document], bool]]:
+        """Claim by level, and from time to time by age."""
+        take: Take | None = None
+        if scan.limit.limit is not None:
+            now, take = yield from take_of(terms, scan, now)
+        return (yield from claim_by_level(terms, scan, now, wanted, room, delete=delete, take=take))
+
+    def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
+        """Return the filter of the messages that may be claimed by age, from ``start`` on."""
+        messages = transitions.messages_only(queue)
+        return transitions.scan_range(queue, {"$lte": now}, start, messages)

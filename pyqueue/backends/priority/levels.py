@@ -1,0 +1,119 @@
+"""The levels of a queue with priorities: where each of them is scanned, and who comes next.
+
+A level is one range of the index ``prior``. A look takes what is ready from the highest level down,
+as one filter with a branch for each level in use. Each level has a scan start, as a queue without
+levels has one; see ``scan``. Deleted index entries would slow down a look at the end of each level.
+So each level has a *level record* there: a document like the record of the queue, which is kept a
+second or two ahead of now.
+
+One look in ``LOOKS_PER_AGE_LOOK`` goes by age over all levels, so that no level starves.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.transitions import level_record_id
+from pyqueue.documents import listed_levels
+from pyqueue.requests import Filter, Sort
+
+#: The index of claims by level, and its keys.
+PRIOR: Final = "prior"
+PRIOR_KEYS: Final = (("q", 1), ("priority", -1), ("when", 1), ("_id", 1))
+#: The order of claims by level.
+LEVEL_ORDER: Final[Sort] = (("priority", -1), ("when", 1), ("_id", 1))
+#: Of so many looks, one goes by age.
+LOOKS_PER_AGE_LOOK: Final = 16
+
+
+def ready_by_level(
+    queue: str, levels: Sequence[int], now: datetime, starts: Mapping[int, ScanStart] | None = None
+) -> Filter:
+    """Return the filter of what is ready in these levels, each from its start on."""
+    found = starts or {}
+    return {
+        "$or": [
+            branch for level in levels for branch in _branches(queue, level, now, found.get(level))
+        ]
+    }
+
+
+def _branches(queue: str, level: int, now: datetime, start: ScanStart | None) -> list[Filter]:
+    place = {"q": queue, "priority": level}
+    messages = {"_id": {"$ne": level_record_id(queue, level)}}
+    if start is None:
+        return [{**place, "when": {"$lte": now}, **messages}]
+    when, id = start
+    if id is None:
+        return [{**place, "when": {"$gte": when, "$lte": now}, **messages}]
+    after: list[Filter] = [{**place, "when": when, "_id": {"$gt": id, **messages["_id"]}}]
+    if isinstance(id, str):  # $gt compares within one type, and every ObjectId follows every str
+        after.append({**place, "when": when, "_id": {"$type": "objectId"}})
+    return [*after, {**place, "when": {"$gt": when, "$lte": now}, **messages}]
+
+
+@dataclass(slots=True)
+class LevelStarts:
+    """What one process knows of the levels of a queue. A queue without priorities has none."""
+
+    #: The levels in use, as the record lists them; the highest first.
+    in_use: tuple[int, ...] = ()
+    #: Whether looks by age are kept for messages without a priority.
+    strict: bool = False
+    #: Below its start, no message of a level is known. A level without one starts at the beginning.
+    starts: dict[int, ScanStart] = field(default_factory=dict)
+    #: Where the next look for messages without a priority goes on; None: at the beginning.
+    walked_to: ScanStart | None = None
+    #: How many rescans began.
+    rescans: int = 0
+    _looks: int = 0
+
+    def follow(self, record: Mapping[str, Any]) -> None:
+        """Learn what the record of the queue says."""
+        shape = record.get("shape")
+        self.in_use = listed_levels(record.get("levels"))
+        self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
+
+    def begin_rescan(self) -> None:
+        """Begin the next look of each level at the beginning."""
+        self.starts = {}
+        self.rescans += 1
+
+    def is_age_turn(self) -> bool:
+        """Count a look. Return whether it goes by age."""
+        self._looks += 1
+        return self._looks % LOOKS_PER_AGE_LOOK == 0
+
+    def claimable(self, queue: str, now: datetime) -> Filter:
+        """Return the filter of what may be claimed by level."""
+        return ready_by_level(queue, self.in_use, now, self.starts)
+
+    def learn(self, level: object, place: ScanStart | None, margin: ScanStart) -> None:
+        """Learn from a look by level.
+
+        Args:
+            level: the level of the last message that it found; None: it saw the end of each level.
+            place: the position of that message.
+            margin: above it, racing producers may still insert.
+        """
+        starts = dict(self.starts)
+        for each in self.in_use:
+            if level is None or (isinstance(level, (int, float)) and each > level):
+                starts[each] = margin
+            elif each == level and place is not None:
+                starts[each] = place if place[0] < margin[0] else margin
+        self.starts = starts  # threads share it
+
+    def move_back(self, when: datetime) -> None:
+        """Make the next look find messages from ``when`` on, in any level."""
+        starts = dict(self.starts)
+        for level, start in starts.items():
+            if when <= start[0]:
+                starts[level] = (when, None)
+        self.starts = starts

@@ -1,0 +1,1 @@
+"""Streams: logs that each consumer group reads at its own place."""

@@ -1,0 +1,261 @@
+"""Streams: append to a log.
+
+An append inserts a pack at the *tail*, the position after the last message. The unique ``_id``
+keeps a second pack out, and its writer reads the tail again. A tail is known only from an
+acknowledged append or from a read at majority: one that only the primary knew could be undone by a
+fail-over, and leave a gap. It is used for a minute, and a pack younger than 10 minutes is never
+deleted. So an append with an old tail meets the pack that took its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import bson
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue import arguments
+from pyqueue.backends.streams.log import (
+    MAX_PACK,
+    TAIL_AGE_S,
+    Known,
+    LogState,
+    ensure,
+    instants,
+    pack_id,
+    tail,
+)
+from pyqueue.backends.streams.retention import retain
+from pyqueue.backends.transitions import new_token, record_id
+from pyqueue.errors import ConfigurationError, QueueError, Unavailable
+from pyqueue.payloads import OPTIONS, Codec, each_of, encode
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Find,
+    Insert,
+    MonotonicTime,
+    Plan,
+    ServerTime,
+    Signal,
+)
+
+#: The most bytes of a pack of several messages.
+MAX_PACK_BYTES: Final = 4 * 2**20
+#: An append that took longer, in seconds, checks whether its place was deleted meanwhile.
+LATE_S: Final = 120.0
+
+#: How often other processes may be faster, even if the time is up.
+MAX_OVERTAKEN: Final = 5
+
+
+class Chunk(NamedTuple):
+    """Messages that go into one pack."""
+
+    entries: list[RawBSONDocument]
+    size: int
+
+
+def _document(
+    stream: str, first: int, now: datetime, nonce: str, type_name: str | None, chunk: Chunk
+) -> RawBSONDocument:
+    document: Document = {"_id": pack_id(stream, first), "q": f"~log:{stream}", "s": first}
+    document |= {"n": len(chunk.entries), "z": chunk.size, "pushed": now, "nonce": nonce}
+    if type_name is not None:
+        document["type"] = type_name
+    document["b"] = chunk.entries
+    return RawBSONDocument(bson.encode(document, codec_options=OPTIONS))
+
+
+def append(
+    stream: str,
+    codec: Codec[Any],
+    shape: Mapping[str, object],
+    state: LogState,
+    payloads: Iterable[Any],
+    *,
+    headers: Mapping[str, Any] | None,
+    limit_s: float,
+) -> Plan[list[int]]:
+    """Append messages. Return their positions.
+
+    Args:
+        stream: the name of the stream.
+        codec: how payloads are stored.
+        shape: what the caller gave of the options that the record stores.
+        state: what the process knows of the log.
+        payloads: the payloads.
+        headers: the headers of every message.
+        limit_s: for how long an append with an unknown outcome is tried again, in seconds.
+
+    Raises:
+        Unavailable: the outcome of some is unknown. The text says how many are surely stored.
+    """
+    if isinstance(payloads, (str, bytes, bytearray, Mapping)) or not isinstance(payloads, Iterable):
+        raise ConfigurationError(
+            f"payloads: give a list of payloads, not {type(payloads).__name__}; "
+            "append() takes a single payload"
+        )
+    chunks = _chunks(codec, list(payloads), arguments.headers(headers))
+    yield from ensure(stream, shape)
+    positions: list[int] = []
+    batch = partial(_append_chunks, stream, codec.name, state, limit_s)
+    for chunk in chunks:
+        answer = yield from Coalesce(
+            ("append", stream, codec.name),
+            chunk,
+            batch,
+            size=chunk.size,
+            max_in_flight=1,  # concurrent appends of one process would compete for the tail
+        )
+        if isinstance(answer, Unavailable) and positions:
+            text = f"{answer}; the first {len(positions)} messages are stored, up to position "
+            raise Unavailable(f"{text}{positions[-1]}") from answer
+        if isinstance(answer, QueueError):
+            raise type(answer)(str(answer)) from answer  # each caller gets its own
+        positions += range(answer, answer + len(chunk.entries))
+    return positions
+
+
+def _chunks(
+    codec: Codec[Any], payloads: Sequence[Any], headers: Mapping[str, Any] | None
+) -> list[Chunk]:
+    more = {"h": headers} if headers else {}
+    values = each_of(codec.dump, payloads)
+    encoded = each_of(encode, [{"p": value, **more} for value in values])
+    chunks: list[Chunk] = []
+    entries: list[RawBSONDocument] = []
+    size = 0
+    for entry in encoded:
+        if entries and (len(entries) == MAX_PACK or size + len(entry.raw) > MAX_PACK_BYTES):
+            chunks.append(Chunk(entries, size))
+            entries, size = [], 0
+        entries.append(entry)
+        size += len(entry.raw)
+    return [*chunks, Chunk(entries, size)] if entries else chunks
+
+
+def _append_chunks(
+    stream: str,
+    type_name: str | None,
+    state: LogState,
+    limit_s: float,
+    chunks: Sequence[Chunk],
+) -> Plan[list[int | QueueError]]:
+    """Append the chunks of several callers, in as few packs as they fit into."""
+    answers: list[int | QueueError] = []
+    while (done := len(answers)) < len(chunks):
+        shared = 0
+        entries: list[RawBSONDocument] = []
+        size = 0
+        for each in chunks[done:]:
+            full = len(entries) + len(each.entries) > MAX_PACK or size + each.size > MAX_PACK_BYTES
+            if shared and full:
+                break
+            shared += 1
+            entries += each.entries
+            size += each.size
+        whole = Chunk(entries, size)
+        try:
+            first = yield from _append_pack(stream, type_name, state, limit_s, whole)
+        except QueueError as error:
+            # After an unknown outcome, what follows would wait for the same server.
+            answers += [error] * (len(chunks) if isinstance(error, Unavailable) else shared)
+            del answers[len(chunks) :]
+            continue
+        for each in chunks[done : done + shared]:
+            answers.append(first)
+            first += len(each.entries)
+    if any(isinstance(answer, int) for answer in answers):
+        yield from Signal(stream, (yield from ServerTime()))
+        yield from retain(stream, state)
+    return answers
+
+
+def _append_pack(
+    stream: str, type_name: str | None, state: LogState, limit_s: float, chunk: Chunk
+) -> Plan[int]:
+    """Append a pack. Return its first position.
+
+    If the outcome of an insert is unknown, the nonce at its position says whether it was stored.
+    The same pack may be inserted there again: the position takes one pack only.
+    """
+    nonce = new_token()
+    end = (yield from MonotonicTime()) + limit_s
+    known: Known | None = None
+    first = 0
+    unknown: int | None = None
+    failure: Unavailable | None = None
+    overtaken = 0
+    while True:
+        mono, now = yield from instants()
+        if mono >= end and failure is not None:
+            raise failure
+        if mono >= end and overtaken >= MAX_OVERTAKEN:
+            text = "other processes append all the time, and were faster; nothing was stored"
+            raise Unavailable(f"stream {stream!r}: {text}")
+        try:
+            if unknown is not None:
+                writer = yield from _writer(stream, unknown)
+                if writer == nonce:
+                    state.tail = Known(unknown + len(chunk.entries), mono, now)
+                    return unknown
+                if writer is not None:
+                    unknown = state.tail = None
+            if unknown is None:
+                known = yield from tail(stream, state)
+                first = known.position
+        except Unavailable as error:
+            if unknown is None:
+                raise  # nothing of it is stored
+            failure = error
+            continue
+        if unknown is not None and (known is None or known.age_s(mono, now) > TAIL_AGE_S):
+            end = mono  # the place may have been deleted by now
+            continue
+        document = _document(stream, first, now, nonce, type_name, chunk)
+        try:
+            refused = yield from Insert([document], majority=True, half_time=True)
+        except Unavailable as error:
+            failure, unknown = error, first
+            continue
+        if not refused:
+            if (yield from _is_in_place(stream, first, nonce, known)):
+                mono, now = yield from instants()
+                state.tail = Known(first + len(chunk.entries), mono, now)
+                return first
+            state.tail = unknown = None
+        elif isinstance(refused[0].error, Unavailable):
+            failure, unknown = refused[0].error, first
+        elif refused[0].field != "_id":
+            raise refused[0].error
+        elif unknown is None:
+            state.tail = None  # another process was faster
+            overtaken += 1
+        # Else the pack at this place may be ours: look again.
+
+
+def _writer(stream: str, position: int) -> Plan[object]:
+    """Return the nonce of the pack at a position, or None if there is none."""
+    match = {"_id": pack_id(stream, position)}
+    found = yield from Find(match, {"nonce": 1}, limit=1, majority=True)
+    return found[0].get("nonce", "") if found else None
+
+
+def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Plan[bool]:
+    """Return whether an acknowledged pack is part of the log; delete it if it is not.
+
+    A process that slept since it knew the tail may have appended where packs were deleted.
+    """
+    mono, now = yield from instants()
+    if known is not None and known.age_s(mono, now) <= LATE_S:
+        return True
+    found = yield from Find({"_id": record_id(stream)}, {"first": 1}, limit=1, majority=True)
+    if not found or found[0].get("first", 0) <= first:
+        return True
+    yield from Delete({"_id": pack_id(stream, first), "nonce": nonce})
+    return False

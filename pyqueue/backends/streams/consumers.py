@@ -1,0 +1,283 @@
+"""The plans of a consumer group of a stream, and what is known of all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pyqueue import arguments
+from pyqueue.backends.invalid import Misfits, error_record
+from pyqueue.backends.options import Options, Target
+from pyqueue.backends.streams import log, settling
+from pyqueue.backends.streams.ranges import Group, Step, group_id
+from pyqueue.backends.streams.receiving import Terms, create, receive
+from pyqueue.backends.streams.settling import GroupState, change, reload, show_left
+from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.messages import (
+    MAX_RECEIVED_BYTES,
+    UNCHANGED,
+    ConsumerCounts,
+    ConsumerInfo,
+)
+from pyqueue.payloads import Codec
+from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
+
+Duration = float | timedelta
+
+#: What the holder of a message of a stream cannot do with it.
+_REFUSED: Final = {
+    "move": "a message stays in its stream: push its payload to the queue, then commit",
+    "progress": "a stream stores no progress",
+    "checkpoint": "a stream stores no checkpoints",
+    "session": "a stream takes no part in transactions: an open one would block the whole group",
+    "payload": "a message of a stream never changes",
+    "pop": "a consumer group reserves messages: use reserve()",
+}
+
+
+def refusal(name: str) -> ConfigurationError:
+    """Return the error of what a consumer group does not offer."""
+    return ConfigurationError(f"{name}: {_REFUSED[name]}")
+
+
+class GroupPlans:
+    """The plans of one consumer group, under the names of the plans of a queue.
+
+    Args:
+        stream: the name of the stream.
+        group: the name of the group.
+        options: lease, max_tries, dead_letter, backoff and poll.
+        codec: how payloads are stored.
+        start: where the group begins, if it does not exist yet.
+        shape: what the caller gave of the options of the stream.
+        owner: returns the label that reservations carry.
+    """
+
+    #: No record has to be asked for the kind.
+    kind_name: Final = "stream"
+
+    def __init__(
+        self,
+        stream: str,
+        group: str,
+        options: Options,
+        codec: Codec[Any],
+        *,
+        start: object,
+        shape: Mapping[str, object],
+        owner: Callable[[], str],
+    ) -> None:
+        #: The name of the group among queues and groups. No queue can have it.
+        self.queue = f"{stream}~{group}"
+        self.stream = stream
+        self.options = options
+        self.codec = codec
+        self.start = start
+        self.shape = shape
+        self.owner = owner
+        self.state = GroupState(stream, group)
+
+    # ---- received and settled
+
+    def receive(
+        self,
+        waiting: Any,
+        limit: int,
+        *,
+        timeout: Duration | None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+        pop: bool = False,
+        lease: Duration | None = None,
+        misfits: Misfits | None = None,
+    ) -> Plan[list[Any]]:
+        """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+        if pop:
+            raise refusal("pop")
+        options = self.options
+        lease_s = options.lease
+        if lease is not None:
+            lease_s = arguments.duration("lease", lease, positive=True)
+        terms = Terms(
+            self.state,
+            self.start,
+            self.codec,
+            lease_s,
+            options.max_tries,
+            options.dead_letter,
+            self.owner(),
+            misfits or waiting.misfits,
+            waiting.scan.limit,
+        )
+        return receive(
+            terms,
+            waiting,
+            limit,
+            timeout=timeout,
+            max_bytes=max_bytes,
+            poll_s=options.poll,
+            shape=self.shape,
+        )
+
+    def commit(
+        self, held: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
+    ) -> Plan[None]:
+        """Finish messages for the group."""
+        if payload is not UNCHANGED or session is not None:
+            raise refusal("payload" if session is None else "session")
+        return settling.commit(self.state, held)
+
+    def rollback(
+        self,
+        held: Sequence[object],
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+        session: object = None,
+    ) -> Plan[None]:
+        """Give messages back for another try, and bury those that had their last try."""
+        if session is not None:
+            raise refusal("session")
+        given, options = settling.reservations(self.state, held), self.options
+        delays = settling.delays(given, options.backoff, delay)
+        record = None if error is None else error_record(error, (yield from ServerTime()))
+        most = options.max_tries
+        last = [each for each in given if most is not None and each.tries >= most]
+        rest = [each for each in given if most is None or each.tries < most]
+        lost: list[Any] = []
+        try:
+            yield from settling.rollback(self.state, rest, delays, record)
+        except LeaseLost as failure:
+            lost += failure.lost
+        try:
+            yield from self._bury(last, "tries", error)
+        except LeaseLost as failure:
+            lost += failure.lost
+        settling.raise_lost(self.state, given, lost)
+
+    def release(self, held: Sequence[object]) -> Plan[None]:
+        """Give messages back unprocessed: the try is not counted."""
+        given = settling.reservations(self.state, held)
+        delays = {each.tries: 0.0 for each in given}
+        yield from settling.rollback(self.state, given, delays, None, counted=False)
+
+    def bury(
+        self, held: Sequence[object], *, error: BaseException | str | None = None
+    ) -> Plan[None]:
+        """Send messages to the dead-letter queue of the group now."""
+        given = settling.reservations(self.state, held)
+        yield from self._bury(given, "buried", error)
+
+    def _bury(
+        self, held: Sequence[Any], reason: str, error: BaseException | str | None
+    ) -> Plan[None]:
+        name = self.options.dead_letter
+        yield from settling.bury(self.state, self.codec, name, held, reason, error)
+
+    def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
+        """Hold messages for another lease, from now."""
+        return settling.extend(self.state, held, lease)
+
+    @property
+    def target(self) -> Target:
+        """Refuse to be the target of a move."""
+        raise ConfigurationError(f"to: {self.queue!r} is a consumer group, not a queue")
+
+    def move(self, *_: object, **options: object) -> Plan[None]:
+        """Refuse a move."""
+        raise refusal("move")
+
+    def progress(self, *_: object) -> Plan[None]:
+        """Refuse to store progress."""
+        raise refusal("progress")
+
+    def checkpoint(self, *_: object) -> Plan[None]:
+        """Refuse to store a checkpoint."""
+        raise refusal("checkpoint")
+
+    # ---- the group
+
+    def counts(self) -> Plan[ConsumerCounts]:
+        """Count the messages that the group has before it, by state."""
+        first, end = yield from log.bounds(self.stream)
+        group = yield from reload(self.state)
+        if group is None:
+            start = yield from log.position_at(self.stream, self.start)
+            return ConsumerCounts(ready=max(0, end - start))
+        return _counts(group, first, end, (yield from ServerTime()))
+
+    def next_when(self) -> Plan[datetime | None]:
+        """Return the earliest instant at which a message can be received, ends of leases included.
+
+        None means that the group has finished the stream.
+        """
+        found = yield from self.counts()
+        group, now = self.state.seen, (yield from ServerTime())
+        if found.ready or group is None:
+            return now if found.ready else None
+        return group.due()
+
+    def pause(self, value: bool) -> Plan[None]:
+        """Pause the consumers of the group in every process, or resume them."""
+        yield from log.ensure(self.stream, self.shape)
+        yield from create(self.state, self.start)
+        yield from change(self.state, Step({}, {"$set": {"paused": value}}))
+        yield from Signal(self.stream, None)
+
+    def paused(self) -> Plan[bool]:
+        """Return whether the group is paused."""
+        group = yield from reload(self.state)
+        return group is not None and group.paused
+
+    def seek(self, position: object) -> Plan[int]:
+        """Go on at a position. Every lease of the group ends. Return the position."""
+        yield from log.ensure(self.stream, self.shape)
+        at = yield from log.position_at(self.stream, position)
+        yield from create(self.state, at)
+        put = {"next": at, "out": [], "back": []}
+        if (yield from change(self.state, Step({}, {"$set": put}))) is None:
+            yield from create(self.state, at)
+        yield from Signal(self.stream, None)
+        return at
+
+
+def _counts(group: Group, first: int, end: int, now: datetime) -> ConsumerCounts:
+    held = sum(each.size for each in group.out if each.until > now)
+    waiting = sum(each.size for each in group.back if each.until > now)
+    again = sum(each.size for each in (*group.out, *group.back) if each.until <= now)
+    ready = max(0, end - max(first, group.next)) + again
+    skipped = group.skipped + max(0, first - group.next)
+    return ConsumerCounts(ready=ready, scheduled=waiting, reserved=held, skipped=skipped)
+
+
+# ---- all groups of a stream
+
+
+def groups_filter(stream: str) -> Filter:
+    """Return the filter of the groups of a stream."""
+    return {"_id": {"$gte": group_id(stream, ""), "$lt": f"~group:{stream}\x7f"}}
+
+
+def groups(stream: str) -> Plan[list[ConsumerInfo]]:
+    """Return the groups of a stream, by name."""
+    first, end = yield from log.bounds(stream)
+    now = yield from ServerTime()
+    found = yield from Find(groups_filter(stream), sort=(("_id", 1),))
+    infos = []
+    for document in found:
+        group = Group.of(document)
+        name = str(document["_id"]).removeprefix(group_id(stream, ""))
+        infos.append(ConsumerInfo(name, group.next, _counts(group, first, end, now), group.paused))
+    return infos
+
+
+def delete_group(stream: str, name: str) -> Plan[bool]:
+    """Delete a group. Its holders get LeaseLost. Return whether there was one."""
+    state = GroupState(stream, arguments.group(name, "name"))
+    while (group := (yield from reload(state))) is not None:
+        if group.left:
+            yield from show_left(state, group.left)
+        elif (yield from Delete({"_id": state.id, "left": []})):
+            yield from Signal(stream, None)
+            return True
+    return False

@@ -1,0 +1,191 @@
+"""Streams: the entries of a consumer group, which are ranges of positions, and how they are merged.
+
+Messages that fail one by one are given back one by one. Each would be an entry of ``back`` until
+its next try, and every change of the group returns all entries. So entries that are alike become
+one, whenever that halves their number. They are alike if a claim would treat them alike: the same
+tries, nearly the same end, and positions that a claim reads together. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends.transitions import new_token
+
+#: The most messages of one range that a claim takes.
+MAX_RANGE: Final = 1000
+#: The most ranges that were given back.
+MAX_BACK: Final = 1000
+#: Fewer ranges are not merged. Then processes that give messages back do not compete.
+MERGE_ABOVE: Final = 64
+#: Ends of leases less than this part of the delay apart are alike.
+_PART_OF_DELAY: Final = 16
+#: How often the window of positions may double, so that an entry has 8 KB of bits at most.
+_MOST_DOUBLED: Final = 6
+#: The positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
+MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)
+#: All instants up to the year 9999 are in one cell of so many bits of milliseconds.
+_ALL_TIME_BITS: Final = 48
+#: From here on, messages with different tries are merged, too.
+_MIX_TRIES: Final = 8
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range of positions, of which some may have left it."""
+
+    token: str
+    start: int
+    end: int
+    #: Bit i is set if position ``start + i`` has left it.
+    done: int
+    until: datetime
+    tries: int
+    lapses: int = 0
+    error: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Range:
+        """Return the range of a stored entry."""
+        return cls(
+            entry["t"],
+            int(entry["s"]),
+            int(entry["e"]),
+            int.from_bytes(entry["d"], "little"),
+            entry["u"],
+            int(entry["k"]),
+            int(entry.get("x", 0)),
+            entry.get("r"),
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """Return the entry that stores it."""
+        entry = {"t": self.token, "s": self.start, "e": self.end, "d": bits(self.done)}
+        entry |= {"u": self.until, "k": self.tries}
+        if self.lapses:
+            entry["x"] = self.lapses
+        if self.error is not None:
+            entry["r"] = self.error
+        return entry
+
+    @property
+    def alive(self) -> int:
+        """The bits of the positions that it still has."""
+        return ((1 << (self.end - self.start)) - 1) & ~self.done
+
+    @property
+    def size(self) -> int:
+        """How many positions it still has."""
+        return self.alive.bit_count()
+
+    def positions(self) -> Iterator[int]:
+        """Yield the positions that it still has, in order."""
+        alive = self.alive
+        while alive:
+            lowest = alive & -alive
+            yield self.start + lowest.bit_length() - 1
+            alive ^= lowest
+
+    def mask(self, positions: Iterable[int]) -> int:
+        """Return the bits of those positions that lie between its ends."""
+        found = 0
+        for each in positions:
+            if self.start <= each < self.end:
+                found |= 1 << (each - self.start)
+        return found
+
+    def part(self, mask: int, **changes: Any) -> Range:
+        """Return a range of the positions in ``mask``, with narrow ends."""
+        low = (mask & -mask).bit_length() - 1
+        width = mask.bit_length() - low
+        done = ~(mask >> low) & ((1 << width) - 1)
+        start = self.start + low
+        return replace(self, start=start, end=start + width, done=done, **changes)
+
+    def held(self) -> dict[str, Any]:
+        """Return the filter of the entry, whatever the end of its lease is."""
+        return {"t": self.token, "d": bits(self.done)}
+
+    def same(self) -> dict[str, Any]:
+        """Return the filter of the entry as it was read."""
+        return {**self.held(), "u": self.until}
+
+
+def bits(done: int) -> bytes:
+    """Return bits as they are stored, without zeros at the end."""
+    return done.to_bytes((done.bit_length() + 7) // 8, "little")
+
+
+class Merged(NamedTuple):
+    """The entries that leave ``back``, and those that enter it."""
+
+    removed: list[Range]
+    added: list[Range]
+
+
+def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
+    """Return how to add ranges so that fewer entries result. None: append them.
+
+    Merging lets nothing begin earlier. It lets a message wait longer by less than a tenth of its
+    delay, unless there would be more than ``MAX_BACK`` entries.
+    """
+    every = [*back, *new]
+    if len(every) <= MERGE_ABOVE:
+        return None
+    for coarse in range(_ALL_TIME_BITS + 1):
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for number, each in enumerate(every):
+            alike.setdefault(_likeness(each, now, coarse), []).append(number)
+        if len(alike) <= len(every) // 2:
+            break
+        if len(every) <= MAX_BACK:
+            return None
+    result = Merged([], [])
+    for numbers in alike.values():
+        members = [every[number] for number in numbers]
+        if len(members) > 1:
+            result.removed.extend(every[number] for number in numbers if number < len(back))
+            result.added.append(_union(members))
+        elif numbers[0] >= len(back):
+            result.added.append(members[0])
+    return result
+
+
+def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
+    """Return what ranges that are merged have in common. ``coarse``: how much may differ."""
+    window = one.start // (MAX_RANGE << min(coarse, _MOST_DOUBLED))
+    fewer = max(0, coarse - _MIX_TRIES)
+    tries = one.tries >> fewer, one.lapses >> fewer
+    kind = None if coarse or one.error is None else one.error.get("type")
+    left_ms = (one.until - now) // _MS
+    if left_ms <= 0:
+        return (window, tries, kind)
+    # Cells of fixed instants: what is merged again and again never leaves its cell, so it ends.
+    # Their sizes are powers of two, so that delays with a jitter share them.
+    length = max(0, (left_ms // _PART_OF_DELAY).bit_length() - 1) + coarse
+    length = min(length, _ALL_TIME_BITS)
+    return (window, tries, kind, length, (one.until - _EPOCH) // _MS >> length)
+
+
+def _union(members: Sequence[Range]) -> Range:
+    start, end = min(each.start for each in members), max(each.end for each in members)
+    alive = 0
+    for each in members:
+        alive |= each.alive << (each.start - start)
+    errors = [each.error for each in members if each.error is not None]
+    return Range(
+        new_token(),
+        start,
+        end,
+        ((1 << (end - start)) - 1) & ~alive,
+        max(each.until for each in members),
+        # Fewer tries rather than more: too many would bury a message early.
+        min(each.tries for each in members),
+        max(each.lapses for each in members),
+        max(errors, key=lambda error: error["at"], default=None),
+    )

@@ -1,0 +1,325 @@
+"""Streams: the packs of a log, and how they are read.
+
+A log is a sequence of *packs*. A pack is one document, which is never changed::
+
+    _id     "~log:NAME~%016d": the position of its first message
+    q       "~log:NAME"; without ``when``, so that no claim and no count of a queue meets it
+    s, n    the position of its first message, and how many messages it has
+    z       the bytes of its messages
+    pushed  when it was appended;  type: the name of the model
+    nonce   tells the writer of this pack from another one that aimed at the same position
+    b       the messages: {p: payload, h: headers}
+
+Positions are contiguous, and everything here reads what a majority of the members has stored. So a
+reader that saw a position never sees a message appear below it later.
+
+``first`` in the record of the stream is the position below which nothing is read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from pyqueue import arguments
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.namespace import STREAM, kind_of
+from pyqueue.backends.transitions import record_id
+from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit, shown
+from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage
+from pyqueue.payloads import Codec
+from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime, Plan, ServerTime
+
+#: The most messages of a pack.
+MAX_PACK: Final = 1000
+#: How long a tail is used, in seconds.
+TAIL_AGE_S: Final = 60.0
+#: How many packs one read of the server returns, and when more may follow a shorter answer.
+_PAGE: Final = 100
+_PAGE_BYTES: Final = 8 * 2**20
+#: More than every position.
+END: Final = 10**16 - 1
+
+ASCENDING: Final = (("_id", 1),)
+DESCENDING: Final = (("_id", -1),)
+#: What to read of a pack to know its positions.
+PLACE: Final = {"s": 1, "n": 1}
+
+
+class Known(NamedTuple):
+    """A tail, and since when it is known by the monotonic clock and by the primary's."""
+
+    position: int
+    mono: float
+    at: datetime
+
+    def age_s(self, mono: float, now: datetime) -> float:
+        """Return the seconds since then. The monotonic clock stands still while a machine sleeps,
+        and the primary's may be set."""
+        return max(mono - self.mono, abs((now - self.at).total_seconds()))
+
+
+class LogState:
+    """What a process knows of a log between two calls."""
+
+    def __init__(self) -> None:
+        self.tail: Known | None = None
+        #: Whether the name is known to be that of a stream.
+        self.checked = False
+        #: When to look for packs to delete, by the monotonic clock.
+        self.retain_at = float("-inf")
+
+
+class Pack(NamedTuple):
+    """A pack as it was read."""
+
+    first: int
+    entries: Sequence[Mapping[str, Any]]
+    pushed: datetime
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The position after its last message."""
+        return self.first + len(self.entries)
+
+
+# ---- documents
+
+
+def pack_id(stream: str, position: int) -> str:
+    """Return the _id of the pack that begins at a position."""
+    return f"~log:{stream}~{position:016d}"
+
+
+def packs_between(stream: str, low: int = 0, high: int = END) -> Filter:
+    """Return the filter of the packs that begin at ``low`` or later, and before ``high``."""
+    return {"_id": {"$gte": pack_id(stream, low), "$lt": pack_id(stream, high)}}
+
+
+def _pack(document: Document) -> Pack:
+    return Pack(int(document["s"]), document["b"], document["pushed"], document["z"])
+
+
+def message_at(stream: str, codec: Codec[Any], pack: Pack, position: int) -> StreamMessage[Any]:
+    """Return a message of a pack."""
+    entry = pack.entries[position - pack.first]
+    payload = codec.load(entry["p"])
+    headers = dict(entry.get("h") or {})
+    id, pushed = f"{stream}~{position}", pack.pushed
+    note = (None, None, None)  # error, progress, checkpoint
+    return StreamMessage(
+        id, stream, payload, headers, None, pushed, pushed, 0, *note, [], "ready", None, position
+    )
+
+
+def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
+    """Create the record of a stream if it is missing.
+
+    Raises:
+        ConfigurationError: a queue has this name, or the stream has another retention.
+    """
+    _refuse_queue(stream, (yield from EnsureQueue(stream, STREAM, None, shape)))
+
+
+def require_limit(stream: str, limit: Limit) -> None:
+    """Refuse a limit that a stream does not offer.
+
+    Raises:
+        ConfigurationError: it is not a rate alone.
+    """
+    for name in ("concurrency", "per"):
+        if getattr(limit, name) is not None:
+            raise ConfigurationError(
+                f"limit.{name}: {stream!r} is a stream, which does not offer it: give rate only"
+            )
+
+
+def check(stream: str, state: LogState) -> Plan[None]:
+    """Refuse the name of a queue. Creates no record.
+
+    Raises:
+        ConfigurationError: a queue has this name.
+    """
+    if not state.checked:
+        _refuse_queue(stream, (yield from kind_of(stream)) or STREAM)
+        state.checked = True
+
+
+def _refuse_queue(stream: str, stored: str) -> None:
+    if stored != STREAM:
+        raise ConfigurationError(
+            f"name: {stream!r} is a queue of kind {stored!r}: open it with client.queue(), "
+            "remove it with client.delete_queue(), or give the stream another name"
+        )
+
+
+# ---- the ends of a log
+
+
+def bounds(stream: str) -> Plan[tuple[int, int]]:
+    """Return the first position that can be read, and the tail. They are equal in an empty log."""
+    either = [{"_id": record_id(stream)}, packs_between(stream)]
+    fields = {"first": 1, **PLACE}
+    # In descending order the record, "~queue:...", comes before the packs, "~log:...".
+    found = yield from Find({"$or": either}, fields, sort=DESCENDING, limit=2, majority=True)
+    first = next((each.get("first", 0) for each in found if "n" not in each), 0)
+    end = next((each["s"] + each["n"] for each in found if "n" in each), 0)
+    return first, max(first, end)
+
+
+def first_position(stream: str) -> Plan[int]:
+    """Return the position of the first message that can be read; the tail if there is none."""
+    first, end = yield from bounds(stream)
+    found = yield from Find(
+        packs_between(stream, first), PLACE, sort=ASCENDING, limit=1, majority=True
+    )
+    return found[0]["s"] if found else end
+
+
+def tail(stream: str, state: LogState) -> Plan[Known]:
+    """Return the tail: the one that this process knows, unless that is too old."""
+    mono, now = yield from instants()
+    known = state.tail
+    if known is None or known.age_s(mono, now) > TAIL_AGE_S:
+        _, position = yield from bounds(stream)
+        known = state.tail = Known(position, mono, now)
+    return known
+
+
+def instants() -> Plan[tuple[float, datetime]]:
+    """Return the time by the monotonic clock and by the primary's."""
+    return (yield from MonotonicTime()), (yield from ServerTime())
+
+
+def position_at(stream: str, start: object) -> Plan[int]:
+    """Return the position that "first", "last", an instant or a position stands for.
+
+    An instant stands for the first pack that was appended then or later.
+    """
+    instant = check_start(start)
+    if instant is None:
+        if isinstance(start, int):
+            return start
+        if start == "first":
+            return (yield from first_position(stream))
+        return (yield from bounds(stream))[1]
+    low = yield from first_position(stream)
+    _, high = yield from bounds(stream)
+    while low < high:
+        middle = (low + high) // 2
+        found = yield from Find(
+            packs_between(stream, 0, middle + 1),
+            {**PLACE, "pushed": 1},
+            sort=DESCENDING,
+            limit=1,
+            majority=True,
+        )
+        if found and found[0]["pushed"] >= instant:
+            high = max(low, found[0]["s"])
+        else:
+            low = max(middle + 1, found[0]["s"] + found[0]["n"] if found else 0)
+    return low
+
+
+def check_start(start: object) -> datetime | None:
+    """Refuse what stands for no position. Return the instant if it is one.
+
+    Raises:
+        ConfigurationError: it is neither "first" nor "last", nor an instant, nor a position.
+    """
+    if isinstance(start, datetime):
+        return arguments.instant("start", start)
+    if not isinstance(start, str) or start not in ("first", "last"):
+        position_argument("start", start)
+    return None
+
+
+def position_argument(name: str, value: object) -> int:
+    """Return a valid position.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < END:
+        remedy = f"a position from 0 to {END - 1}"
+        if name == "start":
+            remedy = f'"first", "last", an aware datetime, or {remedy}'
+        text = f"{name}: {shown(value)} is not allowed: give {remedy}"
+        raise ConfigurationError(text)
+    return value
+
+
+# ---- read
+
+
+def fetch(
+    stream: str, low: int, high: int, *, limit: int = END, max_bytes: int = MAX_RECEIVED_BYTES
+) -> Plan[list[Pack]]:
+    """Return the packs with messages from ``low`` to before ``high``, as a majority stored them.
+
+    It ends after ``limit`` messages or ``max_bytes``, but returns one pack at least.
+    """
+    packs: list[Pack] = []
+    size = number = 0
+    while low < high and number < limit and size < max_bytes:
+        page = yield from Find(
+            packs_between(stream, low, high),
+            sort=ASCENDING,
+            limit=_PAGE,
+            one_batch=True,
+            majority=True,
+        )
+        if not packs and low > 0 and not (page and page[0]["s"] == low):
+            before = yield from Find(
+                packs_between(stream, max(0, low - MAX_PACK + 1), low),
+                sort=DESCENDING,
+                limit=1,
+                majority=True,
+            )
+            page = [each for each in before if each["s"] + each["n"] > low] + page
+        if not page:
+            break
+        for document in page:
+            if packs and (number >= limit or size >= max_bytes):
+                return packs
+            pack = _pack(document)
+            packs.append(pack)
+            size += pack.size
+            number += pack.end - max(low, pack.first)
+            low = pack.end
+        if len(page) < _PAGE and sum(each["z"] for each in page) < _PAGE_BYTES:
+            break
+    return packs
+
+
+def read(
+    stream: str, codec: Codec[Any], state: LogState, after: object, limit: int
+) -> Plan[list[StreamMessage[Any]]]:
+    """Return messages by position: those after ``after``, or from the first one on."""
+    arguments.count("limit", limit)
+    start = 0 if after is None else position_argument("after", after) + 1
+    yield from check(stream, state)
+    packs = yield from fetch(stream, start, END, limit=limit)
+    now = yield from ServerTime()
+    found: list[StreamMessage[Any]] = []
+    for pack in packs:
+        for position in range(max(start, pack.first), pack.end):
+            if len(found) == limit:
+                return found
+            found.append(_shown(stream, codec, pack, position, now))
+    return found
+
+
+def _shown(
+    stream: str, codec: Codec[Any], pack: Pack, position: int, now: datetime
+) -> StreamMessage[Any]:
+    """Return a message. One that does not fit the model has the raw payload, and an error."""
+    try:
+        return message_at(stream, codec, pack, position)
+    except Exception as misfit:  # the validators of a model are user code
+        message = message_at(stream, Codec(), pack, position)
+        message.error = error_record(misfit, now)
+        return message

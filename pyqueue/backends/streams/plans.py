@@ -1,0 +1,91 @@
+"""The table of contents of streams: which plan is which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from pyqueue.backends.options import Options
+from pyqueue.backends.streams import appending, consumers, log, retention
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.log import LogState
+from pyqueue.limits import stored_limit
+from pyqueue.messages import ConsumerInfo, StreamMessage
+from pyqueue.payloads import Codec
+from pyqueue.requests import Plan
+
+
+class StreamPlans:
+    """The plans of one stream.
+
+    Args:
+        stream: the name of the stream.
+        codec: how payloads are stored.
+        shape: what the caller gave of the options that all users of the stream must agree on.
+        owner: the label that reservations carry, or a function that returns it.
+        command_timeout: the time limit of one command, in seconds.
+    """
+
+    __slots__ = ("codec", "command_timeout", "owner", "shape", "state", "stream")
+
+    def __init__(
+        self,
+        stream: str,
+        codec: Codec[Any],
+        shape: Mapping[str, object],
+        *,
+        owner: str | Callable[[], str] = "",
+        command_timeout: float = 30,
+    ) -> None:
+        if (limit := shape.get("limit")) is not None:
+            log.require_limit(stream, stored_limit(limit))
+        self.stream = stream
+        self.codec = codec
+        self.shape = shape
+        self.owner = partial(str, owner) if isinstance(owner, str) else owner
+        self.command_timeout = command_timeout
+        self.state = LogState()
+
+    def append(
+        self, payloads: Iterable[Any], headers: Mapping[str, Any] | None = None
+    ) -> Plan[list[int]]:
+        """Append messages. Return their positions."""
+        return appending.append(
+            self.stream,
+            self.codec,
+            self.shape,
+            self.state,
+            payloads,
+            headers=headers,
+            limit_s=self.command_timeout,
+        )
+
+    def read(self, after: object = None, limit: int = 1000) -> Plan[list[StreamMessage[Any]]]:
+        """Return messages by position."""
+        return log.read(self.stream, self.codec, self.state, after, limit)
+
+    def group(self, name: str, options: Options, start: object) -> GroupPlans:
+        """Return the plans of a consumer group."""
+        return GroupPlans(
+            self.stream,
+            name,
+            options,
+            self.codec,
+            start=start,
+            shape=self.shape,
+            owner=self.owner,
+        )
+
+    def groups(self) -> Plan[list[ConsumerInfo]]:
+        """Return the consumer groups."""
+        yield from log.check(self.stream, self.state)
+        return (yield from consumers.groups(self.stream))
+
+    def delete_group(self, name: str) -> Plan[bool]:
+        """Delete a consumer group. Return whether there was one."""
+        return consumers.delete_group(self.stream, name)
+
+    def trim(self, before: object) -> Plan[int]:
+        """Delete the packs that lie wholly before a position or an instant."""
+        return retention.trim(self.stream, self.state, before)

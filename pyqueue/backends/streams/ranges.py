@@ -1,0 +1,406 @@
+"""Streams: what a consumer group has in progress. Everything here is pure.
+
+A group is one document::
+
+    _id      "~group:NAME~GROUP";  q: "~group:NAME"
+    next     the first position that was never claimed
+    out      the ranges that are held, or whose lease has lapsed
+    back     the ranges that were given back: they wait for their next try
+    left     copies in the dead-letter queue that were decided and must still be shown
+    skipped  how many messages the retention took before they were finished
+    paused   true while the group is paused
+    changes  how often it was changed
+
+Each message from the group's start on is in one of these places: at ``next`` or above it, in one
+range, or finished. A range is an entry of ``out`` or ``back``::
+
+    t        the token of the claim; in ``back`` it only tells the entries apart
+    s, e     the first position, and the one after the last
+    d        bits: which of its positions have left it. The lowest bit of the first byte is s
+    u        the end of the lease; in ``back`` when the next try may begin
+    k        how often it was claimed;  x: how many of these claims lapsed
+    r        the error of the last try
+
+Every change is one update that matches the entry as it was read: its token, its bits and, where
+the lease counts, its end. So a change that another process made in between is never overwritten,
+and a former holder changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends.streams.entries import (
+    MAX_BACK,
+    MAX_BACK_SPAN,
+    MAX_RANGE,
+    Merged,
+    Range,
+    bits,
+    merged,
+)
+from pyqueue.backends.transitions import new_token
+from pyqueue.requests import Document
+
+#: No further range is claimed while so many are held.
+MAX_HELD: Final = 100
+
+
+def group_id(stream: str, group: str) -> str:
+    """Return the _id of a group's document."""
+    return f"~group:{stream}~{group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the document of a group says."""
+
+    next: int
+    out: Sequence[Range]
+    back: Sequence[Range]
+    left: Sequence[Any]
+    skipped: int
+    paused: bool
+    changes: int
+
+    @classmethod
+    def of(cls, document: Document) -> Group:
+        """Return what a document says."""
+        return cls(
+            int(document["next"]),
+            [Range.of(each) for each in document["out"]],
+            [Range.of(each) for each in document["back"]],
+            document.get("left", []),
+            int(document.get("skipped", 0)),
+            bool(document.get("paused")),
+            int(document.get("changes", 0)),
+        )
+
+    def held(self, token: str) -> Range | None:
+        """Return the range that a claim holds."""
+        return next((each for each in self.out if each.token == token), None)
+
+    def due(self) -> datetime | None:
+        """Return the earliest instant at which a range can be claimed."""
+        return min((each.until for each in (*self.out, *self.back)), default=None)
+
+
+class Step(NamedTuple):
+    """One update of the document of a group. A list is a pipeline."""
+
+    match: dict[str, Any]
+    update: dict[str, dict[str, Any]] | list[dict[str, Any]]
+
+
+# ---- claim
+
+
+class Taken(NamedTuple):
+    """A range that a claim takes."""
+
+    #: Which of several callers gets it.
+    place: int
+    range: Range
+    #: Whether it was a single message whose lease had lapsed.
+    alone: bool = False
+
+
+def claim_step(
+    group: Group,
+    now: datetime,
+    until: datetime,
+    tail: int,
+    wanted: Sequence[int],
+    served: Sequence[bool] = (),
+) -> tuple[Step, list[Taken]] | None:
+    """Return the update of a claim, and what it takes.
+
+    Args:
+        group: the group as it was read.
+        now: the instant.
+        until: the end of the lease.
+        tail: the tail of the log, as a majority stored it.
+        wanted: how many messages each caller wants.
+        served: which callers have messages already. They get none whose lease has lapsed: if such
+            a message ends its consumer, the rest would seem guilty, too.
+
+    Returns:
+        None if there is nothing to claim.
+    """
+    if group.paused or not any(wanted):
+        return None
+    lapsed = [(each, True) for each in group.out if each.until <= now]
+    ready = lapsed + [(each, False) for each in group.back if each.until <= now]
+    if ready:
+        found, held = min(ready, key=lambda each: next(each[0].positions(), each[0].start))
+        apart = held or found.lapses > 0
+        free = [
+            place
+            for place, number in enumerate(wanted)
+            if number > 0 and not (apart and served and served[place])
+        ]
+        if not free:
+            return None
+        first = free[0]
+        taken, rest = _divided(found, held, until, wanted[first])
+        more = merged(group.back, [rest], now) if held and rest else None
+        step = _again(found, taken, rest, held) if more is None else _merge([(found, taken)], more)
+        return step, [Taken(first, taken, held and found.size == 1)]
+    return _new(group, until, tail, wanted)
+
+
+def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
+    """Return what a claim takes of positions that were claimed before, and the rest.
+
+    What lapsed is divided by ten each time. So a message that ends its consumers is soon alone, and
+    its tries cost the other messages nothing.
+    """
+    lapses = found.lapses + held
+    most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
+    alive = found.alive
+    lowest = (alive & -alive).bit_length() - 1
+    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim reads what lies in between
+    mask = 0
+    for _ in range(min(wanted, most, near.bit_count())):
+        mask |= near & -near
+        near &= near - 1
+    new = {"token": new_token(), "until": until, "tries": found.tries + 1, "lapses": lapses}
+    alive &= ~mask
+    # With a new token, so that it does not match what another process read before.
+    rest = found.part(alive, token=new_token(), lapses=lapses) if alive else None
+    return found.part(mask, **new), rest
+
+
+def _again(found: Range, taken: Range, rest: Range | None, held: bool) -> Step:
+    """Claim positions that were claimed before."""
+    # $set comes first: mongomock knows the matched entry only until another operator ran.
+    match = {"out" if held else "back": {"$elemMatch": found.same()}}
+    update: dict[str, dict[str, Any]] = {}
+    if held:
+        update["$set"] = {"out.$": taken.stored()}
+        if rest:
+            update["$push"] = {"back": {"$each": [rest.stored()]}}
+    else:
+        if rest:
+            update["$set"] = {"back.$": rest.stored()}
+        else:
+            update["$pull"] = {"back": {"t": found.token}}
+        update["$push"] = {"out": {"$each": [taken.stored()]}}
+    return Step(match, update)
+
+
+def _new(
+    group: Group, until: datetime, tail: int, wanted: Sequence[int]
+) -> tuple[Step, list[Taken]] | None:
+    """Claim positions that were never claimed."""
+    taken: list[Taken] = []
+    position = group.next
+    if len(group.back) >= MAX_BACK:
+        lowest = min(each.start for each in group.back)
+        if position - lowest >= MAX_BACK_SPAN:
+            return None  # the document could grow beyond what a server stores
+    for place, number in enumerate(wanted):
+        left = number
+        while left > 0 and position < tail and len(group.out) + len(taken) < MAX_HELD:
+            end = min(position + min(left, MAX_RANGE), tail)
+            taken.append(Taken(place, Range(new_token(), position, end, 0, until, 1)))
+            left -= end - position
+            position = end
+    if not taken:
+        return None
+    match = {"next": group.next, f"out.{MAX_HELD - len(taken)}": {"$exists": False}}
+    pushed = {"$each": [each.range.stored() for each in taken]}
+    return Step(match, {"$set": {"next": position}, "$push": {"out": pushed}}), taken
+
+
+def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]]:
+    """Return the updates that pass over what lies below ``first`` and is not held.
+
+    Each comes with the number of messages that it passes over.
+    """
+    steps: list[tuple[int, Step]] = []
+    lapsed = [("out", each) for each in group.out if each.until <= now]
+    for place, each in (*lapsed, *(("back", each) for each in group.back)):
+        if each.end <= first:
+            update: dict[str, dict[str, Any]] = {"$pull": {place: {"t": each.token}}}
+            update["$inc"] = {"skipped": each.size}
+            steps.append((each.size, Step({place: {"$elemMatch": each.same()}}, update)))
+    if group.next < first:
+        gap = first - group.next
+        jump = {"$set": {"next": first}, "$inc": {"skipped": gap}}
+        steps.append((gap, Step({"next": group.next}, jump)))
+    return steps
+
+
+# ---- settle
+
+
+class Back(NamedTuple):
+    """How positions are given back."""
+
+    when: datetime
+    #: Whether the try counts.
+    counted: bool
+    error: Mapping[str, Any] | None = None
+
+
+class Ending(NamedTuple):
+    """How the claim of some positions ends: they are finished, unless ``back`` is given."""
+
+    token: str
+    positions: frozenset[int]
+    back: Back | None = None
+    #: The copy in the dead-letter queue that takes the place of the message.
+    copy: Any = None
+    #: Whether the retention of the stream took the messages.
+    skipped: bool = False
+
+
+class Settled(NamedTuple):
+    """An update that ends claims, and the endings that it carries out, each with what was lost."""
+
+    step: Step
+    endings: list[tuple[int, frozenset[int]]]
+
+
+def settle_step(
+    group: Group, endings: Mapping[int, Ending], now: datetime
+) -> tuple[Settled | None, dict[int, frozenset[int]]]:
+    """Return the next update that ends claims.
+
+    Args:
+        group: the group as it was read.
+        endings: the endings by number.
+        now: the instant.
+
+    Returns:
+        The update, and the endings of which nothing is held any more.
+    """
+    held = {each.token: each for each in group.out}
+    of_token: dict[str, list[int]] = {}
+    lost: dict[int, frozenset[int]] = {}
+    masks: dict[int, int] = {}
+    alive = {token: each.alive for token, each in held.items()}
+    for number, ending in endings.items():
+        mask = 0
+        if ending.token in held:
+            mask = held[ending.token].mask(ending.positions) & alive[ending.token]
+        if not mask:
+            lost[number] = ending.positions
+            continue
+        alive[ending.token] &= ~mask
+        masks[number] = mask
+        of_token.setdefault(ending.token, []).append(number)
+    whole = [token for token in of_token if not alive[token]]
+    tokens = whole[:50] or list(of_token)[:1]
+    if not tokens:
+        return None, lost
+    numbers = [number for token in tokens for number in of_token[token]]
+    given = _given_back(held, endings, masks, numbers)
+    left: dict[str, Range | None] = dict.fromkeys(tokens)
+    if not whole:
+        one = held[tokens[0]]
+        done = one.done | sum(masks[number] for number in numbers)
+        left[one.token] = replace(one, done=done)
+    ranges = [(held[token], rest) for token, rest in left.items()]
+    more = merged(group.back, given.back, now)
+    step = _end(ranges, given) if more is None else _merge(ranges, more, given)
+    done_of = [(number, _missing(held, endings[number], masks[number])) for number in numbers]
+    return Settled(step, done_of), lost
+
+
+def _missing(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
+    start = held[ending.token].start
+    return frozenset(
+        each for each in ending.positions if each < start or not mask >> (each - start) & 1
+    )
+
+
+class _Given(NamedTuple):
+    """Where the positions go whose claims end."""
+
+    back: list[Range]
+    copies: list[Any]
+    skipped: int
+
+
+def _given_back(
+    held: Mapping[str, Range],
+    endings: Mapping[int, Ending],
+    masks: Mapping[int, int],
+    numbers: Iterable[int],
+) -> _Given:
+    back: list[Range] = []
+    copies: list[Any] = []
+    skipped = 0
+    for number in numbers:
+        ending, mask = endings[number], masks[number]
+        one = held[ending.token]
+        if ending.back is not None:
+            tries = one.tries if ending.back.counted else one.tries - 1
+            error = ending.back.error if ending.back.error is not None else one.error
+            new = {"token": new_token(), "until": ending.back.when, "tries": tries}
+            back.append(one.part(mask, **new, error=error))
+        if ending.copy is not None:
+            copies.append(ending.copy)
+        if ending.skipped:
+            skipped += mask.bit_count()
+    return _Given(back, copies, skipped)
+
+
+_NOTHING: Final = _Given([], [], 0)
+#: Entries of ``out``, each with what is left of it.
+_Outs = Sequence[tuple[Range, Range | None]]
+
+
+def _end(ranges: _Outs, given: _Given) -> Step:
+    """End claims, and append what is given back."""
+    update: dict[str, dict[str, Any]]
+    ((before, rest), *_) = ranges
+    if rest is not None:
+        update = {"$set": {"out.$.d": bits(rest.done)}}
+        match: dict[str, Any] = {"out": {"$elemMatch": before.held()}}
+    else:
+        tokens = [each.token for each, _ in ranges]
+        update = {"$pull": {"out": {"t": {"$in": tokens}}}}
+        match = {"$and": [{"out": {"$elemMatch": each.held()}} for each, _ in ranges]}
+    pushed = {"back": [each.stored() for each in given.back], "left": given.copies}
+    if given.back or given.copies:
+        update["$push"] = {name: {"$each": new} for name, new in pushed.items() if new}
+    if given.skipped:
+        update["$inc"] = {"skipped": given.skipped}
+    return Step(match, update)
+
+
+def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
+    """Change entries of ``out``, and merge what was given back.
+
+    Only a pipeline can remove entries of an array and add some. It matches every entry that it
+    removes: an entry of ``back`` never changes while it keeps its token. Entries that another
+    process added since the group was read stay.
+    """
+    match: dict[str, Any] = {
+        "$and": [{"out": {"$elemMatch": before.same()}} for before, _ in ranges]
+    }
+    if more.removed:
+        match["back.t"] = {"$all": [each.token for each in more.removed]}
+    outs = [before for before, _ in ranges]
+    put = {
+        "out": _exchanged("out", outs, [rest for _, rest in ranges if rest is not None]),
+        "back": _exchanged("back", more.removed, more.added),
+    }
+    if given.copies:
+        put["left"] = {"$concatArrays": ["$left", {"$literal": given.copies}]}
+    if given.skipped:
+        put["skipped"] = {"$add": ["$skipped", given.skipped]}
+    return Step(match, [{"$set": put}])
+
+
+def _exchanged(name: str, removed: Sequence[Range], added: Sequence[Range]) -> dict[str, Any]:
+    """Return the expression of an array without some entries, and with new ones."""
+    gone = {"$in": ["$$one.t", [each.token for each in removed]]}
+    kept = {"$filter": {"input": f"${name}", "as": "one", "cond": {"$not": gone}}}
+    return {"$concatArrays": [kept, {"$literal": [each.stored() for each in added]}]}

@@ -1,0 +1,118 @@
+"""Streams: delete the oldest packs of a log.
+
+``first`` in the record of the stream is raised before packs are deleted. The last pack stays,
+because it says where the log ends. So does every pack that is younger than 10 minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyqueue import arguments
+from pyqueue.backends.streams.log import (
+    ASCENDING,
+    PLACE,
+    LogState,
+    bounds,
+    check,
+    first_position,
+    instants,
+    packs_between,
+    position_argument,
+)
+from pyqueue.backends.transitions import record_id
+from pyqueue.errors import QueueError
+from pyqueue.requests import Delete, Find, Plan, ServerTime, Update
+
+#: No pack that is younger is ever deleted.
+LEAST_AGE: Final = timedelta(minutes=10)
+#: The time between two checks for packs to delete, in seconds, and how many one check deletes.
+RETENTION_INTERVAL_S: Final = 60.0
+_MAX_DELETED: Final = 200
+
+
+def retain(stream: str, state: LogState) -> Plan[None]:
+    """Delete packs that are older than the retention of the stream, once a minute.
+
+    It deletes a few at a time. A failure is left to the next time.
+    """
+    mono, now = yield from instants()
+    if mono < state.retain_at:
+        return
+    state.retain_at = mono + RETENTION_INTERVAL_S
+    try:
+        found = yield from Find({"_id": record_id(stream)}, {"shape": 1}, limit=1)
+        shape = found[0].get("shape") if found else None
+        kept_s = shape.get("retention") if isinstance(shape, Mapping) else None
+        if isinstance(kept_s, (int, float)):
+            _, more = yield from _delete_portion(stream, None, now - timedelta(seconds=kept_s))
+            if more:
+                state.retain_at = mono
+    except QueueError:
+        pass
+
+
+def trim(stream: str, state: LogState, before: object) -> Plan[int]:
+    """Delete the packs that lie wholly before a position or an instant. Return the first position.
+
+    Raises:
+        ConfigurationError: the argument is neither, or a queue has this name.
+    """
+    instant = arguments.instant("before", before) if isinstance(before, datetime) else None
+    position = position_argument("before", before) if instant is None else None
+    yield from check(stream, state)
+    more = True
+    while more:
+        _, more = yield from _delete_portion(stream, position, instant)
+    return (yield from first_position(stream))
+
+
+def _delete_portion(
+    stream: str, position: int | None, instant: datetime | None
+) -> Plan[tuple[int, bool]]:
+    """Delete the first packs, as long as each is old enough and another one follows.
+
+    Args:
+        stream: the name of the stream.
+        position: where to end, or None.
+        instant: packs that were appended before it are deleted, or None.
+
+    Returns:
+        The position after the last deleted pack, and whether there may be more to delete.
+    """
+    now = yield from ServerTime()
+    page = yield from Find(
+        packs_between(stream),
+        {**PLACE, "pushed": 1},
+        sort=ASCENDING,
+        limit=_MAX_DELETED + 1,
+        majority=True,
+    )
+    end = 0
+    for each in page[:-1]:  # the last pack is never deleted: it says where the log ends
+        too_new = instant is not None and each["pushed"] >= instant
+        if too_new or each["pushed"] >= now - LEAST_AGE:
+            break
+        if position is not None and each["s"] + each["n"] > position:
+            break
+        end = each["s"] + each["n"]
+    if end == 0:
+        return 0, False
+    change = yield from Update({"_id": record_id(stream)}, {"$max": {"first": end}}, majority=True)
+    if change.matched:
+        yield from Delete(packs_between(stream, 0, end), many=True)
+    return end, bool(change.matched) and len(page) > _MAX_DELETED and end == page[-1]["s"]
+
+
+def drop(stream: str) -> Plan[int]:
+    """Delete all packs. Return how many messages they had.
+
+    ``first`` is raised to the tail before. So positions go on if somebody appends again.
+    """
+    first = yield from first_position(stream)
+    _, end = yield from bounds(stream)
+    yield from Update({"_id": record_id(stream)}, {"$max": {"first": end}}, majority=True)
+    yield from Delete(packs_between(stream, 0, end), many=True)
+    return end - first

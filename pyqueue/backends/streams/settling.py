@@ -1,0 +1,424 @@
+"""Streams: how a consumer group ends its claims and extends their leases.
+
+A message that goes to the dead-letter queue is two documents: the group says that it is finished
+there, and a copy appears in the queue. The copy is inserted hidden, at majority. The update that
+ends the claim lists it in ``left``, which decides. Then the copy is shown and taken off the list.
+Each claim shows what it finds listed. So a process that dies in between leaves the message in one
+place, never in both or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from bson import ObjectId
+
+from pyqueue import arguments
+from pyqueue.backends import namespace, transitions
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.streams.log import Pack
+from pyqueue.backends.streams.ranges import (
+    MAX_HELD,
+    Back,
+    Ending,
+    Group,
+    Step,
+    group_id,
+    settle_step,
+)
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
+from pyqueue.messages import Backoff, StreamReservation
+from pyqueue.payloads import Codec, encode
+from pyqueue.requests import (
+    Coalesce,
+    Delete,
+    Document,
+    Find,
+    FindAndModify,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+)
+
+#: The longest text of an error in the document of a group.
+_MAX_ERROR_TEXT: Final = 200
+#: A burial whose copies are older begins again; copies that no burial decided on are deleted later.
+_MAX_BURIAL: Final = timedelta(minutes=10)
+_ABANDONED: Final = timedelta(days=1)
+
+Held = Sequence[StreamReservation[Any]]
+
+
+class GroupState:
+    """What a process knows of a group between two calls.
+
+    Args:
+        stream: the name of the stream.
+        group: the name of the group.
+    """
+
+    def __init__(self, stream: str, group: str) -> None:
+        self.stream = stream
+        self.name = group
+        self.id = group_id(stream, group)
+        #: The group as it was last seen; None: read it.
+        self.seen: Group | None = None
+        #: A tail of the log that a majority stored.
+        self.tail = 0
+        self.swept = False
+        #: Packs that were read last.
+        self.kept: list[Pack] = []
+
+    @property
+    def hidden(self) -> str:
+        """The ``q`` of copies that are not shown yet."""
+        return f"~handover:{self.stream}~{self.name}"
+
+
+def reload(state: GroupState) -> Plan[Group | None]:
+    """Read the group. None: it does not exist."""
+    before = state.seen
+    found = yield from Find({"_id": state.id}, limit=1)
+    group = Group.of(found[0]) if found else None
+    if state.seen is before:  # what was read may say less than what came meanwhile
+        state.seen = group
+    else:
+        _learn(state, group)
+    return group
+
+
+def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
+    """Update the group if it matches. Return its new state; None if it did not match."""
+    update = step.update
+    counted: Any
+    if isinstance(update, list):
+        counted = [*update, {"$set": {"changes": {"$add": [{"$ifNull": ["$changes", 0]}, 1]}}}]
+    else:
+        counted = {**update, "$inc": {**update.get("$inc", {}), "changes": 1}}
+    found = yield from FindAndModify({"_id": state.id, **step.match}, counted, w1=w1)
+    group = Group.of(found) if found is not None else None
+    _learn(state, group)
+    return group
+
+
+def _learn(state: GroupState, group: Group | None) -> None:
+    """Remember the group, unless it was seen later. Answers may arrive in another order."""
+    if group is None or state.seen is None or group.changes >= state.seen.changes:
+        state.seen = group
+
+
+# ---- settle
+
+
+def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
+    """End claims. Return for each ending the positions that were not held any more."""
+    return (
+        yield from Coalesce(
+            ("stream settle", state.id), endings, partial(_settle_batch, state), max_in_flight=2
+        )
+    )
+
+
+def _settle_batch(
+    state: GroupState, batch: Sequence[Sequence[Ending]]
+) -> Plan[list[list[frozenset[int]]]]:
+    """End the claims of several callers."""
+    flat = [ending for endings in batch for ending in endings]
+    results = yield from _settle_all(state, flat)
+    answers: list[list[frozenset[int]]] = []
+    at = 0
+    for endings in batch:
+        answers.append(results[at : at + len(endings)])
+        at += len(endings)
+    return answers
+
+
+def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
+    pending = dict(enumerate(endings))
+    results: dict[int, frozenset[int]] = {}
+    group = state.seen
+    fresh = False
+    while pending:
+        if group is None:
+            group, fresh = (yield from reload(state)), True
+            if group is None:
+                break  # the group was deleted
+        # One at a time: the next is computed from what this one left.
+        one, lost = settle_step(group, pending, (yield from ServerTime()))
+        if lost and not fresh:
+            group = None  # what was seen may be too old: read the group before giving up
+            continue
+        for number, positions in lost.items():
+            results[number] = positions
+            del pending[number]
+        if one is None:
+            continue
+        full = len(group.out) >= MAX_HELD
+        group = yield from change(state, one.step)
+        fresh = group is not None
+        if group is not None:
+            for number, missing in one.endings:
+                results[number] = missing
+                del pending[number]
+            if full:  # consumers of other processes may wait for room
+                yield from Signal(state.stream, (yield from ServerTime()))
+    return [results.get(number, each.positions) for number, each in enumerate(endings)]
+
+
+def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReservation[Any]]:
+    """Return the given reservations of this group without repetitions."""
+    unique: dict[tuple[int, str], StreamReservation[Any]] = {}
+    for each in given:
+        if not isinstance(each, StreamReservation):
+            raise ConfigurationError(
+                f"reservations: give what the consumer's reserve() returned, not "
+                f"{type(each).__name__}"
+            )
+        if (each.queue, each.group) != (state.stream, state.name):
+            raise ConfigurationError(
+                f"reservations: message {each.id} was reserved by group {each.group!r} of stream "
+                f"{each.queue!r}; settle it there, not at {state.name!r} of {state.stream!r}"
+            )
+        unique[each.position, each.token] = each
+    return list(unique.values())
+
+
+def commit(state: GroupState, given: Sequence[object]) -> Plan[None]:
+    """Finish messages for the group."""
+    held = reservations(state, given)
+    yield from _settle_held(state, held, {})
+
+
+def rollback(
+    state: GroupState,
+    given: Sequence[object],
+    delay_of: Mapping[int, float],
+    record: Mapping[str, Any] | None,
+    *,
+    counted: bool = True,
+) -> Plan[None]:
+    """Give messages back for another try. ``delay_of`` has the delay for each number of tries."""
+    held = reservations(state, given)
+    if not held:
+        return
+    now = yield from ServerTime()
+    if record is not None:
+        record = {**record, "message": str(record["message"])[:_MAX_ERROR_TEXT]}
+    backs = {
+        tries: Back(now + timedelta(milliseconds=round(delay * 1000)), counted, record)
+        for tries, delay in delay_of.items()
+    }
+    failure: LeaseLost | None = None
+    try:
+        yield from _settle_held(state, held, backs)
+    except LeaseLost as error:
+        failure = error
+    for when in sorted({each.when for each in backs.values()}):
+        yield from Signal(state.stream, when)
+    if failure is not None:
+        raise failure
+
+
+def delays(held: Held, backoff: Backoff, delay: float | timedelta | None) -> dict[int, float]:
+    """Return the delay for each number of tries. Messages that fail together come back together."""
+    given = None if delay is None else arguments.duration("delay", delay)
+    return {
+        tries: backoff.delay(tries) if given is None else given
+        for tries in {each.tries for each in held}
+    }
+
+
+def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
+    groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
+    for each in held:
+        groups.setdefault((each.token, each.tries), []).append(each)
+    endings = [
+        Ending(token, frozenset(each.position for each in members), backs[tries] if backs else None)
+        for (token, tries), members in groups.items()
+    ]
+    if not endings:
+        return
+    results = yield from settle(state, endings)
+    lost = [
+        each
+        for members, missing in zip(groups.values(), results, strict=True)
+        for each in members
+        if each.position in missing
+    ]
+    raise_lost(state, held, lost)
+
+
+def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
+    """Raise LeaseLost if there are any."""
+    if lost:
+        raise LeaseLost(
+            f"{len(lost)} of {len(held)} reservations of group {state.name!r} of stream "
+            f"{state.stream!r} are no longer held: {[each.position for each in lost[:10]]}",
+            lost=lost,
+        )
+
+
+# ---- leases
+
+
+def extend(
+    state: GroupState, given: Sequence[object], lease: float | timedelta | None
+) -> Plan[None]:
+    """Hold messages for another lease, from now. Those of one range have a common lease.
+
+    Raises:
+        LeaseLost: some were no longer held; the rest are extended.
+    """
+    held = reservations(state, given)
+    lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
+    lost = yield from _extend(state, held, lease_s, w1=False)
+    raise_lost(state, held, lost)
+
+
+def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
+    """Extend each lease by its own length. Return the error of each, or None."""
+    lost = {id(each) for each in (yield from _extend(state, held, None, w1=True))}
+    text = "it is no longer held: its lease ended, or it was settled"
+    return [
+        LeaseLost(f"message {each.id}: {text}", lost=[each]) if id(each) in lost else None
+        for each in held
+    ]
+
+
+def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
+    """Extend leases, one command for each range. Return what was no longer held."""
+    now = yield from ServerTime()
+    lost: list[StreamReservation[Any]] = []
+    ranges: dict[str, list[StreamReservation[Any]]] = {}
+    for each in held:
+        ranges.setdefault(each.token, []).append(each)
+    for token, members in ranges.items():
+        length_s = max(each.lease for each in members) if lease_s is None else lease_s
+        until = now + timedelta(milliseconds=round(length_s * 1000))
+        # Never a shorter lease: the rest of the range may have other holders.
+        step = Step({"out": {"$elemMatch": {"t": token}}}, {"$max": {"out.$.u": until}})
+        group = yield from change(state, step, w1=w1)
+        one = None if group is None else group.held(token)
+        here = set() if one is None else set(one.positions())
+        for each in members:
+            if one is not None and each.position in here:
+                each.until, each.lease = one.until, length_s
+            else:
+                lost.append(each)
+    return lost
+
+
+# ---- the dead-letter queue
+
+
+class Buried(NamedTuple):
+    """A message on its way to the dead-letter queue."""
+
+    token: str
+    position: int
+    #: What the copy takes along: payload, headers, type.
+    document: Mapping[str, Any]
+    pushed: datetime
+    tries: int
+    error: Mapping[str, Any] | None
+    reason: str
+
+
+def bury(
+    state: GroupState,
+    codec: Codec[Any],
+    dead_letter: str,
+    held: Held,
+    reason: str,
+    error: BaseException | str | None,
+) -> Plan[None]:
+    """Send messages that the caller holds to the dead-letter queue."""
+    if not held:
+        return
+    record = None if error is None else error_record(error, (yield from ServerTime()))
+    messages = []
+    for each in held:
+        document: Document = {"payload": codec.dump(each.payload)}
+        if each.headers:
+            document["headers"] = each.headers
+        if codec.name is not None:
+            document["type"] = codec.name
+        at, tries = each.position, each.tries
+        why = record or each.error
+        messages.append(Buried(each.token, at, document, each.pushed, tries, why, reason))
+    missing = yield from entomb(state, dead_letter, messages)
+    raise_lost(state, held, [each for each in held if (each.position, each.token) in missing])
+
+
+def entomb(
+    state: GroupState, dead_letter: str, messages: Sequence[Buried]
+) -> Plan[set[tuple[int, str]]]:
+    """Move messages to the dead-letter queue. Return the positions that were not held any more."""
+    target = yield from namespace.target(dead_letter)
+    now = yield from ServerTime()
+    copies = [_copy(state, target.queue, each, now) for each in messages]
+    refused = yield from Insert([encode(each) for each in copies], majority=True)
+    if refused:
+        raise refused[0].error
+    if (yield from ServerTime()) - now > _MAX_BURIAL:
+        raise Unavailable("the burial took too long, and was not decided: try it again")
+    endings = [
+        Ending(each.token, frozenset({each.position}), copy=copy["_id"])
+        for each, copy in zip(messages, copies, strict=True)
+    ]
+    results = yield from settle(state, endings)
+    lost = [copy["_id"] for copy, missing in zip(copies, results, strict=True) if missing]
+    shown = [copy["_id"] for copy in copies if copy["_id"] not in lost]
+    if shown:
+        yield from show_left(state, shown)
+    if lost:
+        yield from Delete({"_id": {"$in": lost}, "q": state.hidden}, many=True)
+    return {
+        (each.position, each.token)
+        for each, missing in zip(messages, results, strict=True)
+        if missing
+    }
+
+
+def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Document:
+    death: Document = {"from": state.stream, "at": now, "reason": message.reason}
+    death |= {"tries": message.tries, "error": message.error}
+    death |= {"group": state.name, "position": message.position}
+    copy: Document = {"_id": ObjectId(), "q": state.hidden, "to": queue, "copied": now}
+    copy |= {**message.document, "pushed": message.pushed, "dead": death}
+    copy["trail"] = [{"q": state.stream, "at": now}]
+    if message.error is not None:
+        copy["error"] = message.error
+    return copy
+
+
+def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
+    """Show copies that were decided on. It may run any number of times."""
+    found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
+    targets: dict[str, list[Any]] = {}
+    for each in found:
+        targets.setdefault(each["to"], []).append(each["_id"])
+    for queue, copies in targets.items():
+        target = yield from namespace.target(queue)
+        now = yield from ServerTime()
+        put = target.kind.entering(queue, now)
+        update = {"$set": put, "$unset": transitions.unset("to", "copied")}
+        match = {"_id": {"$in": copies}, "q": state.hidden}
+        yield from Update(match, update, many=True, majority=True)
+        yield from Signal(queue, now)
+    yield from change(state, Step({}, {"$pull": {"left": {"$in": list(ids)}}}))
+
+
+def sweep(state: GroupState) -> Plan[None]:
+    """Delete copies of burials that were never decided, once for each process."""
+    if state.swept or state.seen is None:
+        return
+    state.swept = True
+    old = (yield from ServerTime()) - _ABANDONED
+    match = {"q": state.hidden, "copied": {"$lt": old}, "_id": {"$nin": list(state.seen.left)}}
+    yield from Delete(match, many=True)

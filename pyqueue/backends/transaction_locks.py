@@ -1,0 +1,298 @@
+"""Messages that an open transaction holds, and how claims get past them.
+
+A transaction keeps the messages that it changed until it ends. The server ends the transaction of a
+process that was killed after up to a minute. An update that meets such a message waits for it, so a
+single locked message could stop every consumer of its queue. Therefore the server ends a claim
+after ``CLAIM_LIMIT_S``. The process then reads the next candidates, because reads do not wait, and
+tries each of them alone. It excludes those that time out again from its next claims. Later, it
+tries each of these alone again.
+
+A slow server looks the same. So a message counts as locked only if another write to the same queue
+was done within the limit meanwhile. If none was, claims have a longer limit for a while, and in the
+end none. A server is slow for a moment after a fail-over, and the next claim may meet a lock.
+
+A claim that the server ends has written nothing, because a claim waits for no other member. If a
+reply is lost after the write, the token finds the message, or its lease lapses. A pop that deletes
+can wait for other members after it has deleted, so it never gets this limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends.transitions import record_id, still_claimable
+from pyqueue.documents import hashable_id
+from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
+from pyqueue.requests import (
+    Document,
+    Filter,
+    Find,
+    FindAndModify,
+    Plan,
+    Sort,
+    Update,
+    UpdateDocument,
+)
+
+log = logging.getLogger("pyqueue")
+
+#: How long the server may work on a claim, in seconds. A claim takes a millisecond.
+CLAIM_LIMIT_S: Final = 0.15
+#: How many candidates are read at least, to be tried alone.
+PAGE_SIZE: Final = 20
+#: After this many time-outs in a row, the rest of the page is left for later.
+MAX_TIMEOUTS_IN_A_ROW: Final = 3
+#: How long a locked message is excluded first. The pause doubles with each retry that times out.
+FIRST_PAUSE: Final = timedelta(seconds=1)
+LONGEST_PAUSE: Final = timedelta(seconds=60)
+#: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
+RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
+#: The same for claims of a page that meets them, and is then tried one by one.
+RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
+#: The longer limits of claims of a slow server, in seconds, and for how long they hold.
+SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
+SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
+#: For how long pops claim a message before they delete it, after a claim of the queue timed out.
+POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
+#: What is read of each message.
+PLACE: Final = {"_id": 1, "when": 1}
+#: How far ahead of now the record of a queue is put. See ``ScanState.sentinel``.
+RECORD_AHEAD: Final = timedelta(seconds=2)
+
+
+class Scan(NamedTuple):
+    """How claims scan a queue."""
+
+    order: Sort
+    hint: str
+
+
+class Exclusion(NamedTuple):
+    """A message that claims pass over."""
+
+    id: Any
+    #: Its place in the queue.
+    when: datetime
+    #: How long the next pause is at least. Zero: it was not tried alone so far.
+    pause: timedelta
+    retry_at: datetime
+
+
+@dataclass(slots=True)
+class LockedMessages:
+    """What one process knows of the locked messages of a queue."""
+
+    #: By id. Threads share it: it is replaced and never changed.
+    excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
+    #: No retry before this.
+    _next_retry: datetime | None = None
+    #: How many longer limits were too short, and until when this counts.
+    _too_short: int = 0
+    _slow_until: datetime | None = None
+    _pops_claim_until: datetime | None = None
+
+    def limit_s(self, now: datetime) -> float | None:
+        """Return the server's time limit for a claim, in seconds; None: the server is very slow."""
+        if not _before(now, self._slow_until):
+            return CLAIM_LIMIT_S
+        return SLOW_SERVER_LIMITS_S[self._too_short]
+
+    def pops_claim(self, now: datetime) -> bool:
+        """Return whether a pop has to claim a message before it deletes it."""
+        return bool(self.excluded) or _before(now, self._pops_claim_until)
+
+    def on_time_limit(self, now: datetime) -> None:
+        """Learn that a claim timed out."""
+        self._pops_claim_until = now + POPS_CLAIM_INTERVAL
+
+    def on_slow_server(self, now: datetime) -> None:
+        """Learn that every write timed out."""
+        again = _before(now, self._slow_until)
+        self._too_short = min(self._too_short + 1, len(SLOW_SERVER_LIMITS_S) - 1) if again else 0
+        self._slow_until = now + SLOW_SERVER_INTERVAL
+
+    def exclude(
+        self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]
+    ) -> None:
+        """Pass over locked messages, and over those behind them until they are tried alone."""
+        for each in timed_out:
+            self._exclude(now, each["_id"], each["when"], FIRST_PAUSE)
+        for each in untried:
+            self._exclude(now, each["_id"], each["when"], timedelta())
+
+    def exclude_again(self, now: datetime, exclusion: Exclusion) -> None:
+        """Learn that a retry timed out."""
+        pause = min(max(2 * exclusion.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._exclude(now, exclusion.id, exclusion.when, pause)
+        self._next_retry = now + RETRY_INTERVAL
+
+    def _exclude(self, now: datetime, id: Any, when: datetime, pause: timedelta) -> None:
+        exclusion = Exclusion(id, when, pause, now + pause)
+        self.excluded = {**self.excluded, hashable_id(id): exclusion}
+
+    def forget(self, id: Any) -> None:
+        """Claim a message like any other again."""
+        key = hashable_id(id)
+        self.excluded = {each: self.excluded[each] for each in self.excluded if each != key}
+
+    def due(self, now: datetime) -> Exclusion | None:
+        """Return the message to retry now: the one whose pause ended first."""
+        if _before(now, self._next_retry):
+            return None
+        found = [each for each in self.excluded.values() if not _before(now, each.retry_at)]
+        return min(found, key=lambda each: (each.retry_at, each.when), default=None)
+
+    def release(self, now: datetime) -> None:
+        """Let claims meet the messages again whose pause is over.
+
+        For a limit per key: alone, one would start with the permit of another key.
+        """
+        if self.due(now) is None:
+            return
+        items = list(self.excluded.items())
+        self.excluded = {key: each for key, each in items if _before(now, each.retry_at)}
+        self._next_retry = now + RELEASE_INTERVAL
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When to retry next; None: nothing is excluded."""
+        first = min((each.retry_at for each in self.excluded.values()), default=None)
+        if first is None or self._next_retry is None:
+            return first
+        return max(first, self._next_retry)
+
+    @property
+    def first_when(self) -> datetime | None:
+        """The place of the first message that is excluded."""
+        return min((each.when for each in self.excluded.values()), default=None)
+
+    def passing_over(self, match: Filter, page: Sequence[Document] = ()) -> Filter:
+        """Return a filter without the excluded messages and without those of a page."""
+        ids = [*(each.id for each in self.excluded.values()), *(each["_id"] for each in page)]
+        return {"$and": [match, {"_id": {"$nin": ids}}]} if ids else match
+
+
+def _before(now: datetime, until: datetime | None) -> bool:
+    """Return whether an interval lasts. After a clock was set back, it does not."""
+    return until is not None and now < until <= now + LONGEST_PAUSE
+
+
+# ---- plans
+
+
+class Alone(NamedTuple):
+    """How one process claims messages of a queue one by one."""
+
+    queue: str
+    update: UpdateDocument
+    now: datetime
+    #: The end of the permits to start messages; None: they need none.
+    until: datetime | None
+    #: Buries what matches a filter and is malformed, given the refusal of the server.
+    bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
+
+    def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
+        """Claim a message that is free. Return how many were claimed, or 0 if it is buried.
+
+        Raises:
+            TimeLimitReached: a transaction may hold it, or the server is slow.
+        """
+        one = still_claimable(self.queue, [id], self.now, self.until)
+        try:
+            change = yield from Update(one, self.update, w1=True, server_limit_s=limit_s)
+        except DuplicateKey:
+            return 0  # another message of its group is held, or one has its slot
+        except InvalidMessage as refusal:
+            yield from self.bury(one, refusal, self.now)
+            return 0
+        return change.matched
+
+
+def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[int]:
+    """Claim excluded messages whose pause is over, each alone. Return how many were claimed."""
+    claimed = 0
+    while claimed < wanted and (exclusion := locked.due(alone.now)) is not None:
+        try:
+            claimed += yield from alone.claim(exclusion.id)
+        except Unavailable:
+            locked.exclude_again(alone.now, exclusion)
+        else:
+            locked.forget(exclusion.id)  # it is ours, or no longer free, or another one is held
+    return claimed
+
+
+def claim_unlocked(
+    alone: Alone, scan: Scan, locked: LockedMessages, match: Filter, wanted: int
+) -> Plan[bool]:
+    """Claim messages one by one after a claim timed out, and exclude those that are locked.
+
+    Args:
+        alone: how to claim one message, by the update that timed out. It claimed nothing.
+        scan: the order and the index of the claim.
+        locked: what is known of the locked messages of the queue.
+        match: the filter of the claim that timed out.
+        wanted: how many to claim at most.
+
+    Returns:
+        False if the server is slow: no write was done within the limit. Nothing is claimed then.
+    """
+    now = alone.now
+    locked.on_time_limit(now)
+    size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
+    page = yield from Find(match, PLACE, sort=scan.order, limit=size, hint=scan.hint)
+    claimed = in_a_row = tried = 0
+    timed_out = []
+    for each in page:
+        if claimed == wanted or in_a_row == MAX_TIMEOUTS_IN_A_ROW:
+            break
+        tried += 1
+        try:
+            claimed += yield from alone.claim(each["_id"])
+            in_a_row = 0
+        except TimeLimitReached:
+            timed_out.append(each)
+            in_a_row += 1
+    if not timed_out:
+        return True
+    untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
+    if not claimed and not (
+        yield from _writes_are_quick(alone, scan, locked.passing_over(match, page))
+    ):
+        locked.on_slow_server(now)
+        return False
+    log.warning(
+        "queue %r: another transaction holds %s; claims pass over it until the transaction ends",
+        alone.queue,
+        ", ".join(f"message {each['_id']}" for each in timed_out),
+    )
+    locked.exclude(now, timed_out, untried)
+    return True
+
+
+def _writes_are_quick(alone: Alone, scan: Scan, beyond: Filter) -> Plan[bool]:
+    """Return whether a claim behind the locked messages, or a write to the record, is quick.
+
+    The record decides if there is no other message that is free.
+    """
+    order, hint = scan.order, scan.hint
+    try:
+        document = yield from FindAndModify(
+            beyond, alone.update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S
+        )
+        if document is not None:
+            return True
+    except (DuplicateKey, InvalidMessage):
+        return True  # the server refused it in time; the next claim finds a malformed document
+    except TimeLimitReached:
+        pass
+    record = {"_id": record_id(alone.queue)}
+    ahead = {"$set": {"when": alone.now + RECORD_AHEAD}}
+    try:
+        change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
+    except TimeLimitReached:
+        return False
+    return change.matched > 0

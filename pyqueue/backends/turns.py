@@ -1,0 +1,197 @@
+"""Turns: messages that wait for each other, and how the next ones go on.
+
+The messages of an ordered group wait until the one before them is settled. The messages of a key of
+a limit wait until one may start. Both would slow down every scan for messages that are free, so a
+scan that meets them defers them: it moves their ``when`` into the future. The first that waits is
+the *heir*; what it waits for brings it forward.
+
+A deferral only changes ``when``, and ``due`` says since when the message is eligible. So each step
+here may be repeated, may be lost, and may come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Final, NamedTuple
+
+from pyqueue.backends.scan import FIRST, due_of
+from pyqueue.backends.transaction_locks import CLAIM_LIMIT_S
+from pyqueue.documents import hashable_id
+from pyqueue.errors import TimeLimitReached, Unavailable
+from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, Update
+
+#: For how long a message that is not the heir is deferred. The scans of all processes look at every
+#: group more often than that.
+DEFERRED_FOR: Final = timedelta(hours=1)
+#: How many groups, or messages, one step looks at.
+MAX_PAGE: Final = 1000
+
+#: When the lease of the held message ends, by group.
+Locks = Mapping[Hashable, datetime]
+
+
+class Order(NamedTuple):
+    """Messages that wait until others are no longer held, and their order.
+
+    Those of a group wait for its held message. Those of a key of a limit wait for a slot; see
+    ``slots``. The rules are the same.
+    """
+
+    #: The field that says what a message waits for.
+    field: str
+    #: The fields by which those that wait for the same are ordered, and then by _id.
+    places: tuple[str, ...]
+    #: The name of the index of them: ``q``, the field, the places, _id.
+    by: str
+
+    @property
+    def sort(self) -> Sort:
+        """The order of those that wait for the same."""
+        return (*((name, 1) for name in self.places), ("_id", 1))
+
+    def name_in(self, document: Mapping[str, Any]) -> Hashable:
+        """Return what a message waits for."""
+        return group_in(document) if self.field == "group" else document.get(self.field)
+
+
+def group_in(document: Mapping[str, Any]) -> Hashable:
+    """Return the group of a stored message, held or not; None if it has none."""
+    if type(group := document.get("group")) is str:
+        return group
+    for name in ("group", "lock"):
+        if name in document:
+            return hashable_id(document[name])
+    return None
+
+
+# ---- the first of each
+
+
+@dataclass(slots=True)
+class FirstOfEach(Command[list[Document]]):
+    """Read the first waiting message of each group, as the index has it.
+
+    Of the groups in ``names``; None: of the next ``MAX_PAGE`` groups behind ``after``.
+    ``not_ready`` leaves out those that are ready at this instant.
+    """
+
+    queue: str
+    order: Order
+    names: Sequence[Any] | None = None
+    after: str = ""
+    not_ready: datetime | None = None
+    cursor: ClassVar[bool] = True
+
+    @property
+    def hint(self) -> str:
+        """The index that it needs."""
+        return self.order.by
+
+    def send(self, collection: Any) -> Any:
+        """Send an aggregate that reads one index entry, and one document, of each group."""
+        group, places, index = self.order
+        names = {"$gt": self.after} if self.names is None else {"$in": list(self.names)}
+        fields = {name: {"$first": f"${name}"} for name in {*places, "when", "due"}}
+        pipeline: list[dict[str, Any]] = [
+            {"$match": {"q": self.queue, group: names}},
+            {"$sort": {"q": 1, group: 1, **dict(self.order.sort)}},
+            {"$group": {"_id": f"${group}", "id": {"$first": "$_id"}, **fields}},
+        ]
+        if self.names is None:
+            pipeline.append({"$limit": MAX_PAGE})
+        if self.not_ready is not None:
+            pipeline.append({"$match": {"when": {"$gt": self.not_ready}}})
+        return collection.aggregate(pipeline, hint=index, session=self.session)
+
+    def read(self, raw: Any) -> list[Document]:
+        """Return the messages, each with its group."""
+        return [
+            {
+                **each,
+                "_id": each["id"],
+                self.order.field: each["_id"],
+                "when": each["when"] or FIRST,
+            }
+            for each in raw
+        ]
+
+
+# ---- moving what waits
+
+
+class _Move(NamedTuple):
+    """What moves to one ``when``."""
+
+    when: datetime
+    ids: list[Any]
+
+
+def place_firsts(
+    queue: str,
+    order: Order,
+    firsts: Sequence[Document],
+    locks: Locks,
+    now: datetime,
+    session: object = None,
+) -> Plan[int]:
+    """Bring forward the first messages of groups that are deferred for too long.
+
+    That of a group without a lock becomes eligible now, the heir when the lease ends.
+
+    Returns:
+        How many became eligible now.
+    """
+    moves: dict[datetime, _Move] = {}
+    for each in firsts:
+        until = max(due_of(each), locks.get(order.name_in(each), now))
+        if each["when"] > until:
+            moves.setdefault(until, _Move(until, [])).ids.append(each["_id"])
+    ready = 0
+    for when, ids in moves.values():
+        # One that was held meanwhile, and that waits for its next try, is left alone.
+        deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
+        done = yield from write_when(queue, order, ids, deferred, when, session)
+        ready += done if when <= now else 0
+    return ready
+
+
+def write_when(
+    queue: str,
+    order: Order,
+    ids: Sequence[Any],
+    match: Mapping[str, Any],
+    when: datetime,
+    session: object = None,
+) -> Plan[int]:
+    """Write ``when`` into those of the messages that wait. Return how many matched.
+
+    What a transaction locks is left alone. A fail-over that undoes this costs time only.
+    """
+    waiting = {"_id": {"$in": list(ids)}, "q": queue, order.field: {"$exists": True}, **match}
+    put = {"$set": {"when": when}}
+    if session is not None:
+        return (yield from Update(waiting, put, many=True, session=session)).matched
+    with suppress(TimeLimitReached):
+        change = yield from Update(
+            waiting, put, many=True, w1=True, server_limit_s=CLAIM_LIMIT_S * 4
+        )
+        return change.matched
+    return 0
+
+
+def bring_forward(
+    queue: str, order: Order, names: Collection[Any], session: object = None
+) -> Plan[None]:
+    """Let groups go on whose held message is no longer held."""
+    if not names:
+        return
+    try:
+        now = yield from ServerTime()
+        firsts = yield from FirstOfEach(queue, order, list(names), not_ready=now, session=session)
+        if (yield from place_firsts(queue, order, firsts, {}, now, session)):
+            yield from Signal(queue, now, session)
+    except Unavailable:
+        return  # the caller's work is done, and the heirs come back by themselves

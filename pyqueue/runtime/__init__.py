@@ -1,0 +1,1 @@
+"""What runs plans: drivers, shared calls, waiting consumers, renewal of leases."""

@@ -1,0 +1,416 @@
+"""The rules that both drivers share.
+
+Which collection a command goes to, what an error means, when the primary is asked for its time and
+what is counted. This module sends nothing; ``runtime/drivers.py`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import pymongo
+from pymongo import ReadPreference, WriteConcern, _csot, errors
+from pymongo.read_concern import ReadConcern
+
+from pyqueue.backends.options import QueueShape
+from pyqueue.backends.scan import Sweep
+from pyqueue.clock import Clock, Sample
+from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
+from pyqueue.memory import MemoryCollection
+from pyqueue.payloads import OPTIONS
+from pyqueue.requests import (
+    Command,
+    EnsureQueue,
+    ForgetQueue,
+    Hello,
+    Insert,
+    Latecomers,
+    MonotonicTime,
+    Plan,
+    Request,
+    ServerTime,
+    Signal,
+    UpdateEach,
+    Wait,
+)
+from pyqueue.runtime.known_queues import KnownQueues
+from pyqueue.runtime.server_errors import (
+    lacks_sessions,
+    matched_count,
+    shown_cause,
+    transient,
+    translated,
+    write_failures,
+)
+from pyqueue.runtime.waiters import Waiters
+from signals import AsyncBus, Bus, Listener
+
+
+class ListensAsync(Protocol):
+    """A listener of a bus that is awaited."""
+
+    @property
+    def when(self) -> datetime | None:
+        """The earliest instant that the last successful wait heard."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait up to ``timeout`` seconds. Return whether an event was heard."""
+
+    def close(self) -> None:
+        """Stop hearing."""
+
+
+L = TypeVar("L", Listener, ListensAsync)
+
+#: How often the primary is asked for its time. The quickest answer counts.
+_CLOCK_SAMPLES: Final = 5
+
+#: How long a client keeps what it knows of a queue that it does not use, and how often it looks.
+_IDLE_S: Final = 600.0
+_DROP_INTERVAL_S: Final = 60.0
+
+#: How long a waiting consumer tries to refresh the clock, and how long it rests if that failed. It
+#: hears no signal in the meantime.
+REFRESH_TIMEOUT_S: Final = 5.0
+_REFRESH_REST_S: Final = (2.0, 3.0)
+#: A wait may end so much too early.
+_EARLY_S: Final = 0.01
+
+#: The driver has to wait for the answer.
+PENDING: Final = object()
+
+#: A transaction that only reads. "local" shows what the primary has stored at its first read; a
+#: "snapshot" may be older than a claim at w:1 that was just acknowledged.
+READ_ONLY: Final[Mapping[str, Any]] = {
+    "read_concern": ReadConcern("local"),
+    "write_concern": WriteConcern(w=1),
+    "read_preference": ReadPreference.PRIMARY,
+}
+
+#: How many forks lie between the first process and this one.
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _admit_none(items: list[Any]) -> None:
+    """Admit no call to a batch, because none waits: blocking calls run alone."""
+
+
+def seconds_left(request: Wait, clock: Clock | None) -> float | None:
+    """Return how long a consumer may wait at most.
+
+    Args:
+        request: its wait.
+        clock: the clock, if it watches the time for all consumers of its queue.
+    """
+    limits = []
+    if clock is not None:
+        limits.append((request.until - clock.now()).total_seconds())
+    if request.deadline is not None:
+        limits.append(request.deadline - time.monotonic())
+    return max(0.0, min(limits)) if limits else None
+
+
+class BaseDriver(Generic[L]):
+    """The part of a driver that is the same for blocking and for async code.
+
+    Args:
+        database: the database object.
+        name: the name of the collection.
+        bus: the bus that wakes consumers.
+        durability: "majority" or "acknowledged".
+        timeout: seconds that a command may take, its retries included.
+        topic: the prefix of the topics on the bus.
+        owner: returns the label of this process, which records show.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        name: str,
+        *,
+        bus: Bus | AsyncBus,
+        durability: str,
+        timeout: float,
+        topic: str,
+        owner: Callable[[], str] = str,
+    ) -> None:
+        self.clock = Clock()
+        self.stats: Counter[str] = Counter()
+        self._sweep = Sweep()
+        self.bus: Bus | AsyncBus = bus
+        self.topic = topic
+        self.closed = False
+        #: Signals that wait for the commit of a transaction, by the id() of its session. The
+        #: sessions of motor cannot be hashed.
+        self.sessions: dict[int, list[Signal]] = {}
+        #: Whether the server is a replica set or a mongos. Then it has transactions.
+        self.replicated = False
+        self._admit: Callable[[list[Any]], object] = _admit_none
+        self._name, self._timeout = name, timeout
+        self._forks = _forks
+        self._prepared = False
+        #: The member that was primary when the clock was last sampled.
+        self._primary: tuple[object, ...] = ()
+        self._waiters: dict[str, Waiters] = {}
+        self._drop_at = 0.0
+        #: The waiting consumers of this driver, and of those that run on it.
+        self._all_waiters = [self._waiters]
+        self._listeners: dict[Waiters, L] = {}
+        #: What it knows of the records of queues, and of the indexes.
+        self.known = KnownQueues(name, owner)
+        self.memory = type(database).__module__.startswith("mongomock")
+        if self.memory:
+            self._plain = self._durable = MemoryCollection(database, name, lambda: self.clock.now())
+            self._w1 = self._majority = self._plain
+        else:
+            options = database.codec_options.with_options(
+                document_class=dict,
+                tz_aware=OPTIONS.tz_aware,
+                tzinfo=OPTIONS.tzinfo,
+                uuid_representation=OPTIONS.uuid_representation,
+                datetime_conversion=OPTIONS.datetime_conversion,
+            )
+            self._plain = database.get_collection(
+                name, codec_options=options, read_preference=ReadPreference.PRIMARY
+            )
+            primary_only = WriteConcern(w=1)
+            majority = WriteConcern(w="majority", j=True)
+            self._durable = self._plain.with_options(
+                write_concern=majority if durability == "majority" else primary_only
+            )
+            self._w1 = self._plain.with_options(write_concern=primary_only)
+            self._majority = self._plain.with_options(
+                read_concern=ReadConcern("majority"), write_concern=majority
+            )
+
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client.
+
+        "NAME~GROUP" are those of a group of a stream. They hear the events of the stream.
+        """
+        found = self._waiters.get(queue)
+        if found is None:
+            self._drop_idle()
+            found = self._waiters.setdefault(
+                queue,
+                Waiters(
+                    f"{self.topic}/{queue.partition('~')[0]}",
+                    partial(self.stats.update, ["dead"]),
+                    self._sweep,
+                ),
+            )
+        found.used = time.monotonic()
+        return found
+
+    def _drop_idle(self) -> None:
+        """Drop what is known of queues that were not used for long. Losing it costs one scan.
+
+        A queue with a listener is kept, because consumers have waited for its events.
+        """
+        now = time.monotonic()
+        if now < self._drop_at:
+            return
+        self._drop_at = now + _DROP_INTERVAL_S
+        for queue, waiters in list(self._waiters.items()):
+            idle = now - waiters.used > _IDLE_S and not waiters.count
+            if idle and waiters not in self._listeners:
+                self._waiters.pop(queue, None)
+        self.known.forget_idle(_IDLE_S)
+
+    def check_usable(self) -> None:
+        """Refuse a call to a closed client, or from the wrong process or event loop."""
+        if self.closed:
+            raise QueueClosed("the client was closed")
+        if self._forks != _forks:  # not covered: in a forked process, which ends at once
+            raise ConfigurationError(
+                "this client was made before this process was forked: make a client after the fork"
+            )
+
+    def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:
+        """Return a block that limits the time of one command, its retries included.
+
+        The owner of a transaction limits its commands.
+        """
+        if self.memory or request.session is not None:
+            return nullcontext()
+        return pymongo.timeout(_limit_s(request, self._timeout))
+
+    def _preparation(self) -> Plan[None]:
+        """Set the clock by the primary. If it is another member, create missing indexes too."""
+        if not self.clock.stale:
+            return
+        if self._prepared:
+            self.clock.touch()  # concurrent callers go on with the present estimate
+        try:
+            primary = yield from self._sample()
+            if not self._prepared or primary != self._primary:
+                self._expect_changes()
+                self.clock.changes += 1
+                self.known.forget_records()  # the records may be missing too
+                yield from self.known.make_indexes()
+                self._primary, self._prepared = primary, True
+                self.clock.touch()
+        except BaseException:
+            self.clock.expire()
+            raise
+
+    def _sample(self) -> Plan[tuple[object, ...]]:
+        """Ask the primary for its time, once if that agrees with the clock. Return who it is."""
+        if self.memory:
+            self.clock.touch()
+            return ()
+        samples: list[Sample] = []
+        while len(samples) < _CLOCK_SAMPLES:
+            sent = time.monotonic()
+            hello = yield from Hello()
+            samples.append((sent, time.monotonic(), hello["localTime"]))
+            if self._prepared and len(samples) == 1 and self.clock.agrees(samples[0]):
+                break
+        else:
+            self.clock.sample(samples)
+        self.replicated = "setName" in hello or hello.get("msg") == "isdbgrid"
+        return hello.get("me"), hello.get("electionId")
+
+    def _start_session(self) -> Any:
+        return self._plain.database.client.start_session()
+
+    def _send(self, request: Command[Any]) -> Any:
+        self.stats["commands"] += 1
+        if not self.replicated:
+            request.server_limit_s = None  # there are no transactions that hold messages
+        if request.session is not None:
+            return request.send(self._plain)
+        if request.majority:
+            return request.send(self._majority)
+        return request.send(self._w1 if request.w1 else self._durable)
+
+    def _failed(self, request: Command[Any], error: Exception) -> Any:
+        """Return the answer that an error stands for, or raise the error that it means."""
+        if lacks_sessions(error) and id(request.session) in self.sessions:
+            # Another connection has sessions, so the transaction is repeated.
+            raise transient(error) from error
+        if (
+            request.session is not None
+            and isinstance(error, errors.PyMongoError)
+            and not lacks_sessions(error)
+        ):
+            raise error  # retry loops around transactions need the original error
+        if isinstance(request, (Insert, UpdateEach)):
+            failures = write_failures(error)
+            if failures is not None:
+                if any(isinstance(each.error, Unavailable) for each in failures):
+                    self._expect_changes()
+                return failures if isinstance(request, Insert) else (matched_count(error), failures)
+        meant = self._meaning(error)
+        if request.session is None and isinstance(meant, Unavailable):
+            limit_s = _limit_s(request, self._timeout)
+            remedy = f"time limit {limit_s:.3g} s; `pyqueue doctor` checks the server"
+            meant = type(meant)(f"{meant} ({remedy})")
+        raise meant from shown_cause(error, meant)
+
+    def _meaning(self, error: Exception) -> Exception:
+        """Return the error that the caller gets, and count it."""
+        meant = translated(error)
+        if isinstance(meant, Unavailable) and not isinstance(meant, TimeLimitReached):
+            self._expect_changes()
+        self.stats["errors"] += 1
+        return meant
+
+    def _expect_changes(self) -> None:
+        """Ask for the time again, because another member may be primary now; and rescan.
+
+        Claims may be undone, and pushes that were delayed arrive where scans have been.
+        """
+        self.clock.expire()
+        for table in self._all_waiters:
+            for waiters in list(table.values()):
+                waiters.scan.forget()
+
+    def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
+        """Wait as the leader. Yield the seconds to listen, or None to refresh the clock.
+
+        A clock that runs behind hides what is ready, and nothing else in this client may ask for
+        the time while its consumers wait.
+        """
+        clock, changes, rest = self.clock, self.clock.changes, 0.0
+        while True:
+            left = seconds_left(request, clock)
+            assert left is not None
+            pause = max(clock.fresh_s, rest) + _EARLY_S
+            end = time.monotonic() + pause - _EARLY_S
+            heard = yield min(left, pause)
+            if clock.stale:
+                yield None
+                rest = random.uniform(*_REFRESH_REST_S) if clock.stale else 0.0
+            if heard:
+                waiters: Waiters = request.waiters
+                return waiters.on_signal(listener.when, clock.now())
+            # It is time; or the listener was closed; or ``until`` is not to be trusted any more.
+            if left <= pause or time.monotonic() < end or clock.changes != changes:
+                return True
+
+    def _answer_now(self, request: Request[Any]) -> Any:
+        """Return the answer to a request that needs no waiting, else PENDING."""
+        if type(request) is ServerTime:
+            return self.clock.now()
+        if type(request) is MonotonicTime:
+            return time.monotonic()
+        if type(request) is EnsureQueue:
+            return self.known.kind_of(request) or PENDING
+        if type(request) is QueueShape:
+            return self.known.shape_of(request.queue)
+        if type(request) is ForgetQueue:
+            return self.known.forget(request.queue)
+        if type(request) is Signal:
+            return self.signal(request)
+        if type(request) is Latecomers:
+            return self._admit(request.items)
+        return PENDING
+
+    def signal(self, request: Signal) -> None:
+        """Publish a signal now, or once the transaction of its session is committed."""
+        if request.session is None:
+            self.stats["signals"] += 1
+            waiters = self.waiters(request.queue)
+            # This client takes the signal in at once, even if it does not listen.
+            waiters.on_signal(request.when, self.clock.now())
+            self.bus.emit(waiters.topic, request.when)
+        elif id(request.session) in self.sessions:
+            self.sessions[id(request.session)].append(request)
+
+    def committed(self, session: Any) -> None:
+        """Publish the signals that waited for the commit of a transaction."""
+        for request in self.sessions.get(id(session), ()):
+            self.signal(Signal(request.queue, request.when))
+
+    def close_waiters(self) -> None:
+        """Wake every consumer that waits. Each then finds the client closed."""
+        self.closed = True
+        self._all_waiters[:] = [each for each in self._all_waiters if each is not self._waiters]
+        for waiters in self._waiters.values():
+            waiters.close()
+        for listener in self._listeners.values():
+            listener.close()
+
+
+def _limit_s(request: Command[Any], timeout_s: float) -> float:
+    """Return the time limit of a command; a ``pymongo.timeout`` of the caller may be shorter."""
+    limit_s = timeout_s / 2 if request.half_time else timeout_s
+    limits = (limit_s, request.max_time_s, _csot.get_timeout())
+    return min(each for each in limits if each is not None)

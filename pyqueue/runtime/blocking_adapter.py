@@ -1,0 +1,114 @@
+"""An async driver over a blocking one, for async code that serves a blocking client."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pyqueue.requests import Command
+from pyqueue.runtime.coalescing import Coalescer
+from pyqueue.runtime.drivers import AsyncDriver, Driver
+from pyqueue.runtime.single_flight import AsyncSingleFlight
+from pyqueue.runtime.thread_pool import DaemonThreadPool
+from pyqueue.runtime.waiters import Waiters
+from signals import Listener
+
+R = TypeVar("R")
+
+
+class BlockingAdapter(AsyncDriver):
+    """Runs the commands and waits of a blocking driver in threads.
+
+    It has its own waiting consumers, and it coalesces concurrent calls. Clock, bus, transactions
+    and counters are those of the blocking driver. A cancelled call returns at once, as with any
+    ``AsyncDriver``; its command goes on in its thread.
+
+    Args:
+        driver: the blocking driver.
+        threads: the threads for its calls.
+    """
+
+    def __init__(self, driver: Driver, threads: DaemonThreadPool) -> None:
+        vars(self).update(vars(driver))
+        self._driver = driver
+        self._threads = threads
+        self._waiters = {}
+        self._all_waiters.append(self._waiters)
+        self._listeners = {}
+        self.loop = None
+        self._lock = asyncio.Lock()
+        self._preparing = AsyncSingleFlight()
+        self._coalescer = Coalescer(self._drive, self.stats)
+        self._admit = self._coalescer.admit
+
+    def check_usable(self) -> None:
+        """Refuse a call to a closed client, or from the wrong process or event loop."""
+        self._driver.check_usable()
+        super().check_usable()
+
+    async def prepare(self, limit_s: float = math.inf) -> None:
+        """Have the blocking driver prepare itself."""
+        await self._threads.run(self._driver.prepare, limit_s)
+        self.replicated = self._driver.replicated
+
+    async def ask(self, request: Command[R]) -> R:
+        """Send a command in a thread and return its answer."""
+        self.check_usable()
+        return await self._threads.run(self._driver.ask, request)
+
+    async def _listen(self, waiters: Waiters) -> bool:
+        async with self._lock:
+            if waiters in self._listeners:
+                return False
+            # Shielded: if the caller is cancelled now, the listener must still be registered, or it
+            # would never be closed.
+            await asyncio.shield(asyncio.ensure_future(self._register(waiters)))
+            return True
+
+    async def _register(self, waiters: Waiters) -> None:
+        listening: Any = self._driver.bus.listen(waiters.topic)
+        listener = await self._threads.run(listening.__enter__)
+        if self.closed or waiters in self._listeners:  # not covered: closed meanwhile
+            listener.close()
+        else:
+            self._listeners[waiters] = AdaptedListener(listener, self._threads, self.check_usable)
+
+
+class AdaptedListener:
+    """The blocking listener of a bus, awaited.
+
+    It waits in short slices, so that its thread ends soon after the caller was cancelled.
+    """
+
+    SLICE_S: Final = 0.25
+
+    def __init__(
+        self, listener: Listener, threads: DaemonThreadPool, check: Callable[[], None]
+    ) -> None:
+        self._listener = listener
+        self._threads = threads
+        self._check = check
+
+    @property
+    def when(self) -> datetime | None:
+        """The earliest instant that the last successful wait heard."""
+        return self._listener.when
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait up to ``timeout`` seconds. Return whether an event was heard."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = self.SLICE_S if end is None else end - time.monotonic()
+            if await self._threads.run(self._listener.wait, max(0.0, min(left, self.SLICE_S))):
+                return True
+            self._check()
+            if end is not None and left <= self.SLICE_S:
+                return False
+
+    def close(self) -> None:
+        """Stop hearing."""
+        self._listener.close()

@@ -1,0 +1,439 @@
+"""Connections: from a target to a database, a bus, a driver and, if asked for, an embedded server.
+
+A connection is the plan runner of its client. Making one does no I/O: the driver is opened by the
+first plan, or when the client is entered. A database or a bus that the user passed in is never
+closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+
+import pymongo
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+
+import signals as buses
+from pyqueue import arguments, targets, transactions
+from pyqueue.backends import namespace as namespaces
+from pyqueue.embedded import EmbeddedServer
+from pyqueue.errors import ConfigurationError, QueueClosed
+from pyqueue.memory import memory_database
+from pyqueue.messages import Duration
+from pyqueue.requests import Plan
+from pyqueue.runtime import opened
+from pyqueue.runtime.base_driver import BaseDriver
+from pyqueue.runtime.drivers import AsyncDriver, Driver
+from pyqueue.runtime.opened import Finalizer, Opened
+from pyqueue.runtime.renewal import AsyncRenewer, LeaseRenewer, Renewer
+from pyqueue.runtime.server_errors import translated
+from pyqueue.runtime.waiters import Waiters
+from signals import AsyncBus, Bus
+
+R = TypeVar("R")
+D = TypeVar("D", bound=BaseDriver[Any])
+
+Durability = Literal["majority", "acknowledged"]
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The options of a connection, which are those of ``Client``."""
+
+    namespace: str
+    signals: str | Bus | AsyncBus | None
+    durability: Durability
+    owner: str | None
+    command_timeout: Duration
+
+
+def process_label() -> str:
+    """Return "host:pid" of this process, which may be a fork of the one that made the client."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class BaseConnection(Generic[D]):
+    """The part of a connection that is the same for blocking and for async code.
+
+    Args:
+        target: as of ``Client``.
+        namespace: the name of the collection.
+        signals: as of ``Client``.
+        durability: "majority" or "acknowledged".
+        owner: the label written into claims; None means "host:pid".
+        command_timeout: seconds that a command may take.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
+        InvalidName: The namespace is not allowed.
+    """
+
+    #: The class of the driver.
+    driver_type: type[Any]
+    #: Closes what was opened, if the connection is dropped unclosed.
+    finalizer: Callable[[object, str, Opened], Finalizer]
+    renewer: LeaseRenewer
+
+    def __init__(
+        self,
+        target: object,
+        *,
+        namespace: str = "pyqueue",
+        signals: str | Bus | AsyncBus | None = None,
+        durability: Durability = "majority",
+        owner: str | None = None,
+        command_timeout: Duration = 30,
+    ) -> None:
+        self.target = target
+        #: The name of the collection.
+        self.namespace = arguments.namespace_name(namespace)
+        self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
+        #: Seconds that a command may take.
+        self.command_timeout = arguments.duration("command_timeout", command_timeout, positive=True)
+        if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
+            raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
+        #: Returns the label written into claims and records.
+        self.owner: Callable[[], str] = process_label
+        if arguments.owner(owner) is not None:
+            self.owner = partial(str, owner)
+        self._signals = signals
+        self._driver: D | None = None
+        self._database: Any = None
+        self._mongo: Any = None
+        self._server: EmbeddedServer | None = None
+        self._finalizer: Finalizer | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        """Refuse an invalid target, without I/O."""
+        target = self.target
+        if isinstance(target, str):
+            targets.check_url(target)
+        elif not self._accepts(target):
+            raise targets.invalid(target)
+
+    def __reduce__(self) -> str:
+        # The clients, and all that they make, hold their connection.
+        raise ConfigurationError(
+            "a client cannot be pickled, and neither can its queues: pass Client.url, and make a "
+            "client in each process"
+        )
+
+    def _accepts(self, database: object) -> bool:
+        raise NotImplementedError
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        raise NotImplementedError
+
+    def open(self) -> D:
+        """Return the driver, which is made at the first call.
+
+        This may start an embedded server, but sends no command.
+
+        Raises:
+            ConfigurationError: The target or the bus cannot be used.
+            QueueClosed: The connection was closed.
+        """
+        with self._opening:
+            if self._driver is not None:
+                return self._driver
+            if self._closed:
+                raise QueueClosed("the client was closed")
+            self._database = self._open_database()
+            self._driver = self.driver_type(
+                self._database,
+                self.namespace,
+                bus=self._bus(self._database),
+                durability=self._durability,
+                timeout=self.command_timeout,
+                topic=f"{self._database.name}/{self.namespace}",
+                owner=self.owner,
+            )
+            resources = self._opened()
+            if resources.leaks:
+                label = f"a client of {targets.shown(self.target)!r}"
+                self._finalizer = self.finalizer(self, label, resources)
+            return self._driver
+
+    def _opened(self) -> Opened:
+        """Return what was opened here, which is what to close."""
+        driver = self._driver
+        bus = driver.bus if driver is not None and self._bus_is_ours() else None
+        return Opened(driver, self.renewer, bus, self._mongo, self._server)
+
+    def _take_opened(self) -> Opened:
+        """Return what to close now, for once."""
+        self._closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        resources, self._driver = self._opened(), None
+        return resources
+
+    def _open_database(self) -> Any:
+        target = self.target
+        if target == "memory:":
+            return memory_database("pyqueue")
+        if not isinstance(target, str):
+            return target
+        if target.startswith("embedded:"):
+            self._server = EmbeddedServer(target.removeprefix("embedded:"))
+            target = self._server.url
+        milliseconds = max(1, math.ceil(self.command_timeout * 1000))
+        # What the URL says goes first, and an argument would replace it.
+        chosen = "serverselectiontimeoutms=" in target.lower()
+        limits = {} if chosen else {"serverSelectionTimeoutMS": milliseconds}
+        try:
+            self._mongo = self._connect(
+                target,
+                **limits,
+                appname="pyqueue",
+                retryWrites=True,
+                retryReads=True,
+            )
+            return self._mongo.get_default_database("pyqueue")
+        except (PyMongoError, ValueError, OSError) as error:  # OSError: of a certificate file
+            text = str(translated(error)).removeprefix("target: ")
+            raise ConfigurationError(f"target: {text}") from error
+
+    def _bus(self, database: Any) -> Any:
+        """Return the bus that ``signals`` names, or the default bus."""
+        if self._signals is not None and not isinstance(self._signals, str):
+            return self._signals
+        default = "memory:" if type(database).__module__.startswith("mongomock") else "capped:"
+        try:
+            return self._open_bus(self._signals or default, database)
+        except buses.BusError as error:
+            raise ConfigurationError(f"signals: {error}") from error
+
+    def _bus_check(self, bus: Any) -> Any:
+        """Check a bus that the user named. The default bus is allowed to fail."""
+        return None if self._signals is None or not hasattr(bus, "check") else bus.check()
+
+    def _bus_is_ours(self) -> bool:
+        return self._signals is None or isinstance(self._signals, str)
+
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+        return self.open().waiters(queue)
+
+    @property
+    def database(self) -> Any:
+        """The database object; the first use opens the driver."""
+        self.open()
+        return self._database
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, credentials included, or None if there is none."""
+        if isinstance(self.target, str) and self.target.startswith("mongodb"):
+            return self.target
+        if self._server is not None:
+            base, _, query = self._server.url.partition("?")
+            return f"{base.rstrip('/')}/pyqueue" + (f"?{query}" if query else "")
+        return None
+
+    @property
+    def store(self) -> object:
+        """What is equal for clients of one database."""
+        database = self.database if self.target == "memory:" else self.target
+        if type(database).__module__.startswith("mongomock"):
+            return id(database)  # mongomock calls all of its databases equal
+        return self.url or database
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """The counters of the driver and its bus; empty before the first command."""
+        driver = self._driver
+        if driver is None:
+            return {}
+        bus = {f"bus {name}": count for name, count in getattr(driver.bus, "stats", {}).items()}
+        return {**driver.stats, **bus}
+
+
+class Connection(BaseConnection[Driver]):
+    """A connection for blocking code. Any number of threads may use it."""
+
+    driver_type = Driver
+    finalizer = staticmethod(opened.close_if_dropped)
+
+    def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
+        super().__init__(target, **options)
+        self.renewer = Renewer()
+
+    def _accepts(self, database: object) -> bool:
+        return isinstance(database, Database) or type(database).__module__ == "mongomock.database"
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        return pymongo.MongoClient(url, **options)
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        return buses.open(url, database)
+
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
+        return self.open().run(plan)
+
+    def enter(self) -> None:
+        """Reach the server and check the bus. If that fails, close.
+
+        Raises:
+            ConfigurationError: The target or the bus cannot be used.
+            Unavailable: The server did not answer in time.
+        """
+        try:
+            driver = self.open()
+            driver.run(namespaces.ping())
+            self._bus_check(driver.bus)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, buses.BusError):
+                raise ConfigurationError(f"signals: {error}") from error
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Give a session for the block of ``Client.transaction``."""
+        with transactions.transaction(self._transactional(), self._database.client) as session:
+            yield session
+
+    def run_transaction(self, fn: Callable[[Any], R]) -> R:
+        """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        return transactions.run_transaction(self._transactional(), self._database.client, fn)
+
+    def _transactional(self) -> Driver:
+        driver = self.open()
+        driver.run(namespaces.ping())
+        transactions.check_usable(driver)
+        return driver
+
+    def close(self) -> None:
+        """Wake the waiting consumers, and close what this connection opened."""
+        if not self._closed:
+            opened.close_opened(self._take_opened())
+
+
+class AsyncConnection(BaseConnection[AsyncDriver]):
+    """A connection for async code. It belongs to the event loop in which it is first used."""
+
+    driver_type = AsyncDriver
+    finalizer = staticmethod(opened.close_if_dropped_async)
+
+    def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
+        super().__init__(target, **options)
+        self.renewer = AsyncRenewer()
+
+    def _accepts(self, database: object) -> bool:
+        form = f"{type(database).__module__}.{type(database).__name__}"
+        return isinstance(database, AsyncDatabase) or form in (
+            "mongomock.database.Database",
+            "motor.motor_asyncio.AsyncIOMotorDatabase",
+        )
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        return pymongo.AsyncMongoClient(url, **options)
+
+    def _open_bus(self, url: str, database: Any) -> Any:
+        return buses.open_async(url, database)
+
+    async def opened(self) -> AsyncDriver:
+        """Return the driver as ``open`` does, but never block the event loop."""
+        if self._driver is not None:
+            return self._driver
+        if isinstance(self.target, str) and self.target.startswith("embedded:"):
+            return await asyncio.to_thread(self.open)  # starting a server takes a second
+        return self.open()
+
+    def run(self, plan: Plan[R]) -> Coroutine[Any, Any, R]:
+        """Run a plan and return its result."""
+        driver = self._driver
+        return self._open_and_run(plan) if driver is None else driver.run(plan)
+
+    async def _open_and_run(self, plan: Plan[R]) -> R:
+        return await (await self.opened()).run(plan)
+
+    async def enter(self) -> None:
+        """Reach the server and check the bus. See ``Connection.enter``."""
+        try:
+            driver = await self.opened()
+            await driver.run(namespaces.ping())
+            await transactions.maybe_awaited(self._bus_check(driver.bus))
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, buses.BusError):
+                raise ConfigurationError(f"signals: {error}") from error
+            raise
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Give a session for the block of ``AsyncClient.transaction``."""
+        driver = await self._transactional()
+        async with transactions.async_transaction(driver, self._database.client) as session:
+            yield session
+
+    async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
+        """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        driver = await self._transactional()
+        return await transactions.run_async_transaction(driver, self._database.client, fn)
+
+    async def _transactional(self) -> AsyncDriver:
+        driver = await self.opened()
+        await driver.run(namespaces.ping())
+        transactions.check_usable(driver)
+        return driver
+
+    async def close(self) -> None:
+        """Wake the waiting consumers, and close what this connection opened."""
+        if not self._closed:
+            await opened.close_opened_async(self._take_opened())
+
+
+C_co = TypeVar("C_co", bound=BaseConnection[Any], covariant=True)
+
+
+class Connected(Generic[C_co]):
+    """The base of both clients: a facade of a connection."""
+
+    def __init__(self, connection: C_co) -> None:
+        self._connection = connection
+
+    @property
+    def namespace(self) -> str:
+        """The name of the collection that holds the queues."""
+        return self._connection.namespace
+
+    @property
+    def database(self) -> Any:
+        """The underlying database object. The first use starts an embedded server."""
+        return self._connection.database
+
+    @property
+    def url(self) -> str | None:
+        """The URL that another process can use, credentials included, or None if there is none."""
+        return self._connection.url
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """The counters of this client by name: commands, errors, signals and more."""
+        return self._connection.stats
+
+    def __repr__(self) -> str:
+        shown = targets.shown(self._connection.target)
+        return f"{type(self).__name__}({shown!r}, namespace={self._connection.namespace!r})"
+
+
+def runner_of(client: Connected[C_co]) -> C_co:
+    """Return the plan runner of a client, for the other modules of pyqueue."""
+    return client._connection

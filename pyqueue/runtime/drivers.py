@@ -1,0 +1,396 @@
+"""The drivers run plans. They are the only code that talks to a database.
+
+``Driver`` blocks (pymongo, mongomock). ``AsyncDriver`` awaits (PyMongo's async client, motor). They
+differ in ``await`` and in how they wait. ``BaseDriver`` holds the rules that they share. The rules
+of a queue are in its plans, not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import math
+import threading
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pymongo
+
+from pyqueue.concurrently import AT_ONCE, Concurrently
+from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
+from pyqueue.requests import (
+    AtOneInstant,
+    Coalesce,
+    Command,
+    EnsureQueue,
+    Listen,
+    Plan,
+    Request,
+    Wait,
+)
+from pyqueue.runtime.base_driver import (
+    PENDING,
+    READ_ONLY,
+    REFRESH_TIMEOUT_S,
+    BaseDriver,
+    ListensAsync,
+    seconds_left,
+)
+from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
+from pyqueue.runtime.waiters import Waiters
+from signals import AsyncBus, Bus, Listener
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Driver(BaseDriver[Listener]):
+    """Runs plans on pymongo or mongomock."""
+
+    bus: Bus
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lock = threading.Lock()
+        self._preparing = SingleFlight()
+        self._coalescer = ThreadCoalescer(self._drive)
+
+    def run(self, plan: Plan[T]) -> T:
+        """Run a plan and return its result."""
+        self.check_usable()
+        if self.clock.stale:
+            self.prepare()
+        return self._drive(plan)
+
+    def prepare(self, limit_s: float = math.inf) -> None:
+        """Set the clock by the primary. If it is another member, create missing indexes too.
+
+        One thread does this for all that call meanwhile. Once the client is prepared, the rest go
+        on with the present estimate.
+
+        Args:
+            limit_s: seconds that it may take, if that is less than the time limit of a command.
+        """
+
+        def work() -> None:
+            with pymongo.timeout(min(self._timeout, limit_s)):
+                self._drive(self._preparation())
+
+        self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout)
+
+    def _drive(self, plan: Plan[T]) -> T:
+        answer_now = self._answer_now
+        try:
+            request = next(plan)
+            while True:
+                try:
+                    answer = answer_now(request)
+                    if answer is PENDING:
+                        answer = self._answer(request)
+                except BaseException as error:
+                    request = plan.throw(error)
+                else:
+                    request = plan.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # a plan's result is its T
+
+    def _answer(self, request: Request[Any]) -> Any:
+        if isinstance(request, Coalesce):
+            return self._coalescer.join(request)
+        if isinstance(request, Command):
+            return self.ask(request)
+        if isinstance(request, EnsureQueue):
+            return self._coalescer.join(self.known.ensuring(request))
+        if isinstance(request, AtOneInstant):
+            return self._at_one_instant(request)
+        if isinstance(request, Concurrently):
+            return self._concurrently(request.plans)
+        if isinstance(request, Listen):
+            return self._listen(request.waiters)
+        assert isinstance(request, Wait)
+        return self._wait(request)
+
+    def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
+        if self.memory:
+            return [self._drive(plan) for plan in plans]
+        with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
+            try:
+                return list(threads.map(self._drive, plans))
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def ask(self, request: Command[R]) -> R:
+        """Send a command and return its answer."""
+        self.check_usable()
+        for again in (True, False):
+            try:
+                if self.memory or request.session is not None:
+                    return self._carry_out(request)
+                # In a copy of the context: Ctrl-C may come where the deadline is set, and not yet
+                # to be reset. It would limit all later commands of the main thread.
+                return contextvars.copy_context().run(self._carry_out, request)
+            except Exception as error:
+                try:
+                    answer: R = self._failed(request, error)
+                    return answer
+                except MissingIndex:
+                    if not again:
+                        raise
+                    self.known.forget_records()
+                    self._drive(self.known.make_indexes(getattr(request, "hint", None)))
+        raise AssertionError("unreachable")
+
+    def _carry_out(self, request: Command[R]) -> R:
+        with self._deadline(request):
+            raw = self._send(request)
+            return request.read(list(raw) if request.cursor else raw)
+
+    def _at_one_instant(self, request: AtOneInstant[R]) -> R:
+        def read() -> R:
+            with pymongo.timeout(self._timeout), self._start_session() as session:
+                result: R = session.with_transaction(
+                    lambda session: self._drive(request.plan(session)), **READ_ONLY
+                )
+                return result
+
+        if self.replicated:
+            try:
+                return contextvars.copy_context().run(read)  # see ``ask``
+            except Exception as error:
+                meant = self._meaning(error)
+                if not isinstance(meant, MissingIndex):
+                    raise meant from error
+        return self._drive(request.plan(None))
+
+    def _listen(self, waiters: Waiters) -> bool:
+        with self._lock:
+            if waiters in self._listeners:
+                return False
+            self._listeners[waiters] = self.bus.listen(waiters.topic).__enter__()
+            return True
+
+    def _wait(self, request: Wait) -> bool:
+        waiters: Waiters = request.waiters
+        woken = threading.Event()
+        leads = waiters.enter(woken.set, request.until)
+        guards = not leads and waiters.guard(request.until)
+        try:
+            if leads:
+                return self._lead(request)
+            woken.wait(seconds_left(request, self.clock if guards else None))
+            return True
+        finally:
+            waiters.leave(woken.set, leads, guards)
+
+    def _lead(self, request: Wait) -> bool:
+        listener = self._listeners[request.waiters]
+        steps = self._watch(request, listener)
+        try:
+            seconds = next(steps)
+            while True:
+                if seconds is None:
+                    with suppress(Unavailable):
+                        self.prepare(REFRESH_TIMEOUT_S)
+                    seconds = steps.send(False)
+                else:
+                    seconds = steps.send(listener.wait(seconds))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # whether to look
+
+
+class AsyncDriver(BaseDriver[ListensAsync]):
+    """Runs plans on PyMongo's async client or motor, and inline on mongomock."""
+
+    bus: AsyncBus
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: The event loop of this driver, once it was used.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+        self._preparing = AsyncSingleFlight()
+        self._coalescer = Coalescer(self._drive, self.stats)
+        self._admit = self._coalescer.admit
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Run a plan and return its result."""
+        self.check_usable()
+        if self.clock.stale:
+            await self.prepare()
+        return await self._drive(plan)
+
+    def check_usable(self) -> None:
+        """Refuse a call to a closed client, or from the wrong process or event loop."""
+        super().check_usable()
+        loop = asyncio.get_running_loop()
+        if self.loop is not loop:
+            if self.loop is not None:
+                raise ConfigurationError(
+                    "this client was first used in another event loop: "
+                    "make one client for each loop (for each asyncio.run)"
+                )
+            self.loop = loop
+
+    async def prepare(self, limit_s: float = math.inf) -> None:
+        """Set the clock by the primary. See ``Driver.prepare``."""
+
+        async def work() -> None:
+            with pymongo.timeout(min(self._timeout, limit_s)):
+                await self._drive(self._preparation())
+
+        await self._preparing.run(work, joins=not self._prepared)
+
+    async def _drive(self, plan: Plan[T]) -> T:
+        answer_now = self._answer_now
+        try:
+            request = next(plan)
+            while True:
+                try:
+                    answer = answer_now(request)
+                    if answer is PENDING:
+                        answer = await self._answer(request)
+                except BaseException as error:
+                    request = plan.throw(error)
+                else:
+                    request = plan.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # a plan's result is its T
+
+    def _answer(self, request: Request[Any]) -> Awaitable[Any]:
+        if isinstance(request, Coalesce):
+            return self._coalescer.join(request)
+        if isinstance(request, Command):
+            return self.ask(request)
+        if isinstance(request, EnsureQueue):
+            return self._coalescer.join(self.known.ensuring(request))
+        if isinstance(request, AtOneInstant):
+            return self._at_one_instant(request)
+        if isinstance(request, Concurrently):
+            return self._concurrently(request.plans)
+        if isinstance(request, Listen):
+            return self._listen(request.waiters)
+        assert isinstance(request, Wait)
+        return self._wait(request)
+
+    async def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
+        if self.memory:
+            return [await self._drive(plan) for plan in plans]
+        results: dict[int, R] = {}
+        upcoming = enumerate(plans)
+        failed = False
+
+        async def work() -> None:
+            nonlocal failed
+            try:
+                for place, plan in upcoming:
+                    if failed:
+                        return
+                    results[place] = await self._drive(plan)
+            except BaseException:
+                failed = True
+                raise
+
+        works = [work() for _ in range(min(AT_ONCE, len(plans)))]
+        for each in await asyncio.gather(*works, return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
+        return [results[place] for place in range(len(plans))]
+
+    async def ask(self, request: Command[R]) -> R:
+        """Send a command and return its answer."""
+        self.check_usable()
+        for again in (True, False):
+            try:
+                with self._deadline(request):
+                    return request.read(await self._answered(request))
+            except Exception as error:
+                try:
+                    answer: R = self._failed(request, error)
+                    return answer
+                except MissingIndex:
+                    if not again:
+                        raise
+                    self.known.forget_records()
+                    await self._drive(self.known.make_indexes(getattr(request, "hint", None)))
+        raise AssertionError("unreachable")
+
+    async def _answered(self, request: Command[Any]) -> Any:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
+        raw = self._send(request)
+        if inspect.isawaitable(raw):
+            raw = await raw
+        if request.cursor and not self.memory:
+            raw = await raw.to_list(None)
+        if task and task.cancelling() > cancelled:
+            # PyMongo waits by ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it
+            # comes with the answer. The caller would go on, and might wait for ever.
+            raise asyncio.CancelledError
+        return raw
+
+    async def _at_one_instant(self, request: AtOneInstant[R]) -> R:
+        if self.replicated:
+
+            async def read(session: Any) -> R:
+                return await self._drive(request.plan(session))
+
+            try:
+                with pymongo.timeout(self._timeout):
+                    session = self._start_session()
+                    if inspect.isawaitable(session):  # of motor
+                        session = await session
+                    async with session:
+                        result: R = await session.with_transaction(read, **READ_ONLY)
+                        return result
+            except Exception as error:
+                meant = self._meaning(error)
+                if not isinstance(meant, MissingIndex):
+                    raise meant from error
+        return await self._drive(request.plan(None))
+
+    async def settled(self) -> None:
+        """End the preparation, and wait for batches whose callers were cancelled."""
+        await self._preparing.close()
+        await self._coalescer.settled()
+
+    async def _listen(self, waiters: Waiters) -> bool:
+        async with self._lock:
+            if waiters in self._listeners:
+                return False
+            self._listeners[waiters] = await self.bus.listen(waiters.topic).__aenter__()
+            return True
+
+    async def _wait(self, request: Wait) -> bool:
+        waiters: Waiters = request.waiters
+        woken = asyncio.Event()
+        leads = waiters.enter(woken.set, request.until)
+        guards = not leads and waiters.guard(request.until)
+        try:
+            if leads:
+                return await self._lead(request)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds_left(request, self.clock if guards else None)):
+                    await woken.wait()
+            return True
+        finally:
+            waiters.leave(woken.set, leads, guards)
+
+    async def _lead(self, request: Wait) -> bool:
+        listener = self._listeners[request.waiters]
+        steps = self._watch(request, listener)
+        try:
+            seconds = next(steps)
+            while True:
+                if seconds is None:
+                    with suppress(Unavailable):
+                        await self.prepare(REFRESH_TIMEOUT_S)
+                    seconds = steps.send(False)
+                else:
+                    seconds = steps.send(await listener.wait(seconds))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # whether to look

@@ -1,0 +1,137 @@
+"""What a client remembers of the records of its queues, and of the indexes of its namespace.
+
+So an operation need not read the record of its queue first. A record is read again after a while,
+because the queue may have been deleted. This module does no I/O: its plans do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pyqueue.backends import indexes, namespace
+from pyqueue.backends.kind import IndexTerms
+from pyqueue.requests import Coalesce, EnsureQueue, Plan
+
+#: How long the record of a queue is taken as known, in seconds.
+_LIFETIME_S: Final = 30.0
+#: The same if the record has options that ``reshape`` changes, which all users then follow, or if
+#: no program has named its kind.
+_SHAPED_LIFETIME_S: Final = 5.0
+
+
+class KnownQueues:
+    """The records and the indexes that one client knows.
+
+    Args:
+        collection: the name of the collection.
+        owner: returns the label of this process, which records show.
+    """
+
+    def __init__(self, collection: str, owner: Callable[[], str] = str) -> None:
+        self._collection = collection
+        self._owner = owner
+        #: What the records say, and when they were read, by the monotonic clock.
+        self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
+        #: The options that this client stored in a record, for each of its Queue objects. A record
+        #: that differs later was changed by another program, and is left alone.
+        self._options: dict[str, list[Mapping[str, Any]]] = {}
+        #: The shapes that its Queue objects gave and that agreed with the record. They follow the
+        #: record if it changes later.
+        self._agreed: dict[str, list[Mapping[str, object]]] = {}
+        #: The indexes that this client needs.
+        self._indexes: dict[str, IndexTerms] = dict(namespace.INDEXES)
+
+    def kind_of(self, request: EnsureQueue) -> str | None:
+        """Return the kind of a queue, or None if its record has to be read."""
+        record, read = self._records.get(request.queue, (None, 0.0))
+        if record is None:
+            return None
+        if record.open and not request.guessed and request.kind is not None:
+            return None  # the request names the kind
+        if request.options is not None and not record.compared:
+            return None
+        changes = record.shape or record.open
+        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
+        if time.monotonic() - read >= lifetime_s:
+            return None
+        if request.shape and request.shape not in self._agreed.get(request.queue, ()):
+            return None  # reading the record raises the error, if there is one
+        return record.kind if record.levels.issuperset(request.levels) else None
+
+    def shape_of(self, queue: str) -> Mapping[str, object]:
+        """Return the options on which all users of a queue agree, as far as they are known."""
+        record, _ = self._records.get(queue, (None, 0.0))
+        return {} if record is None else record.shape
+
+    def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
+        """Read or create the record of a queue once for all who need it at the same time."""
+        shape = repr(sorted(request.shape.items()))
+        how = (request.kind, request.guessed, shape, tuple(request.levels))
+        key = ("ensure", request.queue, *how)
+        return Coalesce(key, request, self._ensure_each, max_in_flight=1, threads=True)
+
+    def _ensure_each(self, requests: Sequence[EnsureQueue]) -> Plan[list[str]]:
+        kinds: list[str] = []
+        for request in requests:
+            kind = self.kind_of(request)
+            if kind is None and kinds and request.kind is None:
+                kind = kinds[0]  # what is missing is not remembered, but was read for all of them
+            elif kind is None:
+                kind = yield from self._ensure(request)
+            kinds.append(kind)
+        return kinds
+
+    def _ensure(self, request: EnsureQueue) -> Plan[str]:
+        """Read or create the record of a queue, and remember what it says."""
+        queue, shown = request.queue, request.options and request.options()
+        stored = self._options.setdefault(queue, [])
+        agreed = self._agreed.setdefault(queue, [])
+        # Before a limit is there: a consumer that follows it relies on the unique index.
+        yield from self._make_missing(indexes.indexes_of(request.kind, request.shape))
+        record = yield from namespace.read_or_create_record(
+            request,
+            shown,
+            compare=shown not in stored,
+            agreed=request.shape in agreed,
+            by=self._owner(),
+        )
+        yield from self._make_missing(indexes.indexes_of(record.kind, record.shape))
+        if shown and shown not in stored:
+            stored.append(shown)
+        if request.shape and request.shape not in agreed and record.kind == request.kind:
+            agreed.append(request.shape)
+        if record.live:
+            self._records[queue] = record, time.monotonic()
+        return record.kind
+
+    def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
+        """Make the indexes of a queue that this client does not know to be there."""
+        if not needed.keys() <= self._indexes.keys():
+            yield from indexes.make_indexes(self._collection, needed)
+            self._indexes |= needed
+
+    def make_indexes(self, hint: str | None = None) -> Plan[None]:
+        """Make the indexes that this client needs, and the one that a command named in vain."""
+        every = indexes.all_indexes()
+        if hint is not None and hint in every:
+            self._indexes[hint] = every[hint]
+        # A copy: another call may add an index meanwhile.
+        yield from indexes.make_indexes(self._collection, dict(self._indexes))
+
+    def forget_records(self) -> None:
+        """Read each record again: the collection may have been dropped."""
+        self._records.clear()
+
+    def forget(self, queue: str) -> None:
+        """Forget a queue, which was deleted."""
+        for table in (self._records, self._options, self._agreed):
+            table.pop(queue, None)
+
+    def forget_idle(self, idle_s: float) -> None:
+        """Forget the queues whose record was not read for so long, in seconds."""
+        now = time.monotonic()
+        for queue, (_, read) in list(self._records.items()):
+            if now - read > idle_s:
+                self.forget(queue)

@@ -1,0 +1,128 @@
+"""What a connection has opened: closed with it, or when the connection was dropped unclosed.
+
+A dropped connection is noticed by the garbage collector, at any moment and in any thread. So a
+blocking one is closed in a thread of its own, and an async one in a task of its event loop.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import os
+import warnings
+import weakref
+from typing import Any, NamedTuple, TypeAlias
+
+import pymongo
+
+from pyqueue.embedded import EmbeddedServer
+
+Finalizer: TypeAlias = "weakref.finalize[..., Any]"
+
+
+class Opened(NamedTuple):
+    """What to close, blocking or async. What the user passed in is not in it."""
+
+    driver: Any
+    renewer: Any
+    bus: Any = None
+    mongo: Any = None
+    server: EmbeddedServer | None = None
+
+    @property
+    def leaks(self) -> bool:
+        """Whether anything of it would outlive the connection."""
+        if self.driver is None or self.driver.memory:
+            return False
+        return any(each is not None for each in (self.bus, self.mongo, self.server))
+
+
+def close_opened(opened: Opened) -> None:
+    """Wake the waiting consumers, and close all."""
+    opened.renewer.close()
+    if opened.driver is not None:
+        opened.driver.close_waiters()
+    if opened.bus is not None:
+        opened.bus.close()
+    if opened.mongo is not None:
+        with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
+            opened.mongo.close()
+    if opened.server is not None:
+        opened.server.close()
+
+
+async def close_opened_async(opened: Opened) -> None:
+    """Wake the waiting consumers, and close all."""
+    await opened.renewer.close()
+    if opened.driver is not None:
+        await opened.driver.settled()
+        opened.driver.close_waiters()
+    if opened.bus is not None:
+        await opened.bus.close()
+    if opened.mongo is not None:
+        with pymongo.timeout(1):  # closing ends the sessions on a server that may be down
+            await opened.mongo.close()
+    if opened.server is not None:
+        await asyncio.to_thread(opened.server.close)
+
+
+# ---- dropped
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def close_if_dropped(connection: object, name: str, opened: Opened) -> Finalizer:
+    """Close once the connection is garbage, with a warning. Detach the result to prevent that."""
+    finalizer = weakref.finalize(connection, _dropped, name, opened, os.getpid())
+    finalizer.atexit = False  # what ends with the process needs no closing
+    return finalizer
+
+
+def close_if_dropped_async(connection: object, name: str, opened: Opened) -> Finalizer:
+    """Close once the connection is garbage, with a warning. Detach the result to prevent that."""
+    finalizer = weakref.finalize(connection, _dropped_async, name, opened, os.getpid())
+    finalizer.atexit = False
+    return finalizer
+
+
+def _dropped(name: str, opened: Opened, pid: int) -> None:
+    if os.getpid() == pid:  # a fork shares the connections of its parent: leave them alone
+        # Not threading.Thread: the collector may run while this thread holds locks.
+        _thread.start_new_thread(_close_quietly, (opened,))
+        _warn(name, opened)
+
+
+def _close_quietly(opened: Opened) -> None:
+    with contextlib.suppress(Exception):
+        close_opened(opened)
+
+
+def _dropped_async(name: str, opened: Opened, pid: int) -> None:
+    loop = None if opened.driver is None else opened.driver.loop
+    if os.getpid() != pid or (loop is None and opened.server is None):
+        return  # never used, or a fork
+    if loop is not None and not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            loop.call_soon_threadsafe(_close_soon, opened)
+    elif opened.server is not None:  # the rest ended with its loop
+        _thread.start_new_thread(opened.server.close, ())
+    _warn(name, opened)
+
+
+def _close_soon(opened: Opened) -> None:
+    task = asyncio.get_running_loop().create_task(_close_quietly_async(opened))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _close_quietly_async(opened: Opened) -> None:
+    with contextlib.suppress(Exception):
+        await close_opened_async(opened)
+
+
+def _warn(name: str, opened: Opened) -> None:
+    if opened.mongo is None and opened.server is None:
+        return  # its user has the connections
+    text = f"{name} was dropped without being closed: use `with` or `async with`, or call close()"
+    warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -1,0 +1,50 @@
+"""The protocols of what runs plans.
+
+A queue needs little of its client: something that runs its plans, renews its leases and knows which
+consumers wait. These protocols say exactly that. So queues, claims and pipelines do not depend on
+the client, which depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+from pyqueue.requests import Plan
+from pyqueue.runtime.renewal import LeaseRenewer
+from pyqueue.runtime.waiters import Waiters
+
+R = TypeVar("R")
+
+
+class RunnerBase(Protocol):
+    """The part that is the same for blocking and for async code."""
+
+    @property
+    def namespace(self) -> str:
+        """The name of the collection that holds the queues."""
+
+    @property
+    def store(self) -> object:
+        """What is equal for runners of one database."""
+
+    @property
+    def renewer(self) -> LeaseRenewer:
+        """Renews the leases of reservations and claims."""
+
+    def waiters(self, queue: str) -> Waiters:
+        """Return the consumers of a queue that wait in this client."""
+
+
+class PlanRunner(RunnerBase, Protocol):
+    """Runs plans for blocking code."""
+
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan and return its result."""
+
+
+class AsyncPlanRunner(RunnerBase, Protocol):
+    """Runs plans for async code."""
+
+    def run(self, plan: Plan[R]) -> Awaitable[R]:
+        """Run a plan and return its result."""

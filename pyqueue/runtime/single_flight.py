@@ -1,0 +1,105 @@
+"""One call at a time, whose result is shared by all that ask for it meanwhile.
+
+A caller that is cancelled or interrupted takes its own call back, not that of the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from pyqueue.errors import QueueClosed, Unavailable
+from pyqueue.runtime.coalescing import copy_of
+
+
+class SingleFlight:
+    """For threads. The first caller does the work; if it is interrupted, another one takes over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: Future[None] | None = None
+
+    def run(self, work: Callable[[], None], *, joins: bool, timeout_s: float) -> None:
+        """Do the work, or share the result of the thread that does it.
+
+        Args:
+            work: what to do.
+            joins: whether to wait if another thread does it already.
+            timeout_s: how long to wait for another thread, in seconds.
+        """
+        mine: Future[None] = Future()
+        while True:
+            try:
+                with self._lock:
+                    current = self._current
+                    if current is None:
+                        self._current = mine
+                if current is None:
+                    # Not in the context of the caller, which may have a shorter time limit.
+                    contextvars.Context().run(work)
+                    mine.set_result(None)
+                    return
+            except Exception as error:
+                mine.set_exception(error)
+                raise
+            finally:
+                if self._current is mine:
+                    self._current = None
+                    mine.cancel()  # without effect on a result
+            if not joins:
+                return
+            try:
+                failure = current.exception(timeout_s)
+            except CancelledError:
+                continue
+            except TimeoutError:
+                late = f"the server did not answer within {timeout_s:g} s"
+                raise Unavailable(late) from None
+            if failure is not None:
+                raise copy_of(failure)
+            return
+
+
+class AsyncSingleFlight:
+    """For tasks. The work has a task that no caller can cancel."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]], *, joins: bool) -> None:
+        """Do the work, or share the result if it is being done.
+
+        Args:
+            work: what to do.
+            joins: whether to wait if it is being done already.
+        """
+        task = self._task
+        if task is None:
+            # Not in the context of the caller, which may have a shorter time limit.
+            task = self._task = asyncio.get_running_loop().create_task(
+                work(), context=contextvars.Context()
+            )
+            task.add_done_callback(self._done)
+        elif not joins:
+            return
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise QueueClosed("the client was closed")
+        failure = task.exception()
+        if failure is not None:
+            raise copy_of(failure)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # all callers may have been cancelled
+
+    async def close(self) -> None:
+        """End the work. Its callers raise QueueClosed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

@@ -1,0 +1,129 @@
+"""The consumers of a queue that wait in one client: a leader and its followers.
+
+The leader listens to the bus and watches the time. The followers sleep until they are woken. A
+consumer that stops receiving wakes the next one, unless there is a leader. So one push wakes one
+consumer, and no wake-up is lost with a consumer that has gone. This module does no I/O; the drivers
+wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime
+from threading import Lock
+from typing import Final
+
+from pyqueue.backends.bucket.stock import Stock
+from pyqueue.backends.invalid import Misfits
+from pyqueue.backends.scan import Recovery, ScanState, Sweep
+
+#: How many consumers one find wakes at most.
+_MAX_BURST: Final = 64
+
+
+class Waiters:
+    """The waiting consumers of one queue in one client, and what the client knows of the queue.
+
+    Args:
+        topic: the topic of the queue on the bus.
+        count_misfit: is called for each message that was claimed and could not be delivered.
+        sweep: what all queues of the client share; None: nothing.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        count_misfit: Callable[[], object] | None = None,
+        sweep: Sweep | None = None,
+    ) -> None:
+        self.topic = topic
+        #: What consumers claimed and could not deliver.
+        self.misfits = Misfits(count_misfit)
+        #: Where the next scan of the queue starts.
+        self.scan = ScanState(recovery=Recovery(sweep or Sweep()))
+        #: The packs of the queue that this client holds.
+        self.stock = Stock()
+        #: When it was last asked for, by the monotonic clock.
+        self.used = 0.0
+        self._lock = Lock()
+        self._has_leader = False
+        #: Until when the leader waits.
+        self._until: datetime | None = None
+        #: Until when a follower waits that watches an earlier time than the leader.
+        self._guarded: datetime | None = None
+        self._burst = 1
+        self._followers: OrderedDict[Callable[[], object], None] = OrderedDict()
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether a consumer leads."""
+        return self._has_leader
+
+    @property
+    def count(self) -> int:
+        """How many consumers wait, the leader included."""
+        return int(self._has_leader) + len(self._followers)
+
+    def enter(self, wake: Callable[[], object], until: datetime) -> bool:
+        """Start waiting. Return True to the leader, which listens to the bus until ``until``.
+
+        A follower gets False; ``wake`` is called when it is its turn.
+        """
+        with self._lock:
+            self._burst = 1  # a consumer waits only after it found nothing
+            if self._has_leader:
+                self._followers[wake] = None
+                return False
+            self._has_leader, self._until = True, until
+            return True
+
+    def guard(self, until: datetime) -> bool:
+        """Return whether this follower must watch a time that is earlier than the watched ones."""
+        with self._lock:
+            if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
+                return False
+            self._guarded = until
+            return True
+
+    def leave(self, wake: Callable[[], object], led: bool, guards: bool = False) -> None:
+        """Stop waiting."""
+        with self._lock:
+            if led:
+                self._has_leader, self._until = False, None
+            else:
+                self._followers.pop(wake, None)
+            if guards:
+                self._guarded = None
+
+    def wake_next(self, found: bool) -> None:
+        """Wake followers, unless there is a leader.
+
+        One follower is woken; after each find twice as many, so that many messages soon have many
+        consumers.
+        """
+        number = self._burst if found else 1
+        self._burst = min(number * 2, _MAX_BURST) if found else 1
+        if self._followers:
+            with self._lock:
+                for _ in range(0 if self._has_leader else min(number, len(self._followers))):
+                    wake, _ = self._followers.popitem(last=False)
+                    wake()
+
+    def on_signal(self, when: datetime | None, now: datetime) -> bool:
+        """Take in an event of the bus. Return whether a message may be ready by now."""
+        if when is None:
+            self.scan.on_missed_signals()
+            return True
+        if when > now:
+            self.scan.wake_at(when)
+            return False
+        self.scan.on_signal(when)
+        return True
+
+    def close(self) -> None:
+        """Wake every follower."""
+        with self._lock:
+            followers, self._followers = list(self._followers), OrderedDict()
+        for wake in followers:
+            wake()
