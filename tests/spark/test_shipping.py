@@ -73,7 +73,8 @@ def test_executor_path_needs_neither_pydantic_nor_anyio() -> None:
         from pyqueue.spark import QueueDataSource, QueueProgressListener, register
         from pyqueue.spark import readers, tables, writers
         from pyqueue.spark.addresses import NamespaceAddress, client_of
-        from pyqueue.spark.frames import batch, columns
+        from pyqueue.spark.columns import columns
+        from pyqueue.spark.frames import batch
         from pyqueue.spark.row_reader import Reader
         from pyqueue.spark.pyspark_pyqueue import DefaultSource
 
@@ -118,7 +119,8 @@ def test_stages_and_claims_import_with_spark_4_0() -> None:
         from pydantic import BaseModel
         from pyqueue import ConfigurationError
         from pyqueue.spark import QueueDataSource, SparkStage, register, spark_session, struct_of
-        from pyqueue.spark.frames import batch, columns
+        from pyqueue.spark.columns import columns
+        from pyqueue.spark.frames import batch
         from pyqueue.spark.models import frame
 
         class Order(BaseModel):
