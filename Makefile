@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-spark test-slow coverage check bench soak faults clean
+.PHONY: help demo test test-spark test-slow coverage check faces bench soak faults clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,11 +48,15 @@ test-slow: $(VENV)/.dev  ## the exhaustive forms of the tests
 coverage: $(VENV)/.dev  ## which lines and branches no test takes
 	@$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
 
-check: $(VENV)/.dev  ## format, lint, types and language; warnings are errors
+check: $(VENV)/.dev  ## format, lint, types, language and async classes; warnings are errors
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.support.language
+	@$(BIN)/python -m tests.support.faces --check
+
+faces: $(VENV)/.dev  ## write the async classes from the blocking ones
+	@$(BIN)/python -m tests.support.faces
 
 bench: $(VENV)/.dev  ## speed, as ratios to the raw driver in the same run
 	@$(BIN)/python -m tests.bench $(ARGS)

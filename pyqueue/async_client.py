@@ -1,4 +1,5 @@
-"""``AsyncClient``: the twin of ``Client`` for async code."""
+# Generated from client.py by `make faces`. Edit client.py, and run `make faces`.
+"""``AsyncClient``: the facade of one ``AsyncConnection``. It gives queues and pipelines."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
-from pyqueue.backends import all_queues, managing
-from pyqueue.client import make_backend, make_stream_backend, shape_of
+from pyqueue.backends import all_queues, reshaping
+from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
@@ -23,10 +24,24 @@ T = TypeVar("T")
 
 
 class AsyncClient(Connected[AsyncConnection]):
-    """A client for async code: the twin of ``Client``, over PyMongo's AsyncMongoClient or motor.
+    """A client for async code. It belongs to the event loop in which it is first used.
 
-    It belongs to the event loop in which it is first used. The arguments are those of ``Client``; a
-    database object is an AsyncDatabase or an AsyncIOMotorDatabase. ``memory:`` runs inline.
+    Making a client does no I/O. The server is reached at the first operation, or when the client is
+    entered.
+
+    Args:
+        target: "mongodb://host/db", "mongodb+srv://...",
+            "memory:" (mongomock, this process only, run inline),
+            "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
+            or a database of AsyncMongoClient or motor, which is never closed here. A URL without a
+            database means "pyqueue".
+        namespace: the collection that holds the queues.
+        signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
+            "redis://host:port/0", "none:") or a bus object.
+        durability: "majority" (journaled, on a majority of the members), or "acknowledged" (by the
+            primary; faster, but a fail-over may lose writes or deliver a message again).
+        owner: a label written into claims; default "host:pid".
+        command_timeout: seconds that a command may take, retries included, before ``Unavailable``.
     """
 
     def __init__(
@@ -75,7 +90,32 @@ class AsyncClient(Connected[AsyncConnection]):
         pack: int | None = None,
         limit: Limit | None = None,
     ) -> AsyncQueue[Any]:
-        """Return a queue of this namespace. This does no I/O. See ``Client.queue``."""
+        """Return a queue of this namespace. This does no I/O.
+
+        All users of a queue must agree on ``strict``, ``on_failure``, ``pack`` and ``limit``.
+
+        Args:
+            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
+            model: anything that pydantic's TypeAdapter accepts. Payloads are values of it.
+            lease: seconds for which a reserved message is held.
+            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            dead_letter: the name of the queue for buried messages; default "<name>.dead".
+            history: seconds for which finished messages are kept. None: they are deleted.
+            backoff: how long a message waits after a rollback.
+            poll: seconds after which a waiting consumer looks again even without a signal.
+            kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
+            strict: of a queue with priorities: whether high levels may starve the lower ones.
+            on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
+            pack: of a bucket: how many messages one document has at most, up to 1000.
+            limit: how many messages are held at once, or start in a time, over all processes.
+
+        Returns:
+            The queue.
+
+        Raises:
+            InvalidName: The name is not allowed.
+            ConfigurationError: An option is not allowed.
+        """
         backend = make_backend(
             self._connection,
             name,
@@ -120,20 +160,70 @@ class AsyncClient(Connected[AsyncConnection]):
         retention: Duration | None = None,
         limit: Limit | None = None,
     ) -> AsyncStream[Any]:
-        """Return a stream of this namespace. This does no I/O. See ``Client.stream``."""
+        """Return a stream of this namespace. This does no I/O.
+
+        Args:
+            name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
+            model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
+            retention: seconds, at least 600, for which messages are kept. All users of the stream
+                must agree. None: what the stream was made with; 7 days for a new one.
+            limit: a Limit with a rate: how many messages each group starts in a time.
+
+        Returns:
+            The stream.
+
+        Raises:
+            InvalidName: The name is not allowed.
+            ConfigurationError: An option is not allowed.
+        """
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return AsyncStream(self._connection, backend)
 
     def pipeline(self, name: str = "pipeline") -> Pipeline:
-        """Return a pipeline of queues of this namespace. See ``Client.pipeline``."""
+        """Return a pipeline of queues of this namespace. This does no I/O.
+
+        Args:
+            name: a label for reports. It does not become part of queue names.
+
+        Returns:
+            A pipeline without stages.
+        """
         return Pipeline(self, name)
 
     async def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
-        """List every queue that has a record or a message. See ``Client.queues``."""
+        """List every queue that has a record or a message, with its counts.
+
+        The numbers of one queue may be of slightly different instants; ``AsyncQueue.counts`` is
+        exact.
+
+        Args:
+            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
+            held: False counts what is held as scheduled. That is faster if many messages are
+                scheduled or held, because telling them apart reads each of them.
+
+        Returns:
+            One QueueInfo for each queue, sorted by name.
+        """
         return await self._connection.run(all_queues.queues(cap, held))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
-        """Delete a queue. See ``Client.delete_queue``."""
+        """Delete a queue: its record and its history, and with ``force`` all of its messages.
+
+        Without ``force``, no message that can still be received is ever deleted, even if it is
+        pushed at the same time. Processes that still use the queue make it again: a consumer within
+        seconds, a producer within a minute.
+
+        Args:
+            name: the name of the queue. Its dead-letter queue is another queue.
+            force: delete live messages, too. Their holders get ``LeaseLost``.
+
+        Returns:
+            How many messages were deleted, those of the history included.
+
+        Raises:
+            ConfigurationError: The queue has live messages, and ``force`` is False.
+            Unavailable: The server did not answer; call it again.
+        """
         return await self._connection.run(all_queues.delete_queue(name, force))
 
     async def reshape(
@@ -146,31 +236,63 @@ class AsyncClient(Connected[AsyncConnection]):
         pack: int | None = None,
         limit: Limit | Literal[False] | None = None,
     ) -> None:
-        """Change the options on which all users of a queue agree. See ``Client.reshape``."""
+        """Change the options of a queue or a stream on which all of its users agree.
+
+        Running processes follow within 5 s, at once with a bus; the retention counts within a
+        minute.
+
+        Args:
+            name: the name of the queue, or of the stream.
+            strict: as in ``queue``; None leaves it unchanged.
+            on_failure: as in ``queue``; None leaves it unchanged.
+            retention: as in ``stream``; None leaves it unchanged.
+            pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
+            limit: as in ``queue``; None leaves it unchanged, False removes it. What is held above
+                a lower limit stays held.
+
+        Raises:
+            ConfigurationError: There is no such queue, or its kind has no such option.
+        """
         arguments.queue_name(name)
         shape = shape_of(
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
         by = self._connection.owner()
-        await self._connection.run(managing.reshape(name, shape, self.namespace, by))
+        await self._connection.run(reshaping.reshape(name, shape, self.namespace, by))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.
 
-        See ``Client.transaction``.
+        It cannot retry; ``run_transaction`` can.
+
+        Returns:
+            An async context manager giving the session, to be passed as ``session=``.
+
+        Raises:
+            ConfigurationError: The server is not a replica set.
         """
         return self._connection.transaction()
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
         """Await ``fn(session)`` in a transaction, again when MongoDB asks for a retry, and commit.
 
-        See ``Client.run_transaction``. What ``fn`` returns must be awaitable.
+        Args:
+            fn: passes the session as ``session=``; may be called more than once.
+
+        Returns:
+            The result of ``fn``.
+
+        Raises:
+            ConfigurationError: The server is not a replica set, or ``fn`` is not async. Nothing is
+                stored.
         """
-        checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
-        return await self._connection.run_transaction(checked)
+        return await self._connection.run_transaction(fn)
 
     async def close(self) -> None:
-        """Close what this client opened. See ``Client.close``."""
+        """Close what this client opened. May be called again.
+
+        Waiting consumers wake up and raise ``QueueClosed``.
+        """
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -1,15 +1,20 @@
-"""``AsyncQueue``: the twin of ``Queue`` for async code. It shares the docstrings of ``Queue``."""
+# Generated from queues.py by `make faces`. Edit queues.py, and run `make faces`.
+"""``AsyncQueue``: each operation is one line that runs the plan of the same name.
+
+The plans in ``backends`` say what an operation means. The docstrings here say what it takes and
+returns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
-from pyqueue.claim import AsyncClaim, claimed_async
+from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
@@ -22,38 +27,20 @@ from pyqueue.messages import (
     Message,
     Reservation,
 )
-from pyqueue.queue_base import QueueBase
-from pyqueue.queues import OnDuplicate, Queue
-from pyqueue.requests import Plan
-from pyqueue.reserved import OnLost, check_on_lost, held_async
+from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.reserved import OnLost, check_on_lost, holding_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
 
 T = TypeVar("T")
-R = TypeVar("R")
-C = TypeVar("C", bound=type)
 
 
-def shares_docstrings(source: type) -> Callable[[C], C]:
-    """Give the methods of a twin the docstrings of the class it twins."""
-
-    def share(twin: C) -> C:
-        for name, method in vars(twin).items():
-            if callable(method) and not name.startswith("_") and not method.__doc__:
-                method.__doc__ = getattr(source, name).__doc__
-        return twin
-
-    return share
-
-
-@shares_docstrings(Queue)
 class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
-    """A queue, for async code: the twin of ``Queue``.
+    """A queue, for async code. ``AsyncClient.queue`` makes it, without I/O.
 
-    ``AsyncClient.queue`` makes it, without I/O.
+    Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise
+    ``Unavailable`` (the server did not answer in time) and ``QueueClosed``. Invalid arguments raise
+    ``ConfigurationError`` before anything is written.
     """
-
-    def _run(self, plan: Plan[R]) -> Awaitable[R]:
-        return self._runner.run(plan)
 
     async def push(
         self,
@@ -69,10 +56,37 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         group: str | None = None,
         session: Any = None,
     ) -> Id | None:
+        """Push a message.
+
+        Args:
+            payload: a BSON value, or a value of the model of the queue.
+            delay: seconds until the message can be received; not with ``at``.
+            at: the instant from which the message can be received. A past instant means now.
+            key: a message key, 1-512 characters, unique among the live messages of the queue.
+            on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" payload,
+                headers, time and priority of the live message, so that its tries start again and
+                its holder loses the lease; or raise an "error".
+            headers: small labels, {str: str | int | float | bool}.
+            id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
+                the same id makes no second message.
+            priority: from 0 to 9, higher ones first; None is 4. Only of ``kind="priority"``.
+            group: messages of one group, 1-512 characters, are received one at a time, in their
+                order; those without a group in any order. Only of ``kind="ordered"``.
+            session: the session of a transaction. The push happens when the transaction commits.
+
+        Returns:
+            The id of the message, or None if the key was taken and ``on_duplicate`` is "ignore".
+
+        Raises:
+            InvalidMessage: The payload is not BSON, is too large or does not fit the model.
+            DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
+                message that never was in this queue.
+        """
         own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
         same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
         same["session"] = session
-        return (await self._run(self._push(payload, own, same)))[0]
+        ids = await self._runner.run(self._push(payload, own, same))
+        return ids[0]
 
     async def push_many(
         self,
@@ -88,7 +102,25 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         groups: Sequence[str | None] | None = None,
         session: Any = None,
     ) -> list[Id | None]:
-        return await self._run(
+        """Push many messages at once. If one is invalid, none is written.
+
+        Args:
+            payloads: the payloads.
+            delay: seconds until the messages can be received; not with ``at``.
+            at: the instant from which the messages can be received.
+            headers: the headers of every message.
+            keys: one key for each payload, None for a message without a key.
+            on_duplicate: as in ``push``. "error" names the taken ``keys``, and writes the rest.
+            ids: one id for each payload, None for a new id.
+            priorities: one priority for each payload, None for 4; see ``push``.
+            groups: one group for each payload, None for a message without a group; see ``push``.
+            session: the session of a transaction.
+
+        Returns:
+            The ids, as in ``push``, which says what is raised. If a payload is refused, nothing is
+            written.
+        """
+        return await self._runner.run(
             self._backend.push(
                 payloads,
                 delay=delay,
@@ -104,7 +136,17 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         )
 
     async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
-        received = await self._run(self._receive(1, timeout, pop=True))
+        """Receive a message and finish it at once.
+
+        Delivery is at most once: the message is lost if this process dies now.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+
+        Returns:
+            The message, or None after the timeout.
+        """
+        received = await self._runner.run(self._receive(1, timeout, pop=True))
         return received[0] if received else None
 
     async def pop_many(
@@ -114,12 +156,38 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         timeout: Duration | None = None,
         max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> list[Message[T]]:
-        return await self._run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
+        """Receive up to ``limit`` messages and finish them.
+
+        Wait for the first message only, then take the messages that are ready.
+
+        Args:
+            limit: how many messages at most.
+            timeout: seconds to wait for the first message. None waits without limit, 0 waits not.
+            max_bytes: how many bytes of stored messages at most. The first message is returned even
+                if it is larger. A call may claim more than it returns if messages become larger
+                from one call to the next; it gives the rest back before it returns.
+
+        Returns:
+            The messages in order, or an empty list after the timeout.
+        """
+        return await self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
 
     async def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> Reservation[T] | None:
-        received = await self._run(self._receive(1, timeout, lease=lease))
+        """Receive a message under a lease.
+
+        Delivery is at least once: the message comes back if it is not settled in time.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds for which no other consumer receives it; None: the lease of the queue.
+
+        Returns:
+            The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
+            release.
+        """
+        received = await self._runner.run(self._receive(1, timeout, lease=lease))
         return received[0] if received else None
 
     async def reserve_many(
@@ -130,7 +198,22 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> list[Reservation[T]]:
-        return await self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        """Receive up to ``limit`` messages under a lease.
+
+        Wait for the first message only, then take the messages that are ready.
+
+        Args:
+            limit: how many messages at most.
+            timeout: as in ``pop_many``.
+            lease: seconds; None: the lease of the queue.
+            max_bytes: as in ``pop_many``. For what is given back, the try is not counted.
+
+        Returns:
+            The reservations in order, or an empty list after the timeout.
+        """
+        return await self._runner.run(
+            self._receive(limit, timeout, max_bytes=max_bytes, lease=lease)
+        )
 
     @asynccontextmanager
     async def reserved(
@@ -140,18 +223,50 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         on_lost: OnLost[T] = None,
     ) -> AsyncIterator[Reservation[T] | None]:
+        """Reserve a message for an ``async with`` block.
+
+        The lease is renewed while the block runs. The message is committed when the block ends. If
+        the block raises, the message is rolled back and the exception propagates. A reservation
+        that the block settled itself is left alone.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds; None: the lease of the queue.
+            on_lost: called with the reservation as soon as a renewal finds that the lease was lost,
+                or that the client was closed. It is called in the event loop, and
+                should return at once: set an event, or cancel a task. Its exceptions are logged and
+                ignored.
+
+        Returns:
+            An async context manager that gives the reservation, or None after the timeout.
+
+        Raises:
+            LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
+                block raises, its exception propagates instead.
+        """
         check_on_lost(on_lost)
         reservation = await self.reserve(timeout, lease=lease)
         if reservation is None:
             yield None
             return
-        async with held_async(self._runner, self, reservation, on_lost):
+        async with holding_async(self._runner, self, reservation, on_lost):
             yield reservation
 
     async def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
     ) -> None:
-        return await self._run(
+        """Finish messages. They go to the history if the queue keeps one, else they are deleted.
+
+        Args:
+            reservations: reservations of this queue.
+            payload: what the history keeps instead of the payload.
+            session: the session of a transaction.
+
+        Raises:
+            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest is finished.
+            ConfigurationError: With a session, too little time of a lease is left.
+        """
+        return await self._runner.run(
             self._settles(
                 reservations,
                 session,
@@ -166,7 +281,18 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         error: BaseException | str | None = None,
         session: Any = None,
     ) -> None:
-        return await self._run(
+        """Give messages back for another try. A message that had its last try is buried.
+
+        Args:
+            reservations: reservations of this queue.
+            delay: seconds until the next try. None: the backoff of the queue; 0: at once.
+            error: the reason, kept in ``Message.error``.
+            session: the session of a transaction.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is rolled back.
+        """
+        return await self._runner.run(
             self._settles(
                 reservations,
                 session,
@@ -175,10 +301,27 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         )
 
     async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        return await self._run(self._backend.extend(reservations, lease=lease))
+        """Hold messages for another lease, counted from now. This updates ``until``.
+
+        Args:
+            reservations: reservations of this queue.
+            lease: seconds; None: the lease with which each message was reserved.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is extended.
+        """
+        return await self._runner.run(self._backend.extend(reservations, lease=lease))
 
     async def release(self, *reservations: Reservation[T]) -> None:
-        return await self._run(
+        """Give messages back unprocessed. They keep their places, and the try is not counted.
+
+        Args:
+            reservations: reservations of this queue.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is released.
+        """
+        return await self._runner.run(
             self._settles(reservations, None, self._backend.release(reservations))
         )
 
@@ -195,10 +338,30 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         group: str | None = None,
         session: Any = None,
     ) -> None:
+        """Move messages to another queue, each in one atomic update: never lost, never in both.
+
+        Args:
+            reservations: reservations of this queue.
+            to: a queue's name, or the ``AsyncQueue`` itself, of the same namespace.
+            payload: the new payload of each message, a value of the model of the target.
+            update: instead of a payload, an update of the payload with the operators $set $unset
+                $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
+            headers: merged into the headers.
+            delay: seconds until the message can be received there.
+            key: the message key there; for one reservation only.
+            priority: the priority there, if it has priorities; None keeps the one it has.
+            group: the group there, if it is ordered; None keeps the one it has.
+            session: the session of a transaction.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is moved.
+            DuplicateKey: The key is taken there. The reservation is still held.
+            InvalidMessage: The payload, or the result of the update, cannot be stored.
+        """
         pairs = [(each, payload) for each in reservations]
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
-        return await self._run(self._move(pairs, to, edits))
+        return await self._runner.run(self._move(pairs, to, edits))
 
     async def move_many(
         self,
@@ -213,24 +376,71 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         group: str | None = None,
         session: Any = None,
     ) -> None:
+        """Move messages to another queue, each with its own payload.
+
+        Args:
+            pairs: pairs of a reservation and its new payload (or UNCHANGED).
+            to: as in ``move``.
+            update: as in ``move``.
+            headers: as in ``move``.
+            delay: as in ``move``.
+            key: as in ``move``.
+            priority: as in ``move``.
+            group: as in ``move``.
+            session: as in ``move``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is moved.
+            InvalidMessage: A payload cannot be stored. Nothing was moved.
+        """
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
-        return await self._run(self._move(pairs, to, edits))
+        return await self._runner.run(self._move(pairs, to, edits))
 
     async def bury(
         self, *reservations: Reservation[T], error: BaseException | str | None = None
     ) -> None:
-        return await self._run(
+        """Send messages to the dead-letter queue now.
+
+        Args:
+            reservations: reservations of this queue.
+            error: the reason, kept in ``Message.dead`` and ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is buried.
+            ConfigurationError: A message is in a dead-letter queue already.
+        """
+        return await self._runner.run(
             self._settles(reservations, None, self._backend.bury(reservations, error=error))
         )
 
     async def progress(
         self, reservation: Reservation[T], fraction: float, note: str | None = None
     ) -> None:
-        return await self._run(self._backend.progress(reservation, fraction, note))
+        """Store how far the work is. Any process can read it in ``Message.progress``.
+
+        Args:
+            reservation: a reservation of this queue.
+            fraction: from 0 to 1.
+            note: a few words.
+
+        Raises:
+            LeaseLost: The message is no longer held.
+        """
+        return await self._runner.run(self._backend.progress(reservation, fraction, note))
 
     async def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
-        return await self._run(self._backend.checkpoint(reservation, state))
+        """Store a state of the work. The next try finds it in ``Message.checkpoint``.
+
+        Args:
+            reservation: a reservation of this queue.
+            state: any BSON value.
+
+        Raises:
+            LeaseLost: The message is no longer held.
+            InvalidMessage: The state is not BSON.
+        """
+        return await self._runner.run(self._backend.checkpoint(reservation, state))
 
     def claim(
         self,
@@ -240,48 +450,156 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractAsyncContextManager[AsyncClaim]:
-        return claimed_async(self._runner, self._backend, group, limit, lease, max_bytes)
+        """Claim many messages for an ``async with`` block, for work in bulk, for example in Spark.
+
+        One lease holds all of them, and is renewed. If an earlier claim of the group is unfinished,
+        for example because its process died, the block takes that claim over. A block that raises,
+        or ends without ``commit()``, rolls the claim back.
+
+        Args:
+            group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
+                a time may use it.
+            limit: how many messages at most, up to 100 000.
+            lease: seconds for which the messages stay held if this process dies; None: the lease of
+                the queue.
+            max_bytes: how many bytes of stored messages at most, but at least one message.
+
+        Returns:
+            An async context manager that gives the ``AsyncClaim``. It is empty if no message is
+            ready.
+
+        Raises:
+            Fenced: On settling, if another process has claimed for the group in the meantime.
+            LeaseLost: On ``commit()``, if other consumers hold some of the messages by now.
+        """
+        return claimed_async(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
     async def redrive(self, limit: int | None = None) -> int:
-        return await self._run(self._backend.redrive(limit))
+        """Send buried messages back to the queues they came from.
+
+        Their tries start again, and a message keeps its key if the key is free there.
+
+        Args:
+            limit: how many at most; None: all.
+
+        Returns:
+            How many messages went back; 0 for a queue without buried messages.
+
+        Raises:
+            Unavailable: The server did not answer. The text says how many went back.
+        """
+        return await self._runner.run(self._backend.redrive(limit))
 
     async def remove(self, id: Id) -> bool:
-        return await self._run(self._backend.remove(id))
+        """Remove a message from the queue.
+
+        Args:
+            id: the id of the message; the text of an ObjectId will do.
+
+        Returns:
+            False if the id is unknown, or the message is finished or held under a live lease.
+        """
+        return await self._runner.run(self._backend.remove(id))
 
     async def reprioritize(self, id: Id, priority: int) -> bool:
-        return await self._run(self._reprioritize(id, priority))
+        """Give a message another priority, from 0 to 9. A held one has it if it comes back.
+
+        Args:
+            id: as in ``remove``.
+            priority: as in ``push``.
+
+        Returns:
+            False if the id is unknown, or the message is finished.
+        """
+        return await self._runner.run(self._reprioritize(id, priority))
 
     async def get(self, id: Id) -> Message[T] | Finished[T] | None:
-        return await self._run(self._backend.get(id))
+        """Return a message in any state.
+
+        Args:
+            id: the id of the message; the text of an ObjectId will do.
+
+        Returns:
+            The message, or None if the id is unknown in this queue. A message that does not fit the
+            model has its raw payload.
+        """
+        return await self._runner.run(self._backend.get(id))
 
     async def peek(self, limit: int = 10) -> list[Message[T]]:
-        return await self._run(self._backend.peek(limit))
+        """Return the next messages without taking them. ``error`` says why one is invalid.
+
+        Args:
+            limit: how many at most.
+        """
+        return await self._runner.run(self._backend.peek(limit))
 
     async def counts(self, cap: int | None = None) -> Counts:
-        return await self._run(self._backend.counts(cap))
+        """Count the messages by state. The cost grows with their number.
+
+        On a replica set all numbers are of one instant. On a standalone server and on "memory:", a
+        message that changes its state meanwhile may be counted twice, or not at all.
+
+        Args:
+            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
+        """
+        return await self._runner.run(self._backend.counts(cap))
 
     async def next_when(self) -> datetime | None:
-        return await self._run(self._backend.next_when())
+        """Return when the next message becomes (or became) eligible; None if there is none.
+
+        The ends of leases count too.
+        """
+        return await self._runner.run(self._backend.next_when())
 
     async def pause(self) -> None:
-        return await self._run(self._backend.pause(True))
+        """Stop the consumers of every process from receiving. Pushes go on.
+
+        Consumers notice this at once with a bus, and within 5 s without.
+        """
+        return await self._runner.run(self._backend.pause(True))
 
     async def resume(self) -> None:
-        return await self._run(self._backend.pause(False))
+        """Let the consumers receive again."""
+        return await self._runner.run(self._backend.pause(False))
 
     async def paused(self) -> bool:
-        return await self._run(self._backend.paused())
+        """Return whether the queue is paused."""
+        return await self._runner.run(self._backend.paused())
 
     async def notify(self) -> None:
-        return await self._run(self._notify())
+        """Wake waiting consumers. Call it after a transaction that you committed yourself."""
+        return await self._runner.run(self._notify())
 
     async def purge(self) -> int:
-        return await self._run(self._backend.purge())
+        """Delete all ready and scheduled messages.
+
+        The history and held messages stay, also those that an open transaction holds.
+
+        Returns:
+            How many were deleted. The text of ``Unavailable`` says it, too; then call it again.
+        """
+        return await self._runner.run(self._backend.purge())
 
     async def history(
         self, limit: int = 100, *, since: datetime | None = None
     ) -> list[Finished[T]]:
-        return await self._run(self._backend.history(limit, since=since))
+        """Return finished messages, newest first, with ``outcome`` and ``processed``.
+
+        Args:
+            limit: how many at most.
+            since: only messages that were finished at or after this instant.
+        """
+        return await self._runner.run(self._backend.history(limit, since=since))
 
     async def replay(self, *ids: Id) -> int:
-        return await self._run(self._backend.replay(ids))
+        """Make finished messages ready again.
+
+        Their tries start again, and a message keeps its key if the key is free.
+
+        Args:
+            ids: the ids of messages in the history, as in ``get``.
+
+        Returns:
+            How many of the ids were found.
+        """
+        return await self._runner.run(self._backend.replay(ids))

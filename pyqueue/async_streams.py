@@ -1,4 +1,8 @@
-"""``AsyncStream``: the twin of ``Stream`` for async code. It shares its docstrings."""
+# Generated from streams.py by `make faces`. Edit streams.py, and run `make faces`.
+"""``AsyncStream``: a log that any number of consumer groups read, each at its pace.
+
+``AsyncConsumer``: one of these groups.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TypeVar
 
-from pyqueue.async_queues import shares_docstrings
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -18,38 +21,84 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.requests import Plan
-from pyqueue.reserved import OnLost, check_on_lost, held_async
+from pyqueue.reserved import OnLost, check_on_lost, holding_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
-from pyqueue.streams import Consumer, ConsumerBase, Start, Stream, StreamBase
+from pyqueue.stream_base import ConsumerBase, Start, StreamBase
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
-@shares_docstrings(Stream)
 class AsyncStream(StreamBase[T, AsyncPlanRunner]):
-    """A stream, for async code: the twin of ``Stream``.
+    """A stream, for async code. ``AsyncClient.stream`` makes it, without I/O.
 
-    ``AsyncClient.stream`` makes it, without I/O.
+    Each message has a position: 0, 1, 2, ... without gaps. A reader that saw a position never sees
+    a message appear below it later. Every operation may raise ``Unavailable`` and ``QueueClosed``.
     """
 
-    async def _run(self, plan: Plan[R]) -> R:
-        return await self._runner.run(plan)
-
     async def append(self, payload: T, *, headers: Headers | None = None) -> int:
-        return (await self._run(self._backend.append([payload], headers)))[0]
+        """Append a message.
+
+        Args:
+            payload: a BSON value, or a value of the model of the stream.
+            headers: small labels, {str: str | int | float | bool}.
+
+        Returns:
+            The position of the message.
+
+        Raises:
+            InvalidMessage: The payload is not BSON, is too large or does not fit the model.
+            Unavailable: The message may be stored. If it is appended again, it may be there twice.
+        """
+        positions = await self._runner.run(self._backend.append([payload], headers))
+        return positions[0]
 
     async def append_many(
         self, payloads: Iterable[T], *, headers: Headers | None = None
     ) -> list[int]:
-        return await self._run(self._backend.append(payloads, headers))
+        """Append many messages, in packs of 1000. If one is invalid, none is appended.
+
+        Messages of other callers may come between two packs.
+
+        Args:
+            payloads: the payloads.
+            headers: the headers of every message.
+
+        Returns:
+            The positions of the messages.
+
+        Raises:
+            InvalidMessage: A payload cannot be stored. Nothing was written.
+            Unavailable: Some messages may be stored. The text says how many surely are.
+        """
+        return await self._runner.run(self._backend.append(payloads, headers))
 
     async def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
-        return await self._run(self._backend.read(after, limit))
+        """Return messages by position. This takes nothing and belongs to no consumer group.
+
+        Args:
+            after: the position before the first message; None: begin with the first one.
+            limit: how many messages at most. Large messages end the result sooner.
+
+        Returns:
+            Messages in order. The list is empty at the end of the stream. If the first messages
+            after ``after`` were deleted, it begins with the next one. A message that does not fit
+            the model has its raw payload, and ``error`` says why.
+        """
+        return await self._runner.run(self._backend.read(after, limit))
 
     async def trim(self, *, before: int | datetime) -> int:
-        return await self._run(self._backend.trim(before))
+        """Delete old messages, in whole packs.
+
+        The last pack stays, and so do packs that are younger than 10 minutes.
+
+        Args:
+            before: packs that lie wholly before this position, or were appended before this
+                instant, are deleted.
+
+        Returns:
+            The position of the first message that is left.
+        """
+        return await self._runner.run(self._backend.trim(before))
 
     def consumer(
         self,
@@ -62,30 +111,76 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
     ) -> AsyncConsumer[T]:
+        """Return a consumer group of this stream. This does no I/O.
+
+        The group is made when it first receives, and then stored until ``delete_consumer``. Any
+        number of processes may receive for it; together they get each message.
+
+        Args:
+            name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
+            start: where a new group begins: "first", "last" (what is appended from now on), an
+                instant, or a position. Ignored if the group exists; ``AsyncConsumer.seek``
+                moves it.
+            lease: seconds for which a reserved message is held.
+            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            dead_letter: the name of the queue for buried messages; default
+                "<stream>.<group>.dead".
+            backoff: how long a message waits after a rollback.
+            poll: seconds after which a waiting consumer looks again even without a signal.
+
+        Returns:
+            The consumer group.
+
+        Raises:
+            ConfigurationError: An option is not allowed.
+        """
         plans = self._group(name, start, lease, max_tries, dead_letter, backoff, poll)
         return AsyncConsumer(self._runner, plans)
 
     async def consumers(self) -> list[ConsumerInfo]:
-        return await self._run(self._backend.groups())
+        """Return the consumer groups of this stream, with their positions and counts.
+
+        Returns:
+            One ConsumerInfo for each group, sorted by name.
+        """
+        return await self._runner.run(self._backend.groups())
 
     async def delete_consumer(self, name: str) -> bool:
-        return await self._run(self._backend.delete_group(name))
+        """Delete a consumer group. Its holders get ``LeaseLost``.
+
+        A process that still receives for it makes it again, from its ``start`` on.
+
+        Args:
+            name: the name of the group.
+
+        Returns:
+            False if there was none.
+        """
+        return await self._runner.run(self._backend.delete_group(name))
 
 
-@shares_docstrings(Consumer)
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
-    """A consumer group of a stream, for async code: the twin of ``Consumer``.
+    """A consumer group of a stream, for async code. ``AsyncStream.consumer`` makes it, without I/O.
 
-    ``AsyncStream.consumer`` makes it, without I/O.
+    Its ``name`` is that of the stream, "~" and that of the group. Messages that are reserved in one
+    call have a common lease for each thousand of them.
     """
-
-    async def _run(self, plan: Plan[R]) -> R:
-        return await self._runner.run(plan)
 
     async def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> StreamReservation[T] | None:
-        return next(iter(await self._run(self._receive(1, timeout, lease=lease))), None)
+        """Receive a message under a lease.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds for which no other consumer of the group receives it; None: the lease of
+                the group.
+
+        Returns:
+            The reservation, or None after the timeout. Settle it by commit, rollback, bury or
+            release.
+        """
+        return next(iter(await self._runner.run(self._receive(1, timeout, lease=lease))), None)
 
     async def reserve_many(
         self,
@@ -95,7 +190,24 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> list[StreamReservation[T]]:
-        return await self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        """Receive up to ``limit`` messages under a lease.
+
+        Wait for the first message only, then take what is there.
+
+        Args:
+            limit: how many messages at most.
+            timeout: seconds to wait for the first message. None waits without limit, 0 does not
+                wait.
+            lease: seconds; None: the lease of the group.
+            max_bytes: how many bytes of stored messages at most. The first message is returned even
+                if it is larger.
+
+        Returns:
+            The reservations in the order of their positions, or an empty list after the timeout.
+        """
+        return await self._runner.run(
+            self._receive(limit, timeout, max_bytes=max_bytes, lease=lease)
+        )
 
     @asynccontextmanager
     async def reserved(
@@ -105,16 +217,42 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         on_lost: OnLost[T] = None,
     ) -> AsyncIterator[StreamReservation[T] | None]:
+        """Reserve a message for an ``async with`` block, as ``AsyncQueue.reserved`` does.
+
+        The lease is renewed while the block runs. The message is committed when the block ends, and
+        rolled back if it raises.
+
+        Args:
+            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: seconds; None: the lease of the group.
+            on_lost: called with the reservation as soon as a renewal finds that the lease was lost.
+
+        Returns:
+            An async context manager that gives the reservation, or None after the timeout.
+
+        Raises:
+            LeaseLost: The lease was lost before the block ended, so nothing was committed.
+        """
         check_on_lost(on_lost)
         reservation = await self.reserve(timeout, lease=lease)
         if reservation is None:
             yield None
             return
-        async with held_async(self._runner, self, reservation, on_lost):
+        async with holding_async(self._runner, self, reservation, on_lost):
             yield reservation
 
     async def commit(self, *reservations: StreamReservation[T]) -> None:
-        return await self._run(self._settles(reservations, None, self._plans.commit(reservations)))
+        """Finish messages for this group. The stream and other groups keep them.
+
+        Args:
+            reservations: reservations of this group.
+
+        Raises:
+            LeaseLost: Some were no longer held (``lost``). The rest is finished.
+        """
+        return await self._runner.run(
+            self._settles(reservations, None, self._plans.commit(reservations))
+        )
 
     async def rollback(
         self,
@@ -122,34 +260,94 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
+        """Give messages back for another try. A message that had its last try is buried.
+
+        Args:
+            reservations: reservations of this group.
+            delay: seconds until the next try. None: the backoff of the group; 0: at once.
+            error: the reason, kept in ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is rolled back.
+        """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
-        return await self._run(self._settles(reservations, None, plan))
+        return await self._runner.run(self._settles(reservations, None, plan))
 
     async def extend(
         self, *reservations: StreamReservation[T], lease: Duration | None = None
     ) -> None:
-        return await self._run(self._plans.extend(reservations, lease=lease))
+        """Hold messages for another lease, counted from now. This updates ``until``.
+
+        Messages that were reserved together share their lease, and the longest counts.
+
+        Args:
+            reservations: reservations of this group.
+            lease: seconds; None: the lease with which each message was reserved.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is extended.
+        """
+        return await self._runner.run(self._plans.extend(reservations, lease=lease))
 
     async def release(self, *reservations: StreamReservation[T]) -> None:
-        return await self._run(self._settles(reservations, None, self._plans.release(reservations)))
+        """Give messages back unprocessed. The try is not counted.
+
+        Args:
+            reservations: reservations of this group.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is released.
+        """
+        return await self._runner.run(
+            self._settles(reservations, None, self._plans.release(reservations))
+        )
 
     async def bury(
         self, *reservations: StreamReservation[T], error: BaseException | str | None = None
     ) -> None:
+        """Send messages to the dead-letter queue of this group now. Other groups keep them.
+
+        Args:
+            reservations: reservations of this group.
+            error: the reason, kept in ``Message.dead`` and ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest is buried.
+        """
         plan = self._plans.bury(reservations, error=error)
-        return await self._run(self._settles(reservations, None, plan))
+        return await self._runner.run(self._settles(reservations, None, plan))
 
     async def counts(self) -> ConsumerCounts:
-        return await self._run(self._plans.counts())
+        """Count the messages that the group has before it, by state.
+
+        Returns:
+            ready, scheduled, reserved, their total, and skipped.
+        """
+        return await self._runner.run(self._plans.counts())
 
     async def pause(self) -> None:
-        return await self._run(self._plans.pause(True))
+        """Stop the consumers of this group, in every process, from receiving."""
+        return await self._runner.run(self._plans.pause(True))
 
     async def resume(self) -> None:
-        return await self._run(self._plans.pause(False))
+        """Let the consumers of this group receive again."""
+        return await self._runner.run(self._plans.pause(False))
 
     async def paused(self) -> bool:
-        return await self._run(self._plans.paused())
+        """Return whether the group is paused.
+
+        Returns:
+            True if it is paused.
+        """
+        return await self._runner.run(self._plans.paused())
 
     async def seek(self, position: Start) -> int:
-        return await self._run(self._plans.seek(position))
+        """Go on at another place of the stream. Every lease of the group ends.
+
+        Args:
+            position: "first", "last", an instant, or the position of the next message.
+
+        Returns:
+            The position.
+        """
+        return await self._runner.run(self._plans.seek(position))

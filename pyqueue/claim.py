@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -33,10 +33,30 @@ class RunnerLease:
     lease: float
 
 
+class ClaimSize(NamedTuple):
+    """How many messages a claim takes at most."""
+
+    limit: int
+    max_bytes: int
+
+    def check(self) -> None:
+        """Refuse sizes that are not allowed.
+
+        Raises:
+            ConfigurationError: one is not.
+        """
+        if arguments.count("limit", self.limit) > MAX_CLAIM:
+            raise ConfigurationError(
+                f"limit: {self.limit} is not allowed: at most {MAX_CLAIM} messages are claimed at "
+                "once"
+            )
+        arguments.count("max_bytes", self.max_bytes)
+
+
 class ClaimBase(Generic[Runs]):
     """The part of a claim that is the same for blocking and for async code."""
 
-    def __init__(self, runner: Runs, claims: NamedClaims, lease: float) -> None:
+    def __init__(self, runner: Runs, claims: NamedClaims, lease: Duration | None) -> None:
         self._runner = runner
         self._claims = claims
         self._token = ""
@@ -47,9 +67,11 @@ class ClaimBase(Generic[Runs]):
         #: The name of the group.
         self.group = claims.group
         #: The length of the lease in seconds.
-        self.lease = lease
+        self.lease = claims.backend.options.lease
+        if lease is not None:
+            self.lease = arguments.duration("lease", lease, positive=True)
         self._runner_lease = RunnerLease(
-            f"the runner of group {claims.group!r}", runner_lease_s(lease)
+            f"the runner of group {claims.group!r}", runner_lease_s(self.lease)
         )
 
     def _label(self) -> str:
@@ -76,9 +98,9 @@ class ClaimBase(Generic[Runs]):
         queue = self._claims.backend.queue
         return f"{type(self).__name__}({queue!r}, group={self.group!r}, {len(self)} messages)"
 
-    def _begin(self, limit: int, max_bytes: int) -> Plan[None]:
+    def _begin(self, size: ClaimSize) -> Plan[None]:
         self._token, self._upto, self.ids = yield from self._claims.begin(
-            limit, self.lease, max_bytes=max_bytes
+            size.limit, self.lease, max_bytes=size.max_bytes
         )
 
     def _documents(self) -> Plan[list[Document]]:
@@ -182,33 +204,19 @@ class AsyncClaim(ClaimBase[AsyncPlanRunner]):
         await self._runner.run(self._rollback(error))
 
 
-def _checked(
-    backend: QueuePlans, group: str, limit: int, lease: Duration | None, max_bytes: int
-) -> tuple[NamedClaims, float]:
-    if arguments.count("limit", limit) > MAX_CLAIM:
-        raise ConfigurationError(
-            f"limit: {limit} is not allowed: at most {MAX_CLAIM} messages are claimed at once"
-        )
-    arguments.count("max_bytes", max_bytes)
-    lease_s = backend.options.lease
-    if lease is not None:
-        lease_s = arguments.duration("lease", lease, positive=True)
-    return NamedClaims(backend, group), lease_s
-
-
 @contextmanager
 def claimed(
     runner: PlanRunner,
     backend: QueuePlans,
     group: str,
-    limit: int,
+    size: ClaimSize,
     lease: Duration | None,
-    max_bytes: int,
 ) -> Iterator[Claim]:
     """Claim for the block of ``Queue.claim``."""
     plans = runner.run(found(backend, names=True))
-    claim = Claim(runner, *_checked(plans, group, limit, lease, max_bytes))
-    runner.run(claim._begin(limit, max_bytes))
+    size.check()
+    claim = Claim(runner, NamedClaims(plans, group), lease)
+    runner.run(claim._begin(size))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:
@@ -229,14 +237,14 @@ async def claimed_async(
     runner: AsyncPlanRunner,
     backend: QueuePlans,
     group: str,
-    limit: int,
+    size: ClaimSize,
     lease: Duration | None,
-    max_bytes: int,
 ) -> AsyncIterator[AsyncClaim]:
     """Claim for the block of ``AsyncQueue.claim``."""
     plans = await runner.run(found(backend, names=True))
-    claim = AsyncClaim(runner, *_checked(plans, group, limit, lease, max_bytes))
-    await runner.run(claim._begin(limit, max_bytes))
+    size.check()
+    claim = AsyncClaim(runner, NamedClaims(plans, group), lease)
+    await runner.run(claim._begin(size))
     runner.renewer.add(claim, lambda _: runner.run(claim._renew()))
     runner.renewer.add(claim._runner_lease, lambda _: runner.run(claim._hold()))
     try:

@@ -1,4 +1,4 @@
-"""``Client``: a thin facade of a ``Connection`` that gives queues and pipelines."""
+"""``Client``: the facade of one ``Connection``. It gives queues and pipelines."""
 
 from __future__ import annotations
 
@@ -8,116 +8,18 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import all_queues, managing
-from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans, plans_of
-from pyqueue.backends.streams.plans import StreamPlans
-from pyqueue.errors import ConfigurationError
-from pyqueue.limits import Limit, check_limit
+from pyqueue.backends import all_queues, reshaping
+from pyqueue.client_base import make_backend, make_stream_backend, shape_of
+from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
-from pyqueue.payloads import Codec
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
-from pyqueue.runtime.connecting import BaseConnection, Connected, Connection, Durability
+from pyqueue.runtime.connecting import Connected, Connection, Durability
 from pyqueue.streams import Stream
 from signals import Bus
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-def shape_of(
-    *,
-    strict: bool | None = None,
-    on_failure: OnFailure | None = None,
-    retention: Duration | None = None,
-    pack: int | None = None,
-    limit: Limit | Literal[False] | None = None,
-) -> dict[str, object]:
-    """Return the options, of those on which all users of a queue agree, that were given.
-
-    Raises:
-        ConfigurationError: A value is not allowed.
-    """
-    if strict is not None and not isinstance(strict, bool):
-        raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
-    if on_failure is not None:
-        arguments.one_of("on_failure", on_failure, ("block", "skip"))
-    kept_s = None if retention is None else arguments.retention(retention)
-    if pack is not None:
-        arguments.pack(pack)
-    if limit is not None and limit is not False:
-        check_limit(limit)
-    given = {
-        "strict": strict,
-        "on_failure": on_failure,
-        "retention": kept_s,
-        "pack": pack,
-        "limit": limit.stored() if limit else limit,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def make_backend(
-    connection: BaseConnection[Any],
-    name: str,
-    model: object,
-    *,
-    lease: Duration,
-    max_tries: int | None,
-    dead_letter: str | None,
-    history: Duration | None,
-    backoff: Backoff,
-    poll: Duration,
-    kind: str | None,
-    strict: bool | None,
-    on_failure: OnFailure | None,
-    pack: int | None,
-    limit: Limit | None,
-) -> QueuePlans:
-    """Check the options of a queue and return its plans."""
-    arguments.queue_name(name)
-    arguments.backoff(backoff)
-    if limit is not None:
-        check_limit(limit)
-    options = Options(
-        lease=arguments.duration("lease", lease, positive=True),
-        max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
-        dead_letter=arguments.dead_letter(name, dead_letter),
-        history=None if history is None else arguments.duration("history", history, positive=True),
-        backoff=backoff,
-        poll=arguments.duration("poll", poll, positive=True),
-        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack, limit=limit),
-    )
-    return plans_of(
-        name,
-        options,
-        Codec(model),
-        kind=kind,
-        owner=connection.owner,
-        command_timeout=connection.command_timeout,
-    )
-
-
-def make_stream_backend(
-    connection: BaseConnection[Any],
-    name: str,
-    model: object,
-    retention: Duration | None,
-    limit: Limit | None,
-) -> StreamPlans:
-    """Check the options of a stream and return its plans."""
-    arguments.queue_name(name)
-    if limit is not None:
-        check_limit(limit)
-    shape = shape_of(retention=retention, limit=limit)
-    return StreamPlans(
-        name,
-        Codec(model),
-        shape,
-        owner=connection.owner,
-        command_timeout=connection.command_timeout,
-    )
 
 
 class Client(Connected[Connection]):
@@ -127,14 +29,14 @@ class Client(Connected[Connection]):
     entered.
 
     Args:
-        target: "mongodb://host/db", "mongodb+srv://...", "memory:" (mongomock, this process only),
+        target: "mongodb://host/db", "mongodb+srv://...",
+            "memory:" (mongomock, this process only),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
-            or a pymongo or mongomock database, which is never closed here. A URL without a database
-            means "pyqueue".
+            or a database of pymongo or mongomock, which is never closed here. A URL without a
+            database means "pyqueue".
         namespace: the collection that holds the queues.
         signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
-        "redis://host:port/0",
-            "none:") or a bus object.
+            "redis://host:port/0", "none:") or a bus object.
         durability: "majority" (journaled, on a majority of the members), or "acknowledged" (by the
             primary; faster, but a fail-over may lose writes or deliver a message again).
         owner: a label written into claims; default "host:pid".
@@ -288,7 +190,8 @@ class Client(Connected[Connection]):
     def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message, with its counts.
 
-        The numbers of one queue may be of slightly different instants; ``Queue.counts`` is exact.
+        The numbers of one queue may be of slightly different instants; ``Queue.counts`` is
+        exact.
 
         Args:
             cap: stop counting a state at this number. Then ``cap`` means "so many or more".
@@ -352,7 +255,7 @@ class Client(Connected[Connection]):
             strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
         )
         by = self._connection.owner()
-        self._connection.run(managing.reshape(name, shape, self.namespace, by))
+        self._connection.run(reshaping.reshape(name, shape, self.namespace, by))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises.
@@ -380,8 +283,7 @@ class Client(Connected[Connection]):
             ConfigurationError: The server is not a replica set, or ``fn`` is async. Nothing is
                 stored.
         """
-        checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
-        return self._connection.run_transaction(checked)
+        return self._connection.run_transaction(fn)
 
     def close(self) -> None:
         """Close what this client opened. May be called again.

@@ -237,6 +237,17 @@ class Backoff:
         return wait * (1 + self.jitter * random.uniform(-1, 1))
 
 
+class BatchOptions(TypedDict):
+    """How a Spark stage makes its batches."""
+
+    #: "move" or "transaction".
+    output: str
+    #: The most messages in one batch.
+    max_messages: int
+    #: How many processes share the work of the group.
+    members: int
+
+
 class QueueOptions(TypedDict, total=False):
     """The options of ``Client.queue``."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import managing
@@ -17,6 +17,9 @@ from pyqueue.runtime.plan_runner import RunnerBase
 
 T = TypeVar("T")
 Runs = TypeVar("Runs", bound=RunnerBase)
+
+#: What a push does if the key is taken.
+OnDuplicate = Literal["ignore", "replace", "error"]
 
 
 class QueueBase(Generic[T, Runs]):

@@ -1,7 +1,7 @@
 """``Queue``: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` say what an operation means. The docstrings of ``Queue`` say what it takes
-and returns; ``AsyncQueue`` shares them.
+The plans in ``backends`` say what an operation means. The docstrings here say what it takes and
+returns.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
-from pyqueue.claim import Claim, claimed
+from pyqueue.claim import Claim, ClaimSize, claimed
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
@@ -26,15 +26,11 @@ from pyqueue.messages import (
     Message,
     Reservation,
 )
-from pyqueue.queue_base import QueueBase
-from pyqueue.requests import Plan
-from pyqueue.reserved import OnLost, check_on_lost, held
+from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.reserved import OnLost, check_on_lost, holding
 from pyqueue.runtime.plan_runner import PlanRunner
 
 T = TypeVar("T")
-R = TypeVar("R")
-
-OnDuplicate = Literal["ignore", "replace", "error"]
 
 
 class Queue(QueueBase[T, PlanRunner]):
@@ -44,9 +40,6 @@ class Queue(QueueBase[T, PlanRunner]):
     ``Unavailable`` (the server did not answer in time) and ``QueueClosed``. Invalid arguments raise
     ``ConfigurationError`` before anything is written.
     """
-
-    def _run(self, plan: Plan[R]) -> R:
-        return self._runner.run(plan)
 
     def push(
         self,
@@ -91,7 +84,8 @@ class Queue(QueueBase[T, PlanRunner]):
         own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
         same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
         same["session"] = session
-        return self._run(self._push(payload, own, same))[0]
+        ids = self._runner.run(self._push(payload, own, same))
+        return ids[0]
 
     def push_many(
         self,
@@ -125,7 +119,7 @@ class Queue(QueueBase[T, PlanRunner]):
             The ids, as in ``push``, which says what is raised. If a payload is refused, nothing is
             written.
         """
-        return self._run(
+        return self._runner.run(
             self._backend.push(
                 payloads,
                 delay=delay,
@@ -151,7 +145,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The message, or None after the timeout.
         """
-        received = self._run(self._receive(1, timeout, pop=True))
+        received = self._runner.run(self._receive(1, timeout, pop=True))
         return received[0] if received else None
 
     def pop_many(
@@ -175,7 +169,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The messages in order, or an empty list after the timeout.
         """
-        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
+        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
 
     def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -192,7 +186,7 @@ class Queue(QueueBase[T, PlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        received = self._run(self._receive(1, timeout, lease=lease))
+        received = self._runner.run(self._receive(1, timeout, lease=lease))
         return received[0] if received else None
 
     def reserve_many(
@@ -216,7 +210,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The reservations in order, or an empty list after the timeout.
         """
-        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
 
     @contextmanager
     def reserved(
@@ -236,9 +230,9 @@ class Queue(QueueBase[T, PlanRunner]):
             timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
             lease: seconds; None: the lease of the queue.
             on_lost: called with the reservation as soon as a renewal finds that the lease was lost,
-                or that the client was closed. A ``Queue`` calls it in a thread of the client's
-                renewer, an ``AsyncQueue`` in the event loop. It should return at once: set an
-                event, or cancel a task. Its exceptions are logged and ignored.
+                or that the client was closed. It is called in a thread of the client's renewer, and
+                should return at once: set an event, or cancel a task. Its exceptions are logged and
+                ignored.
 
         Returns:
             A context manager that gives the reservation, or None after the timeout.
@@ -252,7 +246,7 @@ class Queue(QueueBase[T, PlanRunner]):
         if reservation is None:
             yield None
             return
-        with held(self._runner, self, reservation, on_lost):
+        with holding(self._runner, self, reservation, on_lost):
             yield reservation
 
     def commit(
@@ -269,7 +263,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest is finished.
             ConfigurationError: With a session, too little time of a lease is left.
         """
-        return self._run(
+        return self._runner.run(
             self._settles(
                 reservations,
                 session,
@@ -295,7 +289,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held. The rest is rolled back.
         """
-        return self._run(
+        return self._runner.run(
             self._settles(
                 reservations,
                 session,
@@ -313,7 +307,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held. The rest is extended.
         """
-        return self._run(self._backend.extend(reservations, lease=lease))
+        return self._runner.run(self._backend.extend(reservations, lease=lease))
 
     def release(self, *reservations: Reservation[T]) -> None:
         """Give messages back unprocessed. They keep their places, and the try is not counted.
@@ -324,7 +318,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held. The rest is released.
         """
-        return self._run(self._settles(reservations, None, self._backend.release(reservations)))
+        return self._runner.run(
+            self._settles(reservations, None, self._backend.release(reservations))
+        )
 
     def move(
         self,
@@ -343,7 +339,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             reservations: reservations of this queue.
-            to: a Queue of the same namespace, or a queue's name.
+            to: a queue's name, or the ``Queue`` itself, of the same namespace.
             payload: the new payload of each message, a value of the model of the target.
             update: instead of a payload, an update of the payload with the operators $set $unset
                 $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
@@ -362,7 +358,7 @@ class Queue(QueueBase[T, PlanRunner]):
         pairs = [(each, payload) for each in reservations]
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
-        return self._run(self._move(pairs, to, edits))
+        return self._runner.run(self._move(pairs, to, edits))
 
     def move_many(
         self,
@@ -396,7 +392,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
-        return self._run(self._move(pairs, to, edits))
+        return self._runner.run(self._move(pairs, to, edits))
 
     def bury(self, *reservations: Reservation[T], error: BaseException | str | None = None) -> None:
         """Send messages to the dead-letter queue now.
@@ -409,7 +405,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest is buried.
             ConfigurationError: A message is in a dead-letter queue already.
         """
-        return self._run(
+        return self._runner.run(
             self._settles(reservations, None, self._backend.bury(reservations, error=error))
         )
 
@@ -426,7 +422,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             LeaseLost: The message is no longer held.
         """
-        return self._run(self._backend.progress(reservation, fraction, note))
+        return self._runner.run(self._backend.progress(reservation, fraction, note))
 
     def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
         """Store a state of the work. The next try finds it in ``Message.checkpoint``.
@@ -439,7 +435,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: The message is no longer held.
             InvalidMessage: The state is not BSON.
         """
-        return self._run(self._backend.checkpoint(reservation, state))
+        return self._runner.run(self._backend.checkpoint(reservation, state))
 
     def claim(
         self,
@@ -449,7 +445,7 @@ class Queue(QueueBase[T, PlanRunner]):
         lease: Duration | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractContextManager[Claim]:
-        """Claim many messages for a ``with`` block, to process them in bulk, for example in Spark.
+        """Claim many messages for a ``with`` block, for work in bulk, for example in Spark.
 
         One lease holds all of them, and is renewed. If an earlier claim of the group is unfinished,
         for example because its process died, the block takes that claim over. A block that raises,
@@ -464,13 +460,14 @@ class Queue(QueueBase[T, PlanRunner]):
             max_bytes: how many bytes of stored messages at most, but at least one message.
 
         Returns:
-            A context manager that gives the Claim. The Claim is empty if no message is ready.
+            A context manager that gives the ``Claim``. It is empty if no message is
+            ready.
 
         Raises:
             Fenced: On settling, if another process has claimed for the group in the meantime.
             LeaseLost: On ``commit()``, if other consumers hold some of the messages by now.
         """
-        return claimed(self._runner, self._backend, group, limit, lease, max_bytes)
+        return claimed(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues they came from.
@@ -486,7 +483,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             Unavailable: The server did not answer. The text says how many went back.
         """
-        return self._run(self._backend.redrive(limit))
+        return self._runner.run(self._backend.redrive(limit))
 
     def remove(self, id: Id) -> bool:
         """Remove a message from the queue.
@@ -497,7 +494,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
         """
-        return self._run(self._backend.remove(id))
+        return self._runner.run(self._backend.remove(id))
 
     def reprioritize(self, id: Id, priority: int) -> bool:
         """Give a message another priority, from 0 to 9. A held one has it if it comes back.
@@ -509,7 +506,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             False if the id is unknown, or the message is finished.
         """
-        return self._run(self._reprioritize(id, priority))
+        return self._runner.run(self._reprioritize(id, priority))
 
     def get(self, id: Id) -> Message[T] | Finished[T] | None:
         """Return a message in any state.
@@ -521,7 +518,7 @@ class Queue(QueueBase[T, PlanRunner]):
             The message, or None if the id is unknown in this queue. A message that does not fit the
             model has its raw payload.
         """
-        return self._run(self._backend.get(id))
+        return self._runner.run(self._backend.get(id))
 
     def peek(self, limit: int = 10) -> list[Message[T]]:
         """Return the next messages without taking them. ``error`` says why one is invalid.
@@ -529,7 +526,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Args:
             limit: how many at most.
         """
-        return self._run(self._backend.peek(limit))
+        return self._runner.run(self._backend.peek(limit))
 
     def counts(self, cap: int | None = None) -> Counts:
         """Count the messages by state. The cost grows with their number.
@@ -540,33 +537,33 @@ class Queue(QueueBase[T, PlanRunner]):
         Args:
             cap: stop counting a state at this number. Then ``cap`` means "so many or more".
         """
-        return self._run(self._backend.counts(cap))
+        return self._runner.run(self._backend.counts(cap))
 
     def next_when(self) -> datetime | None:
         """Return when the next message becomes (or became) eligible; None if there is none.
 
         The ends of leases count too.
         """
-        return self._run(self._backend.next_when())
+        return self._runner.run(self._backend.next_when())
 
     def pause(self) -> None:
         """Stop the consumers of every process from receiving. Pushes go on.
 
         Consumers notice this at once with a bus, and within 5 s without.
         """
-        return self._run(self._backend.pause(True))
+        return self._runner.run(self._backend.pause(True))
 
     def resume(self) -> None:
         """Let the consumers receive again."""
-        return self._run(self._backend.pause(False))
+        return self._runner.run(self._backend.pause(False))
 
     def paused(self) -> bool:
         """Return whether the queue is paused."""
-        return self._run(self._backend.paused())
+        return self._runner.run(self._backend.paused())
 
     def notify(self) -> None:
         """Wake waiting consumers. Call it after a transaction that you committed yourself."""
-        return self._run(self._notify())
+        return self._runner.run(self._notify())
 
     def purge(self) -> int:
         """Delete all ready and scheduled messages.
@@ -576,7 +573,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             How many were deleted. The text of ``Unavailable`` says it, too; then call it again.
         """
-        return self._run(self._backend.purge())
+        return self._runner.run(self._backend.purge())
 
     def history(self, limit: int = 100, *, since: datetime | None = None) -> list[Finished[T]]:
         """Return finished messages, newest first, with ``outcome`` and ``processed``.
@@ -585,7 +582,7 @@ class Queue(QueueBase[T, PlanRunner]):
             limit: how many at most.
             since: only messages that were finished at or after this instant.
         """
-        return self._run(self._backend.history(limit, since=since))
+        return self._runner.run(self._backend.history(limit, since=since))
 
     def replay(self, *ids: Id) -> int:
         """Make finished messages ready again.
@@ -598,4 +595,4 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             How many of the ids were found.
         """
-        return self._run(self._backend.replay(ids))
+        return self._runner.run(self._backend.replay(ids))

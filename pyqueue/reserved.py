@@ -80,7 +80,7 @@ def _renew(held: Sequence[Reservation[Any]]) -> Plan[list[QueueError | None]]:
 
 
 @contextmanager
-def held(
+def holding(
     runner: PlanRunner, queue: Settles[H], reservation: H, on_lost: OnLost[Any]
 ) -> Iterator[None]:
     """Hold a reservation while a block of ``Queue.reserved`` runs."""
@@ -108,7 +108,7 @@ def held(
 
 
 @asynccontextmanager
-async def held_async(
+async def holding_async(
     runner: AsyncPlanRunner, queue: SettlesAsync[H], reservation: H, on_lost: OnLost[Any]
 ) -> AsyncIterator[None]:
     """Hold a reservation while a block of ``AsyncQueue.reserved`` runs."""

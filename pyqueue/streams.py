@@ -1,20 +1,15 @@
-"""``Stream``: a log that any number of consumer groups read, each at its pace. ``Consumer``: one of
-these groups."""
+"""``Stream``: a log that any number of consumer groups read, each at its pace.
+
+``Consumer``: one of these groups.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Generic, TypeVar, cast
+from typing import TypeVar
 
-from pyqueue import arguments
-from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.backends.streams.consumers import GroupPlans
-from pyqueue.backends.streams.log import check_start
-from pyqueue.backends.streams.plans import StreamPlans
-from pyqueue.errors import ConfigurationError, InvalidName
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -25,69 +20,11 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.queue_base import QueueBase
-from pyqueue.requests import Plan
-from pyqueue.reserved import OnLost, check_on_lost, held
-from pyqueue.runtime.plan_runner import PlanRunner, RunnerBase
+from pyqueue.reserved import OnLost, check_on_lost, holding
+from pyqueue.runtime.plan_runner import PlanRunner
+from pyqueue.stream_base import ConsumerBase, Start, StreamBase
 
 T = TypeVar("T")
-R = TypeVar("R")
-Runs = TypeVar("Runs", bound=RunnerBase)
-
-#: Where a consumer group begins: "first", "last", an instant or a position.
-Start = str | datetime | int
-
-
-class StreamBase(Generic[T, Runs]):
-    """The part of a stream that is the same for blocking and for async code."""
-
-    def __init__(self, runner: Runs, backend: StreamPlans) -> None:
-        self._runner = runner
-        self._backend = backend
-        #: The name of the stream.
-        self.name = backend.stream
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
-
-    def _group(
-        self,
-        name: str,
-        start: Start,
-        lease: Duration,
-        max_tries: int | None,
-        dead_letter: str | None,
-        backoff: Backoff,
-        poll: Duration,
-    ) -> GroupPlans:
-        """Check the options of a consumer group and return its plans."""
-        arguments.group(name, "name")
-        arguments.backoff(backoff)
-        check_start(start)
-        try:
-            buried = arguments.queue_name(dead_letter or f"{self.name}.{name}.dead")
-        except InvalidName as error:
-            if dead_letter is not None:
-                raise
-            text = "the name of the stream and that of the group are too long together: give one"
-            raise ConfigurationError(f"dead_letter: {text}") from error
-        options = Options(
-            lease=arguments.duration("lease", lease, positive=True),
-            max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
-            dead_letter=buried,
-            backoff=backoff,
-            poll=arguments.duration("poll", poll, positive=True),
-        )
-        return self._backend.group(name, options, start)
-
-
-class ConsumerBase(QueueBase[T, Runs]):
-    """The part of a consumer group that is the same for blocking and for async code."""
-
-    def __init__(self, runner: Runs, plans: GroupPlans) -> None:
-        # The plans have the names of those of a queue. What they lack is not offered here.
-        super().__init__(runner, cast("QueuePlans", plans))
-        self._plans = plans
 
 
 class Stream(StreamBase[T, PlanRunner]):
@@ -96,9 +33,6 @@ class Stream(StreamBase[T, PlanRunner]):
     Each message has a position: 0, 1, 2, ... without gaps. A reader that saw a position never sees
     a message appear below it later. Every operation may raise ``Unavailable`` and ``QueueClosed``.
     """
-
-    def _run(self, plan: Plan[R]) -> R:
-        return self._runner.run(plan)
 
     def append(self, payload: T, *, headers: Headers | None = None) -> int:
         """Append a message.
@@ -114,7 +48,8 @@ class Stream(StreamBase[T, PlanRunner]):
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
             Unavailable: The message may be stored. If it is appended again, it may be there twice.
         """
-        return self._run(self._backend.append([payload], headers))[0]
+        positions = self._runner.run(self._backend.append([payload], headers))
+        return positions[0]
 
     def append_many(self, payloads: Iterable[T], *, headers: Headers | None = None) -> list[int]:
         """Append many messages, in packs of 1000. If one is invalid, none is appended.
@@ -132,7 +67,7 @@ class Stream(StreamBase[T, PlanRunner]):
             InvalidMessage: A payload cannot be stored. Nothing was written.
             Unavailable: Some messages may be stored. The text says how many surely are.
         """
-        return self._run(self._backend.append(payloads, headers))
+        return self._runner.run(self._backend.append(payloads, headers))
 
     def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
         """Return messages by position. This takes nothing and belongs to no consumer group.
@@ -146,7 +81,7 @@ class Stream(StreamBase[T, PlanRunner]):
             after ``after`` were deleted, it begins with the next one. A message that does not fit
             the model has its raw payload, and ``error`` says why.
         """
-        return self._run(self._backend.read(after, limit))
+        return self._runner.run(self._backend.read(after, limit))
 
     def trim(self, *, before: int | datetime) -> int:
         """Delete old messages, in whole packs.
@@ -160,7 +95,7 @@ class Stream(StreamBase[T, PlanRunner]):
         Returns:
             The position of the first message that is left.
         """
-        return self._run(self._backend.trim(before))
+        return self._runner.run(self._backend.trim(before))
 
     def consumer(
         self,
@@ -181,7 +116,8 @@ class Stream(StreamBase[T, PlanRunner]):
         Args:
             name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
             start: where a new group begins: "first", "last" (what is appended from now on), an
-                instant, or a position. Ignored if the group exists; ``Consumer.seek`` moves it.
+                instant, or a position. Ignored if the group exists; ``Consumer.seek``
+                moves it.
             lease: seconds for which a reserved message is held.
             max_tries: how often a message is tried before it is buried. None: it is never buried.
             dead_letter: the name of the queue for buried messages; default
@@ -204,7 +140,7 @@ class Stream(StreamBase[T, PlanRunner]):
         Returns:
             One ConsumerInfo for each group, sorted by name.
         """
-        return self._run(self._backend.groups())
+        return self._runner.run(self._backend.groups())
 
     def delete_consumer(self, name: str) -> bool:
         """Delete a consumer group. Its holders get ``LeaseLost``.
@@ -217,7 +153,7 @@ class Stream(StreamBase[T, PlanRunner]):
         Returns:
             False if there was none.
         """
-        return self._run(self._backend.delete_group(name))
+        return self._runner.run(self._backend.delete_group(name))
 
 
 class Consumer(ConsumerBase[T, PlanRunner]):
@@ -226,9 +162,6 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     Its ``name`` is that of the stream, "~" and that of the group. Messages that are reserved in one
     call have a common lease for each thousand of them.
     """
-
-    def _run(self, plan: Plan[R]) -> R:
-        return self._runner.run(plan)
 
     def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -244,7 +177,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, bury or
             release.
         """
-        return next(iter(self._run(self._receive(1, timeout, lease=lease))), None)
+        return next(iter(self._runner.run(self._receive(1, timeout, lease=lease))), None)
 
     def reserve_many(
         self,
@@ -269,7 +202,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Returns:
             The reservations in the order of their positions, or an empty list after the timeout.
         """
-        return self._run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
 
     @contextmanager
     def reserved(
@@ -300,7 +233,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         if reservation is None:
             yield None
             return
-        with held(self._runner, self, reservation, on_lost):
+        with holding(self._runner, self, reservation, on_lost):
             yield reservation
 
     def commit(self, *reservations: StreamReservation[T]) -> None:
@@ -312,7 +245,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held (``lost``). The rest is finished.
         """
-        return self._run(self._settles(reservations, None, self._plans.commit(reservations)))
+        return self._runner.run(self._settles(reservations, None, self._plans.commit(reservations)))
 
     def rollback(
         self,
@@ -331,7 +264,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest is rolled back.
         """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
-        return self._run(self._settles(reservations, None, plan))
+        return self._runner.run(self._settles(reservations, None, plan))
 
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
         """Hold messages for another lease, counted from now. This updates ``until``.
@@ -345,7 +278,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held. The rest is extended.
         """
-        return self._run(self._plans.extend(reservations, lease=lease))
+        return self._runner.run(self._plans.extend(reservations, lease=lease))
 
     def release(self, *reservations: StreamReservation[T]) -> None:
         """Give messages back unprocessed. The try is not counted.
@@ -356,7 +289,9 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held. The rest is released.
         """
-        return self._run(self._settles(reservations, None, self._plans.release(reservations)))
+        return self._runner.run(
+            self._settles(reservations, None, self._plans.release(reservations))
+        )
 
     def bury(
         self, *reservations: StreamReservation[T], error: BaseException | str | None = None
@@ -371,7 +306,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest is buried.
         """
         plan = self._plans.bury(reservations, error=error)
-        return self._run(self._settles(reservations, None, plan))
+        return self._runner.run(self._settles(reservations, None, plan))
 
     def counts(self) -> ConsumerCounts:
         """Count the messages that the group has before it, by state.
@@ -379,15 +314,15 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Returns:
             ready, scheduled, reserved, their total, and skipped.
         """
-        return self._run(self._plans.counts())
+        return self._runner.run(self._plans.counts())
 
     def pause(self) -> None:
         """Stop the consumers of this group, in every process, from receiving."""
-        return self._run(self._plans.pause(True))
+        return self._runner.run(self._plans.pause(True))
 
     def resume(self) -> None:
         """Let the consumers of this group receive again."""
-        return self._run(self._plans.pause(False))
+        return self._runner.run(self._plans.pause(False))
 
     def paused(self) -> bool:
         """Return whether the group is paused.
@@ -395,7 +330,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Returns:
             True if it is paused.
         """
-        return self._run(self._plans.paused())
+        return self._runner.run(self._plans.paused())
 
     def seek(self, position: Start) -> int:
         """Go on at another place of the stream. Every lease of the group ends.
@@ -406,4 +341,4 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Returns:
             The position.
         """
-        return self._run(self._plans.seek(position))
+        return self._runner.run(self._plans.seek(position))

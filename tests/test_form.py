@@ -12,8 +12,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from radon.complexity import cc_visit
+from radon.visitors import Class
 
 #: One worker reads all files for the tests of this module.
 pytestmark = pytest.mark.xdist_group("form")
@@ -26,6 +29,9 @@ API_MODULES = {"queues", "async_queues", "client", "async_client"}
 MAX_MEMBERS = 30
 API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
 MAX_FUNCTION = 60
+MAX_ARGUMENTS = 5
+#: The highest complexity of these grades.
+GRADE_B, GRADE_C = 10, 20
 
 #: What a forked child may inherit held, by a thread that it does not have.
 LOCKS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"}
@@ -37,6 +43,35 @@ LARGE_CLASSES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {
     "tests/model/explorer.py::_mark": 75,
 }
+#: Functions that take more than five arguments, apart from ``self``, those of the public API and
+#: the command line, and constructors of values.
+MANY_ARGUMENTS: dict[str, int] = {
+    "pyqueue/async_streams.py::consumer": 7,
+    "pyqueue/backends/bucket/leaving.py::leave_each": 7,
+    "pyqueue/backends/bucket/managing.py::in_packs": 6,
+    "pyqueue/backends/invalid.py::add": 6,
+    "pyqueue/backends/limits/slots.py::free_slots": 6,
+    "pyqueue/backends/queue_plans.py::plans_of": 6,
+    "pyqueue/backends/streams/appending.py::_document": 6,
+    "pyqueue/backends/streams/appending.py::append": 7,
+    "pyqueue/backends/streams/consumers.py::receive": 7,
+    "pyqueue/backends/streams/ranges.py::claim_step": 6,
+    "pyqueue/backends/streams/delivering.py::_burial": 6,
+    "pyqueue/backends/streams/delivering.py::deliver": 6,
+    "pyqueue/backends/streams/receiving.py::receive": 7,
+    "pyqueue/backends/streams/settling.py::bury": 6,
+    "pyqueue/backends/transitions.py::burying": 6,
+    "pyqueue/backends/turns.py::place_firsts": 6,
+    "pyqueue/backends/turns.py::write_when": 6,
+    "pyqueue/client_base.py::make_backend": 14,
+    "pyqueue/pipeline/__init__.py::spark": 7,
+    "pyqueue/stream_base.py::_group": 7,
+    "pyqueue/streams.py::consumer": 7,
+}
+#: Functions of backends/ of grade D or worse; see https://radon.readthedocs.io/en/latest/intro.html.
+COMPLEX_FUNCTIONS: dict[str, int] = {}
+#: How many functions of backends/ have grade C.
+MOST_OF_GRADE_C = 70
 #: Modules that import each other, directly or through other modules.
 IN_A_CIRCLE: dict[str, int] = {}
 #: For each module of backends/ the number of private names that it takes from another object.
@@ -120,6 +155,35 @@ def long_functions() -> dict[str, int]:
                 if lines > MAX_FUNCTION:
                     found[f"{name_of(path)}::{node.name}"] = lines
     return found
+
+
+def many_arguments() -> dict[str, int]:
+    """Functions with more than ``MAX_ARGUMENTS``, by the number that they take."""
+    found = {}
+    for path in package_files():
+        name = name_of(path)
+        if path.stem in API_MODULES or name.startswith("pyqueue/cli/"):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+                given += [each.arg for each in node.args.kwonlyargs]
+                number = len([each for each in given if each not in ("self", "cls")])
+                if number > MAX_ARGUMENTS and node.name != "__init__":
+                    found[f"{name}::{node.name}"] = number
+    return found
+
+
+def blocks() -> Iterator[tuple[str, Any]]:
+    """The functions and methods of backends/, as radon sees them."""
+    for path in sorted((ROOT / "pyqueue" / "backends").rglob("*.py")):
+        for block in cc_visit(text_of(path)):
+            if not isinstance(block, Class):
+                yield f"{name_of(path)}::{block.name}", block
+
+
+def complex_functions() -> dict[str, int]:
+    return {name: block.complexity for name, block in blocks() if block.complexity > GRADE_C}
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -206,6 +270,8 @@ CHECKS = {
     "modules too long": (long_modules, LONG_MODULES),
     "classes with too many members": (large_classes, LARGE_CLASSES),
     "functions too long": (long_functions, LONG_FUNCTIONS),
+    "functions with too many arguments": (many_arguments, MANY_ARGUMENTS),
+    "functions too complex": (complex_functions, COMPLEX_FUNCTIONS),
     "modules in a circle": (in_a_circle, IN_A_CIRCLE),
     "private access": (private_access, PRIVATE_ACCESS),
     "locks of a module that a fork inherits": (locks_without_a_fork, {}),
@@ -220,6 +286,12 @@ def test_limits_are_kept_but_for_the_tables(check: str) -> None:
     assert too_much == {}, f"{check}: split or rewrite"
     not_needed = set(allowed) - set(found)
     assert not_needed == set(), f"{check}: remove these entries of the table"
+
+
+def test_few_functions_have_grade_c() -> None:
+    found = [name for name, block in blocks() if GRADE_B < block.complexity <= GRADE_C]
+    assert len(found) <= MOST_OF_GRADE_C, "write plainer ones"
+    assert len(found) >= MOST_OF_GRADE_C - 3, "lower MOST_OF_GRADE_C"
 
 
 # ---- the measures themselves

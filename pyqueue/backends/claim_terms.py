@@ -1,19 +1,19 @@
-"""The terms of a claim: from which queue it takes messages, and what it does with them."""
+"""The terms of a claim, and one scan for the messages that it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from pyqueue.backends import invalid, transitions
 from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import Kind, Ordering, UpdateFields
 from pyqueue.backends.options import QueueTerms
-from pyqueue.backends.priority.levels import LEVEL_ORDER, PRIOR
-from pyqueue.backends.scan import ScanState
-from pyqueue.backends.transaction_locks import Alone, Scan
+from pyqueue.backends.scan import Line, ScanState
+from pyqueue.backends.transaction_locks import Alone
 from pyqueue.requests import Document, Filter, Plan, UpdateDocument
 
 
@@ -21,13 +21,13 @@ class ClaimingKind(Kind, Protocol):
     """What a kind may override of claims, besides the members of ``Kind``."""
 
     def follow(
-        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+        self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
         """Learn what the record of the queue says about claims.
 
         Args:
             terms: how this process claims.
-            scan: what it knows about the queue.
+            state: what it knows about the queue.
             record: the record; empty if there is none.
             now: the instant.
 
@@ -35,16 +35,7 @@ class ClaimingKind(Kind, Protocol):
             ConfigurationError: this release cannot obey the record.
         """
 
-    def claim(
-        self,
-        terms: ClaimTerms,
-        scan: ScanState,
-        now: datetime,
-        wanted: int,
-        room: ByteLimit,
-        *,
-        delete: bool,
-    ) -> Plan[tuple[list[Document], bool]]:
+    def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the next messages; see ``claiming.claim``. It may take several scans.
 
         Returns:
@@ -53,7 +44,7 @@ class ClaimingKind(Kind, Protocol):
 
 
 class ClaimTerms(NamedTuple):
-    """From which queue a claim takes messages, and what it does with them."""
+    """From which queue claims take messages, and what they do with them."""
 
     queue: str
     kind: ClaimingKind
@@ -66,14 +57,6 @@ class ClaimTerms(NamedTuple):
     command_timeout_s: float
     #: The longest time between rescans of an idle queue, in seconds.
     poll_s: float
-    #: Whether it claims by level. Only a queue with priorities has levels.
-    by_level: bool = False
-    #: The messages to claim, if they are chosen already.
-    chosen: Sequence[Document] | None = None
-    #: The slot of each of them, if the queue has a limit; empty if they need none; see ``slots``.
-    slots: Mapping[Hashable, str] | None = None
-    #: The end of the permits to start them, by the clock of the server; None: they need none.
-    until: datetime | None = None
 
     @classmethod
     def of(cls, terms: QueueTerms, lease_s: float, *, counts_try: bool = True) -> ClaimTerms:
@@ -90,11 +73,9 @@ class ClaimTerms(NamedTuple):
         )
 
     @property
-    def scan(self) -> Scan:
-        """The order in which it claims, and the index of that order."""
-        if self.by_level:
-            return Scan(LEVEL_ORDER, PRIOR)
-        return Scan(self.kind.order, self.kind.index if self.chosen is None else "_id_")
+    def graveyard(self) -> invalid.Graveyard:
+        """Where documents go that cannot be claimed or delivered."""
+        return invalid.Graveyard(self.queue, self.kind, self.dead_letter)
 
     @property
     def claim_timeout_s(self) -> float:
@@ -106,31 +87,82 @@ class ClaimTerms(NamedTuple):
         """The least time for finding out what became of a claim."""
         return self.command_timeout_s - self.claim_timeout_s
 
-    @property
-    def alike(self) -> bool:
-        """Whether one update claims any of the messages. Else each of them gets a slot."""
-        return self.slots is None or len(self.slots) < 2
-
-    def alone(self, update: UpdateDocument, now: datetime) -> Alone:
-        """Return how to claim messages one by one."""
-        bury = partial(invalid.bury_refused, self.queue, self.kind, self.dead_letter)
-        return Alone(self.queue, update, now, self.until, bury)
-
     def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
         """Return how much of the time limit is left, without what is reserved for later."""
         left_s = self.command_timeout_s - (now - began).total_seconds() - reserve_s
         return max(left_s, self.recovery_timeout_s)
 
-    def free(self, ids: Sequence[Any], now: datetime) -> Filter:
-        """Return the filter of messages that are free and may start."""
-        return transitions.still_claimable(self.queue, ids, now, self.until)
 
-    def update(self, now: datetime) -> dict[str, dict[str, Any]]:
-        """Return the update of a claim at this instant, with a new token."""
-        count = self.counts_try
-        update = transitions.claiming(now, self.lease_s, self.owner, count=count)
-        if self.slots is not None:
-            update["$unset"]["limited"] = ""
-            if len(self.slots) == 1:
-                update["$set"]["slot"], *_ = self.slots.values()
-        return self.kind.claiming(update)
+#: Claims several messages, each by an update made for it. It takes the scan, the ids, the common
+#: part of the update, and how many seconds there are. It returns how many messages it claimed.
+ClaimEach = Callable[["Scan", Sequence[Any], UpdateDocument, float], Plan[int]]
+
+
+class Choice(NamedTuple):
+    """The messages that a scan is to claim, and what the update of the claim adds."""
+
+    documents: Sequence[Document]
+    puts: Mapping[str, Any] = {}
+    removes: Sequence[str] = ()
+    #: How to claim several of them, if one update cannot; None: one can.
+    claim_each: ClaimEach | None = None
+
+
+@dataclass(slots=True)
+class Scan:
+    """One scan for messages to claim."""
+
+    terms: ClaimTerms
+    #: What this process knows about the queue.
+    state: ScanState
+    #: In which order it scans.
+    line: Line
+    #: How many bytes it may claim. It gets what was claimed and does not fit.
+    room: ByteLimit
+    #: The instant.
+    now: datetime
+    #: How many messages it claims at most, but for callers that come meanwhile.
+    wanted: int
+    #: Whether it deletes the first message instead of claiming it.
+    deletes: bool = False
+    #: The messages that may be claimed.
+    match: Filter = field(default_factory=dict)
+    #: The end of the permits to start them, by the clock of the server; None: they need none.
+    until: datetime | None = None
+    #: What it is to claim of them, once that is known.
+    choice: Choice | None = None
+
+    @property
+    def one_update(self) -> bool:
+        """Whether one update can claim any of the messages."""
+        return self.choice is None or self.choice.claim_each is None
+
+    @property
+    def ordering(self) -> Ordering:
+        """The order in which it claims, and the index that finds the messages."""
+        ordering = self.line.ordering(self.terms.kind)
+        return ordering if self.choice is None else Ordering(ordering.sort, "_id_")
+
+    def choose(self, choice: Choice) -> Scan:
+        """Return a scan that claims these messages."""
+        free = self.free([each["_id"] for each in choice.documents])
+        return replace(self, match=free, choice=choice, wanted=len(choice.documents))
+
+    def update(self) -> UpdateFields:
+        """Return the update of a claim, with a new token."""
+        terms, choice = self.terms, self.choice
+        update = transitions.claiming(self.now, terms.lease_s, terms.owner, count=terms.counts_try)
+        if choice is not None:
+            update["$set"] |= choice.puts
+            update["$unset"] |= transitions.unset(*choice.removes)
+        return terms.kind.claiming(update)
+
+    def free(self, ids: Sequence[Any]) -> Filter:
+        """Return the filter of messages that are free and may start."""
+        return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
+
+    def alone(self, update: UpdateDocument) -> Alone:
+        """Return how to claim messages one by one."""
+        terms = self.terms
+        bury = partial(invalid.bury_refused, terms.graveyard)
+        return Alone(terms.queue, update, self.now, self.until, bury)

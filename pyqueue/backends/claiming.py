@@ -15,10 +15,11 @@ holds. ``transaction_locks`` then claims the messages around it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson.errors import BSONError
 
@@ -27,19 +28,17 @@ from pyqueue.backends.byte_limit import (
     CANDIDATES,
     HELD_CLAIMS,
     SIZED_CANDIDATES,
-    ByteLimit,
     read_claimed,
 )
-from pyqueue.backends.claim_terms import ClaimTerms
-from pyqueue.backends.kind import ScanStart
-from pyqueue.backends.limits.slot_claims import claim_slots
-from pyqueue.backends.scan import ScanState, scan_position
+from pyqueue.backends.claim_terms import Scan
+from pyqueue.backends.kind import UpdateFields
+from pyqueue.backends.scan import Scanned, scan_position
 from pyqueue.backends.transaction_locks import claim_unlocked, retry_excluded
 from pyqueue.backends.transitions import record_id
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
-from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, ServerTime, Update
+from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime, Update
 
 #: The most messages of one claim: above about 100, competing claims collapse.
 MAX_CLAIM = 100
@@ -48,108 +47,109 @@ MAX_REPEATS = 2
 
 #: A claimed document and its message.
 Claimed = tuple[Document, Message[Any]]
-ClaimUpdate = Mapping[str, Mapping[str, Any]]
-#: The documents that were claimed; the last candidate, if all before it are claimed by now; and
-#: whether the scan saw the end of the queue.
-Taken = tuple[list[Document], Document | None, bool]
-#: Claims messages that match. The result is None if the server was too slow for the limit.
-Take = Callable[[ClaimTerms, ScanState, Filter, datetime, int, ByteLimit], Plan[Taken | None]]
 
 
-def claim(
-    terms: ClaimTerms,
-    scan: ScanState,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-    *,
-    delete: bool,
-    take: Take | None = None,
-) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages of a queue, and update the scan state.
+class Taken(NamedTuple):
+    """What a scan claimed, and what it saw."""
+
+    documents: list[Document]
+    #: The last candidate, if all before it are claimed by now.
+    last: Document | None = None
+    #: Whether it saw the end of what is ready.
+    ended: bool = False
+
+    @classmethod
+    def of_page(
+        cls,
+        documents: list[Document],
+        page: Sequence[Document],
+        done: Collection[Hashable],
+        size: int,
+    ) -> Taken:
+        """Return what a scan claimed that read a page.
+
+        Args:
+            documents: what it claimed.
+            page: the messages that it read.
+            done: the ids of those that are not ready any more.
+            size: how many messages it asked for.
+        """
+        left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
+        if left is None:
+            return cls(documents, {**page[-1], "due": page[-1]["when"]}, len(page) < size)
+        return cls(documents, {**left, "_id": None, "due": left["when"]})
+
+
+#: Claims messages of a scan. The result is None if the server was too slow for the limit.
+Take = Callable[[Scan], Plan[Taken | None]]
+
+
+def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bool]]:
+    """Claim the first messages of a queue, and update what the process knows of it.
 
     Args:
-        terms: how to claim.
-        scan: what this process knows about the head of the queue.
-        now: the instant.
-        wanted: how many to claim at most, but for callers that come meanwhile.
-        room: how many bytes to claim at most. It gets what was claimed and does not fit.
-        delete: delete the first message instead of claiming it.
+        scan: the scan.
         take: how to choose and claim messages; None: the first ones.
 
     Returns:
         The claimed documents, and whether the queue had no more.
     """
-    kind, locked, by_level = terms.kind, scan.locked, terms.by_level
-    start = scan.start(now, by_level=by_level)  # None for a kind that does not scan forward
-    match = locked.passing_over(_claimable(terms, scan, now, start))
-    if delete:
-        taken = yield from _pop_first(terms, scan, match, now)
-    else:
-        taken = yield from (take or take_first)(terms, scan, match, now, wanted, room)
+    terms, state, line, now = scan.terms, scan.state, scan.line, scan.now
+    start = state.start(now, line)  # None for a kind that does not scan forward
+    candidates = line.claimable(terms.kind, terms.queue, now, start)
+    scan.match = state.locked.passing_over(candidates)
+    taken = yield from (_pop_first if scan.deletes else take or take_first)(scan)
     if taken is None:  # the server is slow, and the next claim has a longer limit
         after = yield from ServerTime()
-        return (yield from claim(terms, scan, after, wanted, room, delete=delete, take=take))
-    documents, candidate, ended = taken
-    if room.full and not documents:
+        return (yield from claim(replace(scan, now=after), take))
+    documents = taken.documents
+    if scan.room.full and not documents:
         return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
     after = yield from ServerTime()
-    if kind.scans_forward:
-        last = None if candidate is None else scan_position(candidate, now)
-        level = None if candidate is None else candidate.get("priority")
-        behind = locked.first_when
-        if behind is not None and last is not None:
-            last = min(last, (behind, None), key=lambda each: each[0])
-        # What is passed over is still there: the next scans begin before it.
-        at_end = ended and behind is None
-        scan.scanned(
-            start, now, after, last, terms.poll_s, ended=at_end, by_level=by_level, level=level
-        )
-        if by_level and behind is not None:
-            scan.levels.move_back(behind)
-        if (by_level or not documents) and scan.wants_sentinel(after):
+    if terms.kind.scans_forward:
+        last = taken.last
+        place = None if last is None else scan_position(last, now)
+        level = None if last is None else last.get("priority")
+        behind = state.locked.first_when
+        # What is passed over is still there, so the queue does not end, and the next scans begin
+        # before it.
+        ended = taken.ended and behind is None
+        state.scanned(Scanned(start, now, after, place, ended, level), terms.poll_s, line)
+        if behind is not None:
+            line.move_back(behind)
+        if (line.in_ranges or not documents) and state.sentinel.is_due(after):
             with suppress(Unavailable) if documents else nullcontext():  # they must reach callers
-                yield from _move_sentinels(terms.queue, scan, after)
-    if not documents and start is not None and scan.start(after, by_level=by_level) is None:
-        # A rescan is due.
-        return (yield from claim(terms, scan, after, wanted, room, delete=delete, take=take))
-    if locked.retry_at is not None:
-        scan.wake_at(locked.retry_at)
-    return documents, ended
+                yield from _move_sentinels(scan, after)
+    if not documents and start is not None and state.wants_rescan(after):
+        return (yield from claim(replace(scan, now=after), take))
+    if state.locked.retry_at is not None:
+        state.wake_at(state.locked.retry_at)
+    return documents, taken.ended
 
 
-def _claimable(
-    terms: ClaimTerms, scan: ScanState, now: datetime, start: ScanStart | None
-) -> Filter:
-    """Return the filter of the messages that may be claimed."""
-    if terms.by_level:
-        return scan.levels.claimable(terms.queue, now)
-    return terms.kind.claimable(terms.queue, now, start)
-
-
-def _move_sentinels(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
-    """Put the record of the queue, and those of its levels, ahead of now, where scans then end."""
-    scan.sentinel = now + timedelta(seconds=2)
+def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
+    """Put the record of the queue, and what stands beside it, ahead of now, where scans end."""
+    queue, state = scan.terms.queue, scan.state
+    state.sentinel.at = now + timedelta(seconds=2)
     records: list[object] = [record_id(queue)]
-    records += [transitions.level_record_id(queue, level) for level in scan.levels.in_use]
+    for memory in list(state.memories.values()):
+        records += memory.records(queue)
     behind = {"_id": {"$in": records}, "when": {"$lt": now + timedelta(seconds=1)}}
-    ahead = {"$set": {"when": scan.sentinel}}
+    ahead = {"$set": {"when": state.sentinel.at}}
     # The driver repeats an update of one after a network error.
     yield from Update(behind, ahead, many=len(records) > 1, w1=True)
 
 
 def _taken(document: Document | None) -> Taken:
-    return ([], None, True) if document is None else ([document], document, False)
+    return Taken([], None, True) if document is None else Taken([document], document)
 
 
-def _pop_first(
-    terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime
-) -> Plan[Taken | None]:
-    order, index = terms.scan
+def _pop_first(scan: Scan) -> Plan[Taken | None]:
+    order, index = scan.ordering
     try:
-        document = yield from FindAndModify(match, None, sort=order, hint=index)
+        document = yield from FindAndModify(scan.match, None, sort=order, hint=index)
     except Unavailable:
-        scan.locked.on_time_limit(now)  # it may have met a locked message
+        scan.state.locked.on_time_limit(scan.now)  # it may have met a locked message
         raise
     except (InvalidMessage, BSONError) as error:
         text = f"payload: what was popped cannot be read, and is gone: {error}"
@@ -157,262 +157,250 @@ def _pop_first(
     return _taken(document)
 
 
-def take_first(
-    terms: ClaimTerms,
-    scan: ScanState,
-    match: Filter,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-) -> Plan[Taken | None]:
+@dataclass(slots=True)
+class _Claim:
+    """One claim of a scan."""
+
+    scan: Scan
+    update: UpdateFields
+    #: How long the server may work on it, in seconds; None: the server is very slow.
+    limit_s: float | None
+    #: When its last command was sent.
+    sent: datetime
+
+    @property
+    def token(self) -> str:
+        """Its token."""
+        return str(self.update["$set"]["token"])
+
+    def left_s(self) -> float:
+        """Return how long the next command may take, so that the outcome can be found out."""
+        terms = self.scan.terms
+        return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
+
+    def held(self, timeout_s: float | None = None) -> Plan[list[Document]]:
+        """Return what it holds."""
+        held = transitions.token_filter(self.scan.terms.queue, self.update)
+        return (yield from Find(held, hint=namespace.HOT, max_time_s=timeout_s))
+
+
+def take_first(scan: Scan) -> Plan[Taken | None]:
     """Claim messages. The result is None if the server was too slow for the limit of a claim."""
-    locked, update = scan.locked, terms.update(now)
-    limit_s = locked.limit_s(now)
+    state, room, wanted = scan.state, scan.room, scan.wanted
+    locked = state.locked
+    claim = _Claim(scan, scan.update(), locked.limit_s(scan.now), scan.now)
     room.begin()
     few = wanted if wanted == 1 else room.few(wanted)  # of those whose size is not looked at
     try:
         if (
-            limit_s
-            and terms.alike
-            and (yield from retry_excluded(terms.alone(update, now), locked, few))
+            claim.limit_s
+            and scan.one_update
+            and (yield from retry_excluded(scan.alone(claim.update), locked, few))
         ):
-            return room.cut((yield from _held(terms, update))), None, False
+            return Taken(room.cut((yield from claim.held())))
         if wanted == 1 and room.takes_any:
-            return _taken((yield from _claim_first(terms, match, now, update, limit_s)))
-        return (yield from _claim_many(terms, scan, match, now, wanted, room, update, limit_s))
+            return _taken((yield from _claim_first(claim)))
+        return (yield from _claim_many(claim))
     except TimeLimitReached:
-        if limit_s is None or not terms.alike:
+        if claim.limit_s is None or not scan.one_update:
             raise
-        found = yield from _claim_unlocked(terms, scan, match, now, few, update)
-        return None if found is None else (room.cut(found), None, False)
+        found = yield from _claim_unlocked(claim, few)
+        return None if found is None else Taken(room.cut(found))
     except DuplicateKey:
-        scan.contested = scan.groups.meets_locks = True  # another message of a group is held
-        return room.cut((yield from _held(terms, update))), None, False
+        state.contested = state.groups.meets_locks = True  # another message of a group is held
+        return Taken(room.cut((yield from claim.held())))
     except (InvalidMessage, BSONError):
-        found = yield from _claim_each(
-            terms, match, now, few, room, update, limit_s, more=terms.alike
-        )
-        return room.cut(found), None, False
+        return Taken(room.cut((yield from _claim_each(claim, few))))
 
 
-def _claim_first(
-    terms: ClaimTerms, match: Filter, now: datetime, update: ClaimUpdate, limit_s: float | None
-) -> Plan[Document | None]:
-    order, index = terms.scan
-    after, repeats = now, MAX_REPEATS
+def _claim_first(claim: _Claim) -> Plan[Document | None]:
+    scan, repeats = claim.scan, MAX_REPEATS
+    order, index = scan.ordering
     while True:
         try:
             return (
                 yield from FindAndModify(
-                    match,
-                    update,
+                    scan.match,
+                    claim.update,
                     sort=order,
                     hint=index,
                     w1=True,
-                    max_time_s=terms.left_s(now, after, terms.recovery_timeout_s),
-                    server_limit_s=limit_s,
+                    max_time_s=claim.left_s(),
+                    server_limit_s=claim.limit_s,
                 )
             )
         except Unavailable as error:
             # The server may have claimed a message. If so, the token finds it.
             after = yield from ServerTime()
-            found = yield from _held(terms, update, terms.left_s(now, after))
+            found = yield from claim.held(scan.terms.left_s(scan.now, after))
             if found:
                 return found[0]
-            if not repeats or limit_s is None or isinstance(error, TimeLimitReached):
+            if not repeats or claim.limit_s is None or isinstance(error, TimeLimitReached):
                 raise
         # The driver does not repeat a command with a limit, and there is a primary again.
         repeats -= 1
-        after = yield from ServerTime()
+        claim.sent = yield from ServerTime()
 
 
-def _held(
-    terms: ClaimTerms, update: ClaimUpdate, timeout_s: float | None = None
-) -> Plan[list[Document]]:
-    """Return what a claim holds."""
-    held = transitions.token_filter(terms.queue, update)
-    return (yield from Find(held, hint=namespace.HOT, max_time_s=timeout_s))
-
-
-def _claim_unlocked(
-    terms: ClaimTerms,
-    scan: ScanState,
-    match: Filter,
-    now: datetime,
-    wanted: int,
-    update: ClaimUpdate,
-) -> Plan[list[Document] | None]:
+def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
     """Claim one by one after a claim timed out. None: the server is slow; nothing is claimed."""
+    scan = claim.scan
     lost: Unavailable | None = None
     quick = True
     try:
-        alone = terms.alone(update, now)
-        quick = yield from claim_unlocked(alone, terms.scan, scan.locked, match, wanted)
+        alone = scan.alone(claim.update)
+        quick = yield from claim_unlocked(
+            alone, scan.ordering, scan.state.locked, scan.match, wanted
+        )
     except Unavailable as error:
         lost = error
-    documents = yield from _held(terms, update)
+    documents = yield from claim.held()
     if lost and not documents:
         raise lost
     return documents if documents or quick else None
 
 
-def _candidates(
-    terms: ClaimTerms, scan: ScanState, match: Filter, wanted: int, skip: int, room: ByteLimit
-) -> Plan[tuple[list[Document], int]]:
-    """Read what could be claimed, as far as it fits, and return how many messages are wanted now.
+def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
+    """Read what could be claimed, as far as it fits. The scan then wants so many.
 
     This takes in callers that come meanwhile. Otherwise the callers of a process would divide into
     groups, each of which waits for the claims of the other, and small groups cost most.
     """
-    order, index = terms.scan
+    room, wanted, state = scan.room, scan.wanted, scan.state
+    order, index = scan.ordering
     sized = room.wants_sizes(wanted)
-    fields = SIZED_CANDIDATES if sized else CANDIDATES
-    if terms.by_level:
-        fields = {**fields, "priority": 1}  # the index contains it
+    fields = {**(SIZED_CANDIDATES if sized else CANDIDATES), **scan.line.fields}
     # As many may come as the last claim had.
-    limit = wanted if sized else max(wanted, min(wanted + scan.last_claim, MAX_CLAIM))
-    if terms.chosen is None or sized:
-        seen = yield from Find(match, fields, sort=order, limit=limit, skip=skip, hint=index)
+    limit = wanted if sized else max(wanted, min(wanted + state.last_claim, MAX_CLAIM))
+    if scan.choice is None or sized:
+        seen = yield from Find(scan.match, fields, sort=order, limit=limit, skip=skip, hint=index)
     else:
-        seen = list(terms.chosen[:limit])
+        seen = list(scan.choice.documents[:limit])
     if sized:
-        return seen[: room.fitting([each.get("bytes", 0) for each in seen])], wanted
+        return seen[: room.fitting([each.get("bytes", 0) for each in seen])]
     if len(seen) > wanted:
         # More than it has read, it leaves to the next scan: the queue does not end here.
-        wanted = min(wanted + (yield from room.latecomers()), limit)
-    scan.last_claim = min(len(seen), wanted)
-    return seen[:wanted], wanted
+        wanted = scan.wanted = min(wanted + (yield from room.latecomers()), limit)
+    state.last_claim = min(len(seen), wanted)
+    return seen[:wanted]
 
 
-def _random_skip(terms: ClaimTerms, wanted: int) -> int:
-    """Return how many candidates to leave to competing processes.
-
-    A scan by level leaves none, or it would claim lower levels before higher ones.
-    """
-    if terms.by_level or terms.chosen is not None:
+def _random_skip(scan: Scan) -> int:
+    """Return how many candidates to leave to competing processes."""
+    if scan.line.in_ranges or scan.choice is not None:
         return 0
-    return random.randrange(2 * wanted)
+    return random.randrange(2 * scan.wanted)
 
 
-def _claim_many(
-    terms: ClaimTerms,
-    scan: ScanState,
-    match: Filter,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-    update: ClaimUpdate,
-    limit_s: float | None,
-) -> Plan[Taken]:
-    """Claim up to ``wanted`` messages with one update."""
-    skip = _random_skip(terms, wanted) if scan.contested else 0
-    repeated, after = False, now
+def _claim_many(claim: _Claim) -> Plan[Taken]:
+    """Claim the messages that are wanted with one update."""
+    scan = claim.scan = replace(claim.scan)  # the callers that it takes in are those of this claim
+    state, room = scan.state, scan.room
+    skip = _random_skip(scan) if state.contested else 0
+    repeated = False
     while True:
         room.begin()
-        seen, wanted = yield from _candidates(terms, scan, match, wanted, skip, room)
-        if room.full and not seen:
-            return [], None, False
+        seen = yield from _candidates(scan, skip)
+        if not seen and room.full:
+            return Taken([])
+        if not seen and not skip:
+            state.contested = False
+            return Taken([], None, True)
         ids = [each["_id"] for each in seen]
-        if not ids and not skip:
-            scan.contested = False
-            return [], None, True
-        matched = 0
-        lost: Unavailable | None = None
-        if ids:
-            left_s = terms.left_s(now, after, terms.recovery_timeout_s)
-            try:
-                matched = yield from _write_claims(terms, ids, now, update, left_s, limit_s)
-            except Unavailable as error:
-                lost = error  # the driver does not repeat an update of many; the token decides
-                after = yield from ServerTime()
-        scan.contested = matched < len(ids) and not lost
-        if matched or lost or terms.chosen:
-            mine = {"_id": {"$in": ids}, "token": update["$set"]["token"]}
-            expected, timeout_s = matched, None
-            if lost:
-                expected, timeout_s = len(ids), terms.left_s(now, after)
-            found = yield from read_claimed(room, mine, ids, expected, timeout_s)
-            if lost and not found and not room.excess:
-                if repeated or not terms.alike or isinstance(lost, TimeLimitReached):
-                    raise lost
-                repeated = True  # the update never arrived, and the server is back
-                after = yield from ServerTime()
-                continue
-            # After a skip, nothing is known about what lies before. A lost update may have stopped
-            # half way.
-            last = None if skip or lost else seen[-1]
-            if room.excess and last and found:
-                last = found[-1]
-            return found, last, not skip and not lost and not room.full and len(ids) < wanted
-        # Other processes claimed all candidates, or there are none that far on.
-        skip = _random_skip(terms, wanted) if ids else 0
+        matched, lost = yield from _write_claims(claim, ids)
+        state.contested = matched < len(ids) and not lost
+        if not (matched or lost or scan.choice):
+            # Other processes claimed all candidates, or there are none that far on.
+            skip = _random_skip(scan) if ids else 0
+            continue
+        found = yield from _read_claims(claim, ids, matched, lost)
+        if found or room.excess or not lost:
+            return _taken_of(scan, seen, found, is_certain=not skip and not lost)
+        if repeated or not scan.one_update or isinstance(lost, TimeLimitReached):
+            raise lost
+        repeated = True  # the update never arrived, and the server is back
+        claim.sent = yield from ServerTime()
 
 
-def _write_claims(
-    terms: ClaimTerms,
-    ids: Sequence[Any],
-    now: datetime,
-    update: ClaimUpdate,
-    timeout_s: float,
-    limit_s: float | None,
-) -> Plan[int]:
-    """Claim messages that are still free. Return how many."""
-    if terms.slots is None or terms.alike:
+def _taken_of(
+    scan: Scan, seen: Sequence[Document], found: list[Document], *, is_certain: bool
+) -> Taken:
+    """Return what was claimed of the candidates.
+
+    After a skip, nothing is known about what lies before. A lost update may have stopped half way.
+    """
+    if not is_certain:
+        return Taken(found)
+    if scan.room.excess and found:
+        return Taken(found, found[-1])
+    return Taken(found, seen[-1], not scan.room.full and len(seen) < scan.wanted)
+
+
+def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavailable | None]]:
+    """Claim messages that are still free.
+
+    Returns:
+        How many, and the error after which that is not known.
+    """
+    if not ids:
+        return 0, None
+    scan, left_s = claim.scan, claim.left_s()
+    try:
+        if scan.choice is not None and scan.choice.claim_each is not None:
+            return (yield from scan.choice.claim_each(scan, ids, claim.update, left_s)), None
         change = yield from Update(
-            terms.free(ids, now),
-            update,
+            scan.free(ids),
+            claim.update,
             many=True,
             w1=True,
-            max_time_s=timeout_s,
-            server_limit_s=limit_s,
+            max_time_s=left_s,
+            server_limit_s=claim.limit_s,
         )
-        return change.matched
-    pairs = [
-        (
-            {**terms.free((), now), "_id": id},
-            {**update, "$set": {**update["$set"], "slot": terms.slots[hashable_id(id)]}},
-        )
-        for id in ids
-    ]
-    terms_of = terms.queue, terms.kind, terms.dead_letter
-    return (yield from claim_slots(*terms_of, pairs, now, timeout_s))
+    except Unavailable as error:
+        claim.sent = yield from ServerTime()
+        return 0, error  # the driver does not repeat an update of many; the token decides
+    return change.matched, None
 
 
-def _claim_each(
-    terms: ClaimTerms,
-    match: Filter,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-    update: ClaimUpdate,
-    limit_s: float | None,
-    *,
-    more: bool,
+def _read_claims(
+    claim: _Claim, ids: Sequence[Any], matched: int, lost: Unavailable | None
 ) -> Plan[list[Document]]:
+    """Return what was claimed of these messages, as much as fits."""
+    scan = claim.scan
+    mine = {"_id": {"$in": ids}, "token": claim.token}
+    if lost is None:
+        return (yield from read_claimed(scan.room, mine, ids, matched, None))
+    left_s = scan.terms.left_s(scan.now, claim.sent)
+    return (yield from read_claimed(scan.room, mine, ids, len(ids), left_s))
+
+
+def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
     The server cannot increment ``tries`` that are not a number, and it refuses a document that
-    would become too large. Such documents are buried on the way. Without ``more``, this only reads
-    what is claimed already.
+    would become too large. Such documents are buried on the way. If one update cannot claim any of
+    the messages, this only reads what is claimed already.
     """
-    kind, queue, (order, index) = terms.kind, terms.queue, terms.scan
-    held_filter = transitions.token_filter(queue, update)
-    held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
-    if more and len(held) < wanted:
-        free = yield from Find(match, {"_id": 1}, sort=order, limit=wanted - len(held), hint=index)
+    scan = claim.scan
+    terms, (order, index) = scan.terms, scan.ordering
+    mine = transitions.token_filter(terms.queue, claim.update)
+    held = yield from Find(mine, HELD_CLAIMS, hint=namespace.HOT)
+    if scan.one_update and len(held) < wanted:
+        rest = wanted - len(held)
+        free = yield from Find(scan.match, {"_id": 1}, sort=order, limit=rest, hint=index)
         for each in free:
             try:
-                yield from terms.alone(update, now).claim(each["_id"], limit_s)
+                yield from scan.alone(claim.update).claim(each["_id"], claim.limit_s)
             except TimeLimitReached:
-                if limit_s is None:
+                if claim.limit_s is None:
                     raise  # else it may be locked, and the next claim finds out
-        held = yield from Find(held_filter, HELD_CLAIMS, hint=namespace.HOT)
-    room.excess += held[wanted:]
+        held = yield from Find(mine, HELD_CLAIMS, hint=namespace.HOT)
+    scan.room.excess += held[wanted:]
     taken: list[Document] = []
     for each in held[:wanted]:
-        mine = {"_id": each["_id"], "token": update["$set"]["token"]}
+        one = {"_id": each["_id"], "token": claim.token}
         try:
-            taken += yield from Find(mine, limit=1)
+            taken += yield from Find(one, limit=1)
         except (InvalidMessage, BSONError) as fault:
-            yield from invalid.bury_unclaimable(queue, kind, terms.dead_letter, mine, fault, now)
+            yield from invalid.bury_unclaimable(terms.graveyard, one, fault, scan.now)
     return taken

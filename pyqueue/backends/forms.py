@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pyqueue.backends.handover import Result
+from pyqueue.backends.handover import Handover, Result
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Id, Reservation
@@ -38,7 +38,7 @@ class Move(NamedTuple):
     """How messages are passed on to another queue."""
 
     target: Target
-    #: Headers to merge into those of a message.
+    #: Headers to merge into the headers of a message.
     labels: Mapping[str, Any]
     #: The key in the target.
     key: str | None = None
@@ -90,8 +90,10 @@ class Form(Protocol[R]):
     ) -> Plan[None]:
         """Pass messages on. ``pairs``: reservations, each with its stored payload or UNCHANGED."""
 
-    def hand_over(self, terms: QueueTerms, held: R, copies: Sequence[Document]) -> Plan[Result]:
-        """Finish a message, and let documents begin in its place."""
+    def hand_over(
+        self, terms: QueueTerms, held: R, copies: Sequence[Document]
+    ) -> Plan[tuple[Handover, Result]]:
+        """Finish a message, and let documents begin in its place. Return how it went, too."""
 
     def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
         """Extend leases. Return those that failed."""
@@ -127,7 +129,7 @@ def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
 
 
 def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan[None]:
-    """Settle reservations, those of each form by a separate plan. All run.
+    """Settle reservations with one plan per form. Every plan runs.
 
     Raises:
         LeaseLost: some were no longer held; the rest are settled.

@@ -21,7 +21,7 @@ Copies may have ids that are made from the source, and any document may have tak
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -176,6 +176,12 @@ class _Call(NamedTuple):
         source = {"_id": self.handover.source, HANDED: [self.handover.entry]}
         return {**source, **self.decision.get("$set", {})}
 
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the source was to end; None: it stays."""
+        ended = self.decision.get("$set", {}).get(ENDED)
+        return None if ended is None else ended["at"]
+
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
     """Hand over for several callers. None: something failed, and the caller tries again alone."""
@@ -190,35 +196,51 @@ def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | Non
 def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[Result]]:
     """Hand over documents of one queue."""
     now = yield from ServerTime()
-    hidden = [
-        [_hidden(call.handover, each, now) for each in call.handover.copies] for call in calls
-    ]
+    hidden = [_hidden(call.handover, now) for call in calls]
     held = yield from _copy(calls, hidden)
     pairs = [(call.match, call.decision) for call, holds in zip(calls, held, strict=True) if holds]
-    matched = 0
-    if len(pairs) == 1:
-        change = yield from Update(*pairs[0], majority=True)
-        matched = change.matched
-    elif pairs:
-        matched, failures = yield from UpdateEach(pairs, majority=True, half_time=half_time)
-        for failure in failures:
-            raise failure.error
-    if matched < len(calls):  # the answer only says how many
+    if (yield from _decide(pairs, half_time)) < len(calls):  # the answer only says how many
         results: list[Result] = []
         for call in calls:
             results += [(yield from _resolve(call.handover))]
         return results
-    queue = calls[0].handover.queue
-    copies = [copy for copies in hidden for copy in copies]
-    shown = yield from _show(copies)
-    ended = [call.decided[ENDED]["at"] for call in calls if ENDED in call.decided]
-    if shown < len(copies):
-        if (yield from ServerTime()) - min([now, *ended]) < GRACE:
-            yield from _report_missing(queue, copies)
+    result = yield from _publish(calls, [copy for some in hidden for copy in some], now)
+    return [result] * len(calls)
+
+
+def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime) -> Plan[Result]:
+    """Show the copies of calls that were decided, and end their sources."""
+    if (yield from _show(copies)) < len(copies):
+        decided = min([began, *(call.ended_at for call in calls if call.ended_at is not None)])
+        if (yield from ServerTime()) - decided < GRACE:
+            yield from _report_missing(calls[0].handover.queue, copies)
         if any(map(call_of, copies)):  # another call may have put its copies in their place
-            return ["unknown"] * len(calls)
+            return "unknown"
     yield from _end([call.decided for call in calls])
-    return ["done"] * len(calls)
+    return "done"
+
+
+def _decide(pairs: Sequence[tuple[Filter, UpdateDocument]], half_time: bool) -> Plan[int]:
+    """Update the sources that may be held. Return how many were."""
+    if len(pairs) == 1:
+        return (yield from Update(*pairs[0], majority=True)).matched
+    return (yield from _update_each(pairs, half_time=half_time))
+
+
+def _update_each(
+    pairs: Sequence[tuple[Filter, UpdateDocument]], *, many: bool = False, half_time: bool = False
+) -> Plan[int]:
+    """Apply pairs of a filter and an update, at majority. Return how many matched.
+
+    Raises:
+        QueueError: the server refused one of them.
+    """
+    if not pairs:
+        return 0
+    matched, failures = yield from UpdateEach(pairs, many=many, majority=True, half_time=half_time)
+    for failure in failures:
+        raise failure.error
+    return matched
 
 
 def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
@@ -244,31 +266,35 @@ def _resolve(handover: Handover) -> Plan[Result]:
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
-    still = {"_id": {"$in": ids}, "q": handover.hidden}
-    if decided is not None:
-        stored = [] if handover.call is None else (yield from Find(still, {MARK: 1}))
-        own = sum(call_of(each) == handover.call for each in stored)
-        if handover.call is not None and not own:
-            return "lost" if stored else "unknown"  # the other call shows its copies
+    if decided is not None and handover.call is None:  # the only way to decide it
         yield from finish_decided(decided)
-        return "done" if own == len(stored) else "unknown"
-    stored = yield from Find(still, {MARK: 1})
-    mine = sum(each[MARK]["token"] == handover.token for each in stored)
-    return "lost" if mine < len(stored) or mine == len(ids) else "unknown"
+        return "done"
+    stored = yield from Find({"_id": {"$in": ids}, "q": handover.hidden}, {MARK: 1})
+    if decided is None:
+        mine = [*map(token_of, stored)].count(handover.token)
+        return "lost" if mine < len(stored) or mine == len(ids) else "unknown"
+    own = [*map(call_of, stored)].count(handover.call)
+    if not own:
+        return "lost" if stored else "unknown"  # the other call shows its copies
+    yield from finish_decided(decided)
+    return "done" if own == len(stored) else "unknown"
 
 
 # ---- copies
 
 
-def _hidden(handover: Handover, document: Document, now: datetime) -> Document:
-    """Return the hidden form of a document."""
-    mark = {"to": document["q"], "source": handover.source, "token": handover.token}
-    if handover.call is not None:
-        mark["call"] = handover.call
-    copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
-    if "key" in copy:  # keys are unique among hidden documents, too
-        copy["last_key"] = mark["key"] = copy.pop("key")
-    return copy
+def _hidden(handover: Handover, now: datetime) -> list[Document]:
+    """Return the documents of a handover in their hidden form."""
+    hidden = []
+    for document in handover.copies:
+        mark = {"to": document["q"], "source": handover.source, "token": handover.token}
+        if handover.call is not None:
+            mark["call"] = handover.call
+        copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
+        if "key" in copy:  # keys are unique among hidden documents, too
+            copy["last_key"] = mark["key"] = copy.pop("key")
+        hidden.append(copy)
+    return hidden
 
 
 def _copy(calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]) -> Plan[list[bool]]:
@@ -323,31 +349,34 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
             return False
         if others := [id for id, each in stored.items() if not is_copy(each)]:
             raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
-        pairs: list[tuple[Filter, UpdateDocument]] = []
-        missing: list[Document] = []
-        rest: list[Document] = []
-        for new in documents:
-            old = stored.get(new["_id"])
-            if old is None:
-                missing.append(new)
-                continue
-            rest.append(new)
-            put = {name: value for name, value in new.items() if name != "_id"}
-            gone = unset(*(name for name in old if name not in new))
-            update = {"$set": put, "$unset": gone} if gone else {"$set": put}
-            pairs.append((copy_filter(old), update))
-        if pairs:
-            matched, failures = yield from UpdateEach(pairs, majority=True)
-            for failure in failures:
-                raise failure.error
-            if matched == len(pairs):
-                rest = []
-        if missing:  # they were deleted
-            rest += [missing[at] for at in (yield from _insert(missing))]
-        if not rest:
+        documents = yield from _overwrite_copies(documents, stored)
+        if not documents:
             return True
-        documents = rest
     raise Unavailable("other processes change what is handed over: try it again")
+
+
+def _overwrite_copies(
+    documents: Sequence[Document], stored: Mapping[object, Document]
+) -> Plan[list[Document]]:
+    """Write documents over the copies that were read. Return those to be written again.
+
+    ``stored``: the copies, by id. One that was not found was deleted.
+    """
+    present = [each for each in documents if each["_id"] in stored]
+    missing = [each for each in documents if each["_id"] not in stored]
+    pairs = [_replacing(stored[each["_id"]], each) for each in present]
+    again = present if (yield from _update_each(pairs)) < len(pairs) else []
+    if missing:
+        again = again + [missing[at] for at in (yield from _insert(missing))]
+    return again
+
+
+def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
+    """Return the filter of a copy as it was read, and the update that makes it another document."""
+    update = {"$set": {name: value for name, value in new.items() if name != "_id"}}
+    if gone := unset(*(name for name in old if name not in new)):
+        update["$unset"] = gone
+    return copy_filter(old), update
 
 
 def _show(copies: Sequence[Document]) -> Plan[int]:
@@ -358,28 +387,30 @@ def _show(copies: Sequence[Document]) -> Plan[int]:
     now = yield from ServerTime()
     # What is scheduled for later keeps its instant.
     raised = {"$max": {"when": now, "due": now}, "$unset": unset(MARK)}
-    pairs: list[tuple[Filter, UpdateDocument]] = []
-    for to, members in _by(_target, (each for each in copies if "key" not in each[MARK])):
-        for start in range(0, len(members), MAX_BATCH):
-            calls = _by(_origin, members[start : start + MAX_BATCH])
-            some = [
-                {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
-                for (q, token, call), same in calls
-            ]
-            pairs.append(({"$or": some}, {"$set": {"q": to}, **raised}))
-    shown = 0
-    if pairs:
-        shown, failures = yield from UpdateEach(pairs, many=True, majority=True)
-        for failure in failures:
-            raise failure.error
-    for each in copies:
-        if "key" in each[MARK]:
-            update = {"$set": {"q": _target(each)}, **raised}
-            key = each[MARK]["key"]
-            shown += yield from update_with_key(copy_filter(each), update, key, majority=True)
+    keyed = [each for each in copies if "key" in each[MARK]]
+    rest = [each for each in copies if "key" not in each[MARK]]
+    pairs = [
+        (_any_of(members[start : start + MAX_BATCH]), {"$set": {"q": to}, **raised})
+        for to, members in _by(_target, rest)
+        for start in range(0, len(members), MAX_BATCH)
+    ]
+    shown = yield from _update_each(pairs, many=True)
+    for each in keyed:
+        update = {"$set": {"q": _target(each)}, **raised}
+        key = each[MARK]["key"]
+        shown += yield from update_with_key(copy_filter(each), update, key, majority=True)
     for to, members in _by(_target, copies):
         yield from Signal(to, max(now, min(each["when"] for each in members)))
     return shown
+
+
+def _any_of(copies: Sequence[Document]) -> Filter:
+    """Return the filter of hidden copies."""
+    some = [
+        {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
+        for (q, token, call), same in _by(_origin, copies)
+    ]
+    return {"$or": some}
 
 
 def _origin(copy: Document) -> tuple[str, str, str | None]:

@@ -60,14 +60,23 @@ def is_copy(document: Mapping[str, Any]) -> bool:
 def is_source(document: Mapping[str, Any]) -> bool:
     """Return whether a stored document lists copies as this module writes it."""
     entries, ended = document.get(HANDED), document.get(ENDED)
-    if not isinstance(entries, list):
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         return False
-    for each in entries:
-        ids = each.get("ids") if isinstance(each, dict) and isinstance(each.get("h"), str) else 0
-        if not isinstance(ids, list) or not ids:
-            return False
     if ended is None:
         return bool(entries)
-    if not isinstance(ended, dict) or "token" not in ended or not isinstance(document["q"], str):
+    return _is_end(ended) and isinstance(document["q"], str)
+
+
+def _is_entry(entry: object) -> bool:
+    """Return whether this is how a source lists a handover."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("h"), str):
+        return False
+    ids = entry.get("ids")
+    return isinstance(ids, list) and bool(ids)
+
+
+def _is_end(ended: object) -> bool:
+    """Return whether this is how a source says that it has ended."""
+    if not isinstance(ended, dict) or "token" not in ended:
         return False
     return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)

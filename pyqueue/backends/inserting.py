@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
@@ -54,114 +54,113 @@ class Written:
     free: list[int] = field(default_factory=list)
 
 
-def write(
-    queue: str,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
-    """Write what the unique indexes let in. ``given``: the ids that the caller chose."""
-    if session is None and len(encoded) == 1:
-        return (yield from _insert(queue, documents, encoded, given, None))  # its batch signals
-    if session is not None and (given or any("key" in document for document in documents)):
-        written = yield from _upsert_each(queue, documents, given, session)
+class Entries(NamedTuple):
+    """Documents that enter a queue together."""
+
+    queue: str
+    documents: Sequence[Document]
+    #: Their encoded forms.
+    encoded: Sequence[RawBSONDocument]
+    #: The ids that the caller chose.
+    given: Collection[Id] = ()
+    #: The session of the caller's transaction, or None.
+    session: object = None
+
+    def only(self, place: int) -> Entries:
+        """Return one of them."""
+        one = slice(place, place + 1)
+        return self._replace(documents=self.documents[one], encoded=self.encoded[one])
+
+
+def write(entries: Entries) -> Plan[Written]:
+    """Write what the unique indexes let in."""
+    if entries.session is None and len(entries.encoded) == 1:
+        return (yield from _insert(entries))  # its batch signals
+    chosen = entries.given or any("key" in document for document in entries.documents)
+    if entries.session is not None and chosen:
+        written = yield from _upsert_each(entries)
     else:
-        written = yield from _insert(queue, documents, encoded, given, session)
-    yield from signal_written(queue, documents, written, session)
+        written = yield from _insert(entries)
+    yield from signal_written(entries, written)
     return written
 
 
-def signal_written(
-    queue: str, documents: Sequence[Document], written: Written, session: object
-) -> Plan[None]:
+def signal_written(entries: Entries, written: Written) -> Plan[None]:
     """Wake consumers if a document was written."""
     if any(id is not None for id in written.ids):
-        yield from Signal(queue, min(each["when"] for each in documents), session)
+        earliest = min(each["when"] for each in entries.documents)
+        yield from Signal(entries.queue, earliest, entries.session)
 
 
-def write_one(
-    queue: str,
-    document: Document,
-    encoded: RawBSONDocument,
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
+def write_one(entry: Entries) -> Plan[Written]:
     """Write one document without a key, and do not signal for a transaction."""
-    if session is None:
-        return (yield from _insert(queue, [document], [encoded], given, None))
-    return (yield from _upsert_each(queue, [document], given, session))
+    return (yield from (_insert if entry.session is None else _upsert_each)(entry))
 
 
-def _insert(
-    queue: str,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
+def _insert(entries: Entries) -> Plan[Written]:
     # Only an id that the caller chose may have become free in between.
-    insert = _insert_or_repeat if given else _insert_once
-    return insert(queue, documents, encoded, given, session)
+    return (_insert_or_repeat if entries.given else _insert_once)(entries)
 
 
-def _insert_or_repeat(
-    queue: str,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
-    written = yield from _insert_once(queue, documents, encoded, given, session)
+def _insert_or_repeat(entries: Entries) -> Plan[Written]:
+    written = yield from _insert_once(entries)
     try:
         for place in written.free:
-            one = slice(place, place + 1)
-            alone = yield from _insert_once(queue, documents[one], encoded[one], given, session)
-            written.ids[one] = alone.ids
+            alone = yield from _insert_once(entries.only(place))
+            written.ids[place] = alone.ids[0]
             written.known += [place] if alone.known else []
             written.foreign += alone.foreign
             if not alone.key_taken:
                 written.key_taken.remove(place)
     except Unavailable as error:  # the caller repeats all of it
-        raise unknown_outcome(error, documents) from error
+        raise unknown_outcome(error, entries.documents) from error
     return written
 
 
-def _insert_once(
-    queue: str,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
+def _insert_once(entries: Entries) -> Plan[Written]:
+    documents = entries.documents
     written = Written([document["_id"] for document in documents])
     try:
-        if session is None and len(encoded) == 1:
-            item = (queue, documents[0]["when"], encoded[0])
-            call: Coalesce[Pushed, WriteFailure | None]
-            call = Coalesce("insert", item, _insert_each, size=len(encoded[0].raw), threads=True)
-            if given or "key" in documents[0]:
-                # An open transaction may hold the key or the id. Then only this call waits for it.
-                call.key, call.alone, call.max_in_flight = ("insert", queue), True, MAX_LOCKABLE
-                call.threads = False
-            failure = yield from call
-            failures = [] if failure is None else [failure]
+        if entries.session is None and len(documents) == 1:
+            failures = yield from _insert_with_callers(entries)
         else:
-            failures = yield from Insert(encoded, session=session)
+            failures = yield from Insert(entries.encoded, session=entries.session)
     except Unavailable as error:
         raise unknown_outcome(error, documents) from error
-    if not failures:
-        return written
     for failure in failures:
         if isinstance(failure.error, Unavailable):
             raise unknown_outcome(failure.error, documents) from failure.error
         if failure.field is None:
             raise failure.error
-    # The server names one of two indexes. A repeated push with an id and a key is still one
-    # message.
-    refused = [documents[failure.place]["_id"] for failure in failures]
-    clashing = [id for id in refused if id in given]
-    stored = (yield from ids_of_this_queue(queue, clashing, session)) if clashing else {}
+    if failures:
+        yield from _judge(entries, failures, written)
+    return written
+
+
+def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
+    """Insert one document, together with those of concurrent callers."""
+    (document,), (raw,) = entry.documents, entry.encoded
+    call: Coalesce[Pushed, WriteFailure | None]
+    item = (entry.queue, document["when"], raw)
+    call = Coalesce("insert", item, _insert_each, size=len(raw.raw), threads=True)
+    if entry.given or "key" in document:
+        # An open transaction may hold the key or the id. Then only this call waits for it.
+        call.key, call.alone = ("insert", entry.queue), True
+        call.max_in_flight, call.threads = MAX_LOCKABLE, False
+    failure = yield from call
+    return [] if failure is None else [failure]
+
+
+def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
+    """Find out what kept documents out.
+
+    The server names one of two indexes. A repeated push with an id and a key is still one message.
+    """
+    refused: list[Id] = [entries.documents[failure.place]["_id"] for failure in failures]
+    clashing = [id for id in refused if id in entries.given]
+    stored: dict[Id, bool] = {}
+    if clashing:
+        stored = yield from ids_of_this_queue(entries.queue, clashing, entries.session)
     for failure, id in zip(failures, refused, strict=True):
         if stored.get(id):
             written.known.append(failure.place)
@@ -171,9 +170,8 @@ def _insert_once(
             written.foreign.append(id)
         else:
             written.key_taken.append(failure.place)
-        if failure.field == "_id" and id in given and id not in stored:
+        if failure.field == "_id" and id in entries.given and id not in stored:
             written.free.append(failure.place)
-    return written
 
 
 def unknown_outcome(error: Unavailable, documents: Iterable[Document]) -> Unavailable:
@@ -274,12 +272,11 @@ def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> No
         )
 
 
-def _upsert_each(
-    queue: str, documents: Sequence[Document], given: Collection[Id], session: object
-) -> Plan[Written]:
+def _upsert_each(entries: Entries) -> Plan[Written]:
     """Do as ``_insert`` inside a transaction, which a duplicate-key error would abort."""
+    queue, given, session = entries.queue, entries.given, entries.session
     written = Written([])
-    for place, document in enumerate(documents):
+    for place, document in enumerate(entries.documents):
         id = document["_id"]
         stored = (yield from ids_of_this_queue(queue, [id], session)) if id in given else {}
         kept_out = id in stored and not stored[id]
@@ -288,11 +285,9 @@ def _upsert_each(
         elif id not in stored:
             match = key_filter(queue, document) if "key" in document else {"_id": id}
             rest = {name: value for name, value in document.items() if name not in match}
-            update = {"$setOnInsert": rest}
-            change = yield from Update(match, update, upsert=True, session=session)
-            if change.upserted is None:
-                kept_out = True
-                written.key_taken.append(place)
+            change = yield from Update(match, {"$setOnInsert": rest}, upsert=True, session=session)
+            kept_out = change.upserted is None
+            written.key_taken += [place] if kept_out else []
         written.ids.append(None if kept_out else id)
     return written
 

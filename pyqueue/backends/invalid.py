@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bson.datetime_ms import DatetimeMS
 from bson.errors import BSONError
@@ -165,22 +165,32 @@ def decode(
     return message_of(document, payload, now, lease=lease_s)
 
 
+class Graveyard(NamedTuple):
+    """Where messages of a queue are buried."""
+
+    queue: str
+    kind: Kind
+    dead_letter: str
+
+
+class Refusal(NamedTuple):
+    """Why a claimed document is buried instead of delivered."""
+
+    reason: str
+    tries: int
+    error: Mapping[str, Any] | None
+    #: The fields that are invalid.
+    fields: Sequence[str]
+
+
 def bury_claimed(
-    queue: str,
-    kind: Kind,
-    dead_letter: str,
-    document: Document,
-    now: datetime,
-    *,
-    reason: str,
-    tries: int,
-    error: Mapping[str, Any] | None,
-    invalid: Sequence[str],
+    graveyard: Graveyard, document: Document, refusal: Refusal, now: datetime
 ) -> Plan[None]:
     """Bury a message that a claim holds, without its invalid fields."""
+    queue, kind, invalid = graveyard.queue, graveyard.kind, refusal.fields
     priority = priority_of(document)
-    target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [priority])
-    death = {"reason": reason, "tries": tries, "error": error}
+    target = yield from namespace.dead_letter_target(*graveyard, [priority])
+    death = {"reason": refusal.reason, "tries": refusal.tries, "error": refusal.error}
     keyed = "key" in document and "key" not in invalid
     put = target.kind.entering(target.queue, now, priority, group_of(document))
     update = transitions.burying(kind, queue, put, now, death, keyed=keyed)
@@ -191,9 +201,10 @@ def bury_claimed(
 
 
 def bury_unclaimable(
-    queue: str, kind: Kind, dead_letter: str, match: Filter, fault: Exception, now: datetime
+    graveyard: Graveyard, match: Filter, fault: Exception, now: datetime
 ) -> Plan[None]:
     """Bury a document that cannot be claimed, or hide it from scans if the server refuses."""
+    queue, kind, dead_letter = graveyard
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
@@ -216,12 +227,7 @@ def bury_unclaimable(
 
 
 def bury_refused(
-    queue: str,
-    kind: Kind,
-    dead_letter: str,
-    one: Filter,
-    refusal: InvalidMessage,
-    now: datetime,
+    graveyard: Graveyard, one: Filter, refusal: InvalidMessage, now: datetime
 ) -> Plan[None]:
     """Bury a message that the server refused to claim.
 
@@ -230,7 +236,7 @@ def bury_refused(
     """
     fault = yield from find_fault(one)
     if fault is not None:
-        yield from bury_unclaimable(queue, kind, dead_letter, one, fault, now)
+        yield from bury_unclaimable(graveyard, one, fault, now)
     elif (yield from Find(one, {"_id": 1}, limit=1)):
         raise refusal
     # Otherwise another process has claimed it.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from pyqueue.errors import ConfigurationError, TargetRefused
 from pyqueue.limits import Limit
 from pyqueue.messages import Id
-from pyqueue.requests import Filter, Plan, Sort
+from pyqueue.requests import Filter, Find, Plan, Sort
 
 #: Where a scan begins: after this (when, _id), or at this ``when`` if the id is None.
 ScanStart = tuple[datetime, Id | None]
@@ -24,6 +24,13 @@ ScanStart = tuple[datetime, Id | None]
 UpdateFields = dict[str, dict[str, Any]]
 #: The keys of an index, and its options.
 IndexTerms = tuple[list[tuple[str, int]], dict[str, Any]]
+
+
+class Ordering(NamedTuple):
+    """An order of messages, and the index that has it."""
+
+    sort: Sort
+    hint: str
 
 
 class Kind(Protocol):
@@ -81,7 +88,7 @@ class Kind(Protocol):
         keep."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes that it needs besides those of every namespace, by name.
+        """Return its indexes by name, apart from the indexes of every namespace.
 
         Args:
             shape: the stored options of the queue; None: whatever they are.
@@ -94,8 +101,8 @@ class Kind(Protocol):
         """Return what the record lists before messages with these priorities enter.
 
         Args:
-            priorities: those of the messages; None: the default. With no priorities at all, nothing
-                is to be listed.
+            priorities: the priorities of the messages; None is the default. If there are no
+                messages, nothing is listed.
         """
 
     def entering(
@@ -118,6 +125,9 @@ class Kind(Protocol):
         checks only that they are still in the queue, and that ``when`` is not in the future.
         """
 
+    def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
+        """Return the reads that together find what is ready, in the order of claims."""
+
     def claiming(self, update: UpdateFields) -> UpdateFields:
         """Return the update of a claim, with what this kind adds to it."""
 
@@ -139,6 +149,21 @@ class Kind(Protocol):
 
         It is called with the instant at which the message comes back. None: messages keep their
         places.
+        """
+
+    def packed_ids(
+        self, queue: str, ids: Sequence[Id], session: object = None
+    ) -> Plan[tuple[frozenset[Id], list[Id]]]:
+        """Find the chosen ids of messages that share a document, which no unique index keeps out.
+
+        Args:
+            queue: the name of the queue that they are to enter.
+            ids: the chosen ids.
+            session: the session of the caller's transaction, or None.
+
+        Returns:
+            The ids of messages that are or were in the queue, and those of messages that never
+            were.
         """
 
     def finishing(

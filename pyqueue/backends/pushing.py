@@ -13,11 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from bson import ObjectId
-from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import inserting, namespace, transitions
-from pyqueue.backends.inserting import Written, ids_of_this_queue, key_filter
+from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, key_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
 from pyqueue.clock import BAND
@@ -72,7 +71,8 @@ def push(
     if how.get("ids") is not None:
         chosen = frozenset(id for id in given.ids if id is not None)
     duplicate, session = how.get("on_duplicate", "ignore"), how.get("session")
-    return (yield from enter(queue, kind, documents, encoded, chosen, duplicate, session))
+    entries = Entries(queue, documents, encoded, chosen, session)
+    return (yield from enter(kind, entries, duplicate))
 
 
 class Checked(NamedTuple):
@@ -104,9 +104,8 @@ class Checked(NamedTuple):
         labels = self.headers
         rows = zip(self.values, self.keys, self.ids, self.priorities, self.groups, strict=True)
         for value, key, id, level, turn in rows:  # a loop is cheaper for one
-            documents.append(
-                new_document(queue, kind, type_name, now, when, value, labels, key, id, level, turn)
-            )
+            content = Content(type_name, value, labels, key, id, level, turn)
+            documents.append(new_document(queue, kind, now, when, content))
         return documents
 
 
@@ -149,25 +148,13 @@ def _listed(payloads: Iterable[Any]) -> list[Any]:
     return list(payloads)
 
 
-def enter(
-    queue: str,
-    kind: Kind,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    on_duplicate: str,
-    session: object,
-) -> Plan[list[Id | None]]:
+def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | None]]:
     """Write documents into a queue.
 
     Args:
-        queue: the name of the queue.
-        kind: its kind.
-        documents: the documents.
-        encoded: their encoded forms.
-        given: the ids that the caller chose.
+        kind: the kind of the queue.
+        entries: the documents.
         on_duplicate: what to do if a key is taken: "ignore", "replace" or "error".
-        session: the session of the caller's transaction, or None.
 
     Returns:
         Their ids, with None for each that a taken key kept out.
@@ -176,33 +163,24 @@ def enter(
         DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
             this is an error. All other documents are written.
     """
-    if on_duplicate == "replace" and any("key" in document for document in documents):
-        written = yield from _replace_each(queue, kind, documents, encoded, given, session)
+    if on_duplicate == "replace" and any("key" in document for document in entries.documents):
+        written = yield from _replace_each(kind, entries)
     else:
-        written = yield from inserting.write(queue, documents, encoded, given, session)
+        written = yield from inserting.write(entries)
     places = written.key_taken if on_duplicate == "error" else ()
-    clashing = [str(documents[place].get("key")) for place in places]
-    inserting.raise_foreign_ids(queue, written.foreign, clashing)
+    clashing = [str(entries.documents[place].get("key")) for place in places]
+    inserting.raise_foreign_ids(entries.queue, written.foreign, clashing)
     if clashing:
-        raise key_taken(queue, clashing)
+        raise key_taken(entries.queue, clashing)
     return written.ids
 
 
-def enter_by_id(
-    queue: str,
-    kind: Kind,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    *,
-    replacing: bool,
-) -> Plan[list[Id | None]]:
+def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[Id | None]]:
     """Write documents with chosen ids into a queue, where a known id is not the same message.
 
     Args:
-        queue: the name of the queue.
-        kind: its kind.
-        documents: the documents.
-        encoded: their encoded forms.
+        kind: the kind of the queue.
+        entries: the documents.
         replacing: whether a document overwrites the live message with its key, or else the one with
             its id; see ``replace_by_id``. Otherwise a key or an id that is taken is an error.
 
@@ -213,22 +191,12 @@ def enter_by_id(
         DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
             taken and this is an error. All other documents are written.
     """
-    written = Written([])
+    queue, documents = entries.queue, entries.documents
     if replacing:
-        stored = yield from ids_of_this_queue(queue, [each["_id"] for each in documents])
-        try:
-            for document in documents:  # one by one: the messages of a group keep their order
-                if stored.get(document["_id"]) is False:
-                    written.foreign.append(document["_id"])
-                    continue
-                id = yield from replace_by_id(queue, kind, document, written.foreign)
-                written.ids.append(id)
-        except Unavailable as error:
-            raise inserting.unknown_outcome(error, documents) from error
-        yield from inserting.signal_written(queue, documents, written, None)
+        written = yield from _replace_each_by_id(kind, entries)
     else:
         given = frozenset(document["_id"] for document in documents)
-        written = yield from inserting.write(queue, documents, encoded, given, None)
+        written = yield from inserting.write(entries._replace(given=given))
     keys = [str(documents[place].get("key")) for place in written.key_taken]
     inserting.raise_foreign_ids(queue, written.foreign, keys)
     if written.known:
@@ -267,96 +235,111 @@ def _one_each(
     return [None if value is None else check(value) for value in values]
 
 
+class Content(NamedTuple):
+    """What a producer gives of a message, as it is stored."""
+
+    #: The name of the payload's model; None: it has none.
+    type: str | None
+    payload: Any
+    headers: Mapping[str, Any] | None = None
+    key: str | None = None
+    id: Id | None = None
+    priority: int | None = None
+    group: str | None = None
+
+
 def new_document(
-    queue: str,
-    kind: Kind,
-    type_name: str | None,
-    now: datetime,
-    when: datetime,
-    value: Any,
-    headers: Mapping[str, Any] | None,
-    key: str | None,
-    id: Id | None,
-    priority: int | None = None,
-    group: str | None = None,
+    queue: str, kind: Kind, now: datetime, when: datetime, content: Content
 ) -> Document:
     """Return the document of a new message."""
     document: Document = {
-        "_id": ObjectId() if id is None else id,
-        **kind.entering(queue, when, priority, group),
+        "_id": ObjectId() if content.id is None else content.id,
+        **kind.entering(queue, when, content.priority, content.group),
         "pushed": now,
     }
-    if type_name is not None:
-        document["type"] = type_name
-    if headers:
-        document["headers"] = headers
-    if key is not None:
-        document["key"] = key
-    document["payload"] = value
+    if content.type is not None:
+        document["type"] = content.type
+    if content.headers:
+        document["headers"] = content.headers
+    if content.key is not None:
+        document["key"] = content.key
+    document["payload"] = content.payload
     return document
 
 
-def _replace_each(
-    queue: str,
-    kind: Kind,
-    documents: Sequence[Document],
-    encoded: Sequence[RawBSONDocument],
-    given: Collection[Id],
-    session: object,
-) -> Plan[Written]:
+def _replace_each(kind: Kind, entries: Entries) -> Plan[Written]:
+    """Overwrite the live messages with the keys of these documents, or insert them."""
     written = Written([])
     try:
-        for document, raw in zip(documents, encoded, strict=True):
+        for place, document in enumerate(entries.documents):
             if "key" in document:
-                id = yield from replace(queue, kind, document, given, written.foreign, session)
+                id = yield from replace(kind, entries.only(place), written.foreign)
                 written.ids.append(id)
                 continue
-            alone = yield from inserting.write_one(queue, document, raw, given, session)
+            alone = yield from inserting.write_one(entries.only(place))
             written.ids += alone.ids
             written.foreign += alone.foreign
     except Unavailable as error:
-        raise inserting.unknown_outcome(error, documents) from error
-    yield from inserting.signal_written(queue, documents, written, session)
+        raise inserting.unknown_outcome(error, entries.documents) from error
+    yield from inserting.signal_written(entries, written)
     return written
 
 
-def replace(
-    queue: str,
-    kind: Kind,
-    document: Document,
-    given: Collection[Id],
-    foreign: list[Id],
-    session: object,
-) -> Plan[Id | None]:
-    """Overwrite the live message that has this key, or insert the document."""
+def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
+    """Overwrite the live message that has the key of one document, or insert the document.
+
+    Args:
+        kind: the kind of the queue.
+        entry: the document.
+        foreign: gets its id if that belongs to a message that was never in this queue.
+
+    Returns:
+        The id of the message, or None: it is not written.
+    """
+    (document,) = entry.documents
+    queue, session = entry.queue, entry.session
     match = key_filter(queue, document)
     id: Id = document["_id"]
-    if id in given and not (yield from Find(match, {"_id": 1}, limit=1, session=session)):
+    if id in entry.given and not (yield from Find(match, {"_id": 1}, limit=1, session=session)):
         stored = yield from ids_of_this_queue(queue, [id], session)
         if stored.get(id):
             return id  # the same push again; its message has finished or moved on
         if id in stored:
             foreign.append(id)
             return None
-    update = _overwriting(kind, document, match)
-    for last in (False, True):
+    overwrite = FindAndModify(
+        match, _overwriting(kind, document, match), upsert=True, before=True, session=session
+    )
+    try:
+        former = yield from overwrite
+    except DuplicateKey:
+        if session is not None:
+            raise
+        # Two concurrent upserts: the second attempt finds the message of the first. Or the id
+        # belongs to another message.
         try:
-            former = yield from FindAndModify(
-                match, update, upsert=True, before=True, session=session
-            )
+            former = yield from overwrite
         except DuplicateKey:
-            # Two concurrent upserts: the second attempt finds the message of the first. Or the id
-            # belongs to another message.
-            if session is not None:
-                raise
-            if last:
-                foreign.append(id)
-                return None
-        else:
-            if former is None:
-                return id
-            return (yield from _let_go(queue, kind, former, session))
-    raise AssertionError("unreachable")
+            foreign.append(id)
+            return None
+    return id if former is None else (yield from _let_go(queue, kind, former, session))
+
+
+def _replace_each_by_id(kind: Kind, entries: Entries) -> Plan[Written]:
+    """Overwrite the live messages with these keys or ids, or insert the documents."""
+    queue, documents = entries.queue, entries.documents
+    written = Written([])
+    stored = yield from ids_of_this_queue(queue, [each["_id"] for each in documents])
+    try:
+        for document in documents:  # one by one: the messages of a group keep their order
+            if stored.get(document["_id"]) is False:
+                written.foreign.append(document["_id"])
+                continue
+            written.ids.append((yield from replace_by_id(queue, kind, document, written.foreign)))
+    except Unavailable as error:
+        raise inserting.unknown_outcome(error, documents) from error
+    yield from inserting.signal_written(entries, written)
+    return written
 
 
 def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id]) -> Plan[Id | None]:
@@ -368,16 +351,7 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
     while True:  # another round only if another writer came first
         try:
-            former = None
-            if "key" in document:
-                match = key_filter(queue, document)
-                former = yield from FindAndModify(
-                    match, _overwriting(kind, document, match), before=True
-                )
-            if former is None:
-                former = yield from FindAndModify(
-                    with_id, _overwriting(kind, document, with_id), upsert=True, before=True
-                )
+            former = yield from _overwrite_live(queue, kind, document, with_id)
         except DuplicateKey:
             stored = yield from ids_of_this_queue(queue, [id])
             if id in stored and not stored[id]:
@@ -387,6 +361,25 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
                 return id  # its message has finished or moved on
         else:
             return id if former is None else (yield from _let_go(queue, kind, former, None))
+
+
+def _overwrite_live(
+    queue: str, kind: Kind, document: Document, with_id: Filter
+) -> Plan[Document | None]:
+    """Overwrite the live message with the key or the id of a document, or insert the document.
+
+    Returns:
+        The former message; None: it was inserted.
+    """
+    former = None
+    if "key" in document:
+        match = key_filter(queue, document)
+        update = _overwriting(kind, document, match)
+        former = yield from FindAndModify(match, update, before=True)
+    if former is None:
+        update = _overwriting(kind, document, with_id)
+        former = yield from FindAndModify(with_id, update, upsert=True, before=True)
+    return former
 
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:

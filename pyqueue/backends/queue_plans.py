@@ -10,26 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from pyqueue.backends import (
     extending,
     managing,
     moving,
     namespace,
+    popping,
     pushing,
     reading,
     receiving,
     settling,
 )
 from pyqueue.backends import kind as kinds
-from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options, QueueTerms, Target
 from pyqueue.backends.pushing import PushOptions
-from pyqueue.backends.receiving import Claims, Waiting
+from pyqueue.backends.receiving import Claims, ReceiveOptions, Waiting
 from pyqueue.backends.taking_kind import again_in_kind, await_kind, recorded_kind
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import stored_limit
@@ -47,15 +47,6 @@ from pyqueue.requests import EnsureQueue, Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class ReceiveOptions(TypedDict, total=False):
-    """The options of a receive; see ``Queue.reserve_many``."""
-
-    max_bytes: int
-    pop: bool
-    lease: Duration | None
-    misfits: Misfits | None
 
 
 def _takes_kind(
@@ -142,24 +133,21 @@ class QueuePlans:
         self,
         waiting: Waiting,
         limit: int,
-        *,
-        timeout: Duration | None,
         **how: Unpack[ReceiveOptions],
     ) -> Plan[list[Any]]:
         """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
         if self.kind_name is None:
             return again_in_kind(
-                [self.queue], lambda: _await_and_receive(self, waiting, limit, timeout, how)
+                [self.queue], lambda: _await_and_receive(self, waiting, limit, how)
             )
         if how.get("pop"):
             kinds.require(self.kind, self.queue, "pop")
-        return receiving.receive(
-            self.terms, waiting, limit, timeout=timeout, claims=self.claims(waiting), **how
-        )
+        claims = self.claims(waiting, pop=how.get("pop", False))
+        return receiving.receive(self.terms, waiting, claims, limit, **how)
 
-    def claims(self, waiting: Waiting) -> Claims:
+    def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
         """Return how consumers claim. ``waiting``: the consumers of this client."""
-        return receiving.CLAIMS
+        return popping.POPS if pop else receiving.CLAIMS
 
     # ---- settled by the holder
 
@@ -400,16 +388,13 @@ def in_recorded_kind(plans: QueuePlans, operation: Callable[[QueuePlans], Plan[T
 
 
 def _await_and_receive(
-    plans: QueuePlans,
-    waiting: Waiting,
-    limit: int,
-    timeout: Duration | None,
-    how: ReceiveOptions,
+    plans: QueuePlans, waiting: Waiting, limit: int, how: ReceiveOptions
 ) -> Plan[list[Any]]:
     """Receive in the kind of the record. Without a record, wait for one first."""
     most = how.get("max_bytes", MAX_RECEIVED_BYTES)
-    timeout_s, _ = receiving.checked(limit, most, timeout, how.get("lease"))
+    timeout_s, _ = receiving.checked(limit, most, how["timeout"], how.get("lease"))
     kind, left_s = yield from await_kind(plans.queue, plans.options, waiting, timeout_s)
     if not kind:
         return []
-    return (yield from in_kind(plans, kind).receive(waiting, limit, timeout=left_s, **how))
+    rest: ReceiveOptions = {**how, "timeout": left_s}
+    return (yield from in_kind(plans, kind).receive(waiting, limit, **rest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
@@ -11,13 +12,11 @@ from typing import Any, cast
 from pyqueue import arguments
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind, ScanStart, require
-from pyqueue.backends.namespace import HOT, flags
+from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
-from pyqueue.backends.priority.levels import LEVEL_ORDER, PRIOR, ready_by_level
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.transitions import messages_only, record_id
 from pyqueue.clock import BAND
-from pyqueue.documents import listed_levels
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
@@ -53,17 +52,10 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
     """Return the messages that would be received next."""
     arguments.count("limit", limit)
     now = yield from ServerTime()
-    match = kind.claimable(queue, now, None)
     found: list[Document] = []
-    if "priority" in kind.capabilities:
-        levels = listed_levels((yield from flags(queue)).get("levels"))
-        if levels:
-            first = ready_by_level(queue, levels, now)
-            found = yield from Find(first, sort=LEVEL_ORDER, limit=limit, hint=PRIOR)
-            match = {**match, "priority": {"$nin": levels}}  # the rest, by age
-    if len(found) < limit:
-        rest = limit - len(found)
-        found += yield from Find(match, sort=kind.order, limit=rest, hint=kind.index)
+    for each in (yield from kind.next_ones(queue, now)):
+        if len(found) < limit:
+            found += yield from replace(each, limit=limit - len(found))
     return [decode(codec, document, now) for document in found]
 
 

@@ -8,42 +8,35 @@ cancelled holds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, Required, TypedDict, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends import invalid, namespace, reading, recovering
-from pyqueue.backends.bucket.stock import Stock
+from pyqueue.backends import invalid, namespace, reading
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed
 from pyqueue.backends.giving_back import (
     give_back,
-    insert_again,
-    renamed,
-    undo_pop,
     undo_reserve,
 )
 from pyqueue.backends.options import Options, QueueTerms
-from pyqueue.backends.scan import ScanState
-from pyqueue.documents import hashable_id, message_of
+from pyqueue.backends.scan import ByAge, ScanState
+from pyqueue.documents import message_of
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
 from pyqueue.limits import check_call
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,
-    Delete,
     Document,
-    Find,
     Listen,
     MonotonicTime,
     Plan,
     ServerTime,
-    Update,
     Wait,
 )
 
@@ -61,8 +54,10 @@ class Waiting(Protocol):
 
     scan: ScanState
     misfits: invalid.Misfits
-    #: The packs of the queue that this client holds.
-    stock: Stock
+
+    def upkeep(self, queue: str, now: datetime) -> Plan[None]:
+        """Finish what processes that died have left, from time to time."""
+        ...
 
     def wake_next(self, found: bool) -> None:
         """Wake the next consumers, after one has received something or given up."""
@@ -94,7 +89,7 @@ class Reception(NamedTuple):
 class Claims(NamedTuple):
     """How the claims of a queue are made, for a kind with other claims than the standard one."""
 
-    #: Claim once for several callers; see ``_claim_for_callers``.
+    #: Claim once for several callers; see ``claim_for_callers``.
     claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
     #: Give back what was received for a cancelled caller.
     undo: Callable[[Reception, Sequence[Claimed]], Plan[None]]
@@ -115,40 +110,46 @@ class Claims(NamedTuple):
         )
 
 
+class ReceiveOptions(TypedDict, total=False):
+    """How one call receives; see ``Queue.reserve_many``."""
+
+    timeout: Required[Duration | None]
+    max_bytes: int
+    pop: bool
+    lease: Duration | None
+    misfits: invalid.Misfits | None
+
+
 def receive(
     queue_terms: QueueTerms,
     waiting: Waiting,
-    limit: int,
-    *,
     claims: Claims,
-    timeout: Duration | None,
-    max_bytes: int = MAX_RECEIVED_BYTES,
-    pop: bool = False,
-    lease: Duration | None = None,
-    misfits: invalid.Misfits | None = None,
+    limit: int,
+    **given: Unpack[ReceiveOptions],
 ) -> Plan[list[Any]]:
-    """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
-    queue, kind, options = queue_terms.queue, queue_terms.kind, queue_terms.options
-    timeout_s, lease_s = checked(limit, max_bytes, timeout, lease)
+    """Receive up to ``limit`` messages; wait for the first one."""
+    queue, options, state = queue_terms.queue, queue_terms.options, waiting.scan
+    limits = Limits(limit, given.get("max_bytes", MAX_RECEIVED_BYTES))
+    timeout_s, lease_s = checked(*limits, given["timeout"], given.get("lease"))
+    pop = given.get("pop", False)
     lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
     terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
-    misfits = misfits or waiting.misfits
+    misfits = given.get("misfits") or waiting.misfits
     how = Reception(terms, queue_terms.codec, options.max_tries, options.history, pop, misfits)
-    scan = waiting.scan
-    yield from namespace.ensure(queue, kind, options, receives=True)
+    yield from namespace.ensure(queue, queue_terms.kind, options, receives=True)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's may be set while the caller waits.
     deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
     found = False
     try:
         while True:
-            scan.observe(now)
-            if _wants_record(scan, now):
-                yield from _read_record(terms, options, scan, now)
-            yield from recovering.recover_next(queue, scan, now)
-            check_call(queue, scan.limit.limit, "pop" if pop else None)
-            if not _stopped(scan):
-                claimed = yield from claims.together(how, scan, Limits(limit, max_bytes))
+            state.observe(now)
+            if _wants_record(state, now):
+                yield from _read_record(terms, options, state, now)
+            yield from waiting.upkeep(queue, now)
+            check_call(queue, state.limit.limit, "pop" if pop else None)
+            if not _stopped(state):
+                claimed = yield from claims.together(how, state, limits)
                 if claimed:
                     found = True
                     return [message for _, message in claimed]
@@ -158,11 +159,7 @@ def receive(
             if (yield from Listen(waiting)):
                 now = yield from ServerTime()
                 continue  # the subscription is new: look again, so that no message is missed
-            look = False
-            while not look:
-                until = yield from _wake_time(queue, scan, now, options.poll)
-                look = yield from Wait(waiting, until, deadline)
-                now = yield from ServerTime()
+            now = yield from _wait(queue, waiting, now, options.poll, deadline)
     finally:
         waiting.wake_next(found)
 
@@ -181,84 +178,82 @@ def checked(
 # ---- waiting
 
 
-def _wants_record(scan: ScanState, now: datetime) -> bool:
-    if not scan.limit.known:
+def _wants_record(state: ScanState, now: datetime) -> bool:
+    if not state.limit.known:
         return True  # another thread may be reading it
-    return scan.flag_read is None or now - scan.flag_read >= PAUSE_READ_INTERVAL
+    return state.flag_read is None or now - state.flag_read >= PAUSE_READ_INTERVAL
 
 
-def _read_record(terms: ClaimTerms, options: Options, scan: ScanState, now: datetime) -> Plan[None]:
-    scan.flag_read = now
+def _read_record(
+    terms: ClaimTerms, options: Options, state: ScanState, now: datetime
+) -> Plan[None]:
+    state.flag_read = now
     record = yield from namespace.followed(terms.queue, terms.kind, options, terms.owner)
-    yield from terms.kind.follow(terms, scan, record, now)
-    scan.paused = bool(record.get("paused"))
+    yield from terms.kind.follow(terms, state, record, now)
+    state.paused = bool(record.get("paused"))
 
 
-def _stopped(scan: ScanState) -> bool:
+def _stopped(state: ScanState) -> bool:
     """Return whether nothing may be claimed."""
-    return scan.paused or scan.limit.unreadable is not None
+    return state.paused or state.limit.unreadable is not None
 
 
-def _wake_time(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
+def _wait(
+    queue: str, waiting: Waiting, now: datetime, poll_s: float, deadline: float | None
+) -> Plan[datetime]:
+    """Wait until it is time to look again. Return that instant."""
+    look = False
+    while not look:
+        until = yield from _wake_time(queue, waiting.scan, now, poll_s)
+        look = yield from Wait(waiting, until, deadline)
+        now = yield from ServerTime()
+    return now
+
+
+def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
     """Return when to look again if no event arrives."""
-    until = now + timedelta(seconds=poll_s)
-    if _stopped(scan):
+    limit, until = state.limit, now + timedelta(seconds=poll_s)
+    soonest = now + timedelta(milliseconds=1)
+    if _stopped(state):
         return min(until, now + PAUSE_READ_INTERVAL)
-    if scan.limit.next_start is not None and scan.limit.waits(now):
-        return max(min(until, scan.limit.next_start), now + timedelta(milliseconds=1))
-    if scan.rescan_at is not None:
-        until = min(until, scan.rescan_at)
-    if (start := scan.limit.first_start(now)) is not None:
-        until = min(until, start)
-    if scan.limit.blocked_until is not None:  # what is ready by then does not matter
-        until = min(until, scan.limit.blocked_until, now + PAUSE_READ_INTERVAL)
-        return max(until, now + timedelta(milliseconds=1))
-    if not scan.due_known:
-        if scan.due_read is not None and scan.due_read + NEXT_WHEN_INTERVAL > now:
-            until = min(until, scan.due_read + NEXT_WHEN_INTERVAL)
+    if limit.next_start is not None and limit.waits(now):
+        return max(min(until, limit.next_start), soonest)
+    until = _earliest(until, state.rescan_at, limit.first_start(now))
+    if limit.blocked_until is not None:  # what is ready by then does not matter
+        return max(min(until, limit.blocked_until, now + PAUSE_READ_INTERVAL), soonest)
+    if not state.due_known:
+        if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
+            until = min(until, state.due_read + NEXT_WHEN_INTERVAL)
         else:
-            scan.due_known, scan.due_read = True, now
-            when = yield from reading.next_when(queue, scan.lower_bound)
+            state.due_known, state.due_read = True, now
+            when = yield from reading.next_when(queue, state.lower_bound)
             if when is not None:
-                scan.wake_at(when)
-    if scan.due is not None:
-        until = min(until, scan.due)
-    return max(until, now + timedelta(milliseconds=1))
+                state.wake_at(when)
+    return max(_earliest(until, state.due), soonest)
+
+
+def _earliest(one: datetime, *more: datetime | None) -> datetime:
+    return min([one, *(each for each in more if each is not None)])
 
 
 # ---- claiming
 
 
-def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back what was received for a cancelled caller."""
-    queue, kind = how.terms.queue, how.terms.kind
-    if how.pop:
-        return undo_pop(queue, kind, how.history_s, claimed)
-    return undo_reserve(queue, kind, claimed)
+def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+    """Give back what was reserved for a cancelled caller."""
+    return undo_reserve(how.terms.queue, how.terms.kind, claimed)
 
 
-def _claim_for_callers(
-    how: Reception, scan: ScanState, limits: list[Limits]
+def claim_for_callers(
+    how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
     """Claim once for several callers, and for those that come meanwhile; split the result."""
-    room = ByteLimit(scan, limits)
-    claimed, finished = yield from _claim_messages(how, scan, limits, room)
+    room = ByteLimit(state, limits)
+    claimed = yield from _claim_messages(how, state, limits, room)
     shares, rest = _split(claimed, limits, room)
     if rest:
         yield from give_back_excess(how.terms, [document for document, _ in rest])
-    if not how.pop or finished or not claimed:
-        return shares
-    now = yield from ServerTime()
-    taken = [document for share in shares for document, _ in share]
-    lost = yield from finish_popped(how.terms, how.history_s, taken, now)
-    return [
-        [
-            (document, message)
-            for document, message in share
-            if (hashable_id(document["_id"]), document["token"]) not in lost
-        ]
-        for share in shares
-    ]
+    return shares
 
 
 def _split(
@@ -288,52 +283,56 @@ def _split(
 
 
 def _claim_messages(
-    how: Reception, scan: ScanState, limits: list[Limits], room: ByteLimit
-) -> Plan[tuple[list[Claimed], bool]]:
-    """Claim what the callers want. Bury messages that were tried too often or are invalid.
-
-    The result is the messages, and whether they are finished already.
-    """
-    terms = how.terms
+    how: Reception, state: ScanState, limits: list[Limits], room: ByteLimit
+) -> Plan[list[Claimed]]:
+    """Claim what the callers want. Bury messages that were tried too often or are invalid."""
+    terms, limit = how.terms, state.limit
     claimed: list[Claimed] = []
     began = yield from ServerTime()
-    while len(claimed) < (limit := _wanted(limits)) and not (claimed and room.full):
-        if how.misfits.verdict is not None:
-            if claimed:
-                break
-            raise ConfigurationError(how.misfits.verdict)
+    while (wanted := wanted_by(limits) - len(claimed)) > 0 and not (claimed and room.full):
         now = yield from ServerTime()
-        if claimed and scan.limit.limit is not None and now - began > LOOK_ON:
+        if is_stopped(how, claimed) or (claimed and limit.limit and now - began > LOOK_ON):
             break
-        bare = (
-            how.bare and limit == 1 and scan.limit.limit is None and not scan.locked.pops_claim(now)
-        )
-        wanted = min(limit - len(claimed), MAX_CLAIM)
-        documents, ended = yield from terms.kind.claim(terms, scan, now, wanted, room, delete=bare)
+        scan = Scan(terms, state, ByAge(state), room, now, min(wanted, MAX_CLAIM))
+        documents, ended = yield from terms.kind.claim(scan)
         if room.excess:
             yield from give_back_excess(terms, room.take_excess())
-        before = len(claimed)
-        for document in documents:
-            if bare:
-                if "payload" in document and not invalid.invalid_claimed_fields(document):
-                    return [(document, invalid.decode(how.codec, document, now))], True
-                document = yield from _put_back(terms, document, now)
-            message = _message_or_refusal(how, document, now)
-            if isinstance(message, _Refusal):
-                yield from _bury(how, document, now, message)
-            else:
-                claimed.append((document, message))
-        room.add([document for document, _ in claimed[before:]])
+        accepted = yield from _accept_each(how, documents, now)
+        room.add([document for document, _ in accepted])
+        claimed += accepted
         if claimed and not how.pop:
-            scan.wake_at(now + timedelta(seconds=terms.lease_s))
-        if ended or scan.limit.blocked_until is not None:
+            state.wake_at(now + timedelta(seconds=terms.lease_s))
+        # If messages wait for earlier ones, looking on would defer more and more first.
+        if ended or limit.blocked_until or (claimed and state.groups.crowded):
             break
-        if claimed and scan.groups.crowded:  # looking on would defer more and more first
-            break
-    return claimed, False
+    return claimed
 
 
-def _wanted(limits: Sequence[Limits]) -> int:
+def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
+    """Return whether so many messages do not fit the model that nothing more is claimed.
+
+    Raises:
+        ConfigurationError: nothing is claimed.
+    """
+    if how.misfits.verdict is not None and not claimed:
+        raise ConfigurationError(how.misfits.verdict)
+    return how.misfits.verdict is not None
+
+
+def _accept_each(
+    how: Reception, documents: Sequence[Document], now: datetime
+) -> Plan[list[Claimed]]:
+    """Return the messages of claimed documents, without those that it buries."""
+    accepted: list[Claimed] = []
+    for document in documents:
+        message = yield from accept(how, document, now)
+        if message is not None:
+            accepted.append((document, message))
+    return accepted
+
+
+def wanted_by(limits: Sequence[Limits]) -> int:
+    """Return how many messages calls want."""
     return sum(each.messages for each in limits)
 
 
@@ -346,32 +345,22 @@ def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]
 def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
     """Return the message of a claimed document; or bury it and return None."""
     message = _message_or_refusal(how, document, now)
-    if isinstance(message, _Refusal):
+    if isinstance(message, invalid.Refusal):
         yield from _bury(how, document, now, message)
         return None
     return message
 
 
-class _Refusal(NamedTuple):
-    """Why a claimed document is buried instead of delivered."""
-
-    reason: str
-    tries: int
-    error: Any
-    #: The fields that are invalid.
-    fields: Sequence[str]
-
-
 def _message_or_refusal(
     how: Reception, document: Document, now: datetime
-) -> Message[Any] | _Refusal:
+) -> Message[Any] | invalid.Refusal:
     fields = invalid.invalid_claimed_fields(document)
     if fields is None:
         return invalid.decode(how.codec, document, now, how.lease_s)
     tries = 0 if "tries" in fields else int(document.get("tries", 0))
     exhausted = how.max_tries is not None and not how.pop and tries > how.max_tries
     if exhausted and not fields:
-        return _Refusal("tries", tries - 1, document.get("error"), fields)
+        return invalid.Refusal("tries", tries - 1, document.get("error"), fields)
     try:
         if fields:
             raise invalid.invalid_document_error(document, fields)
@@ -382,69 +371,18 @@ def _message_or_refusal(
         how.misfits.delivered()
         return message
     except Exception as misfit:  # the validators of a model are user code
-        return _Refusal("invalid", tries, invalid.error_record(misfit, now), fields)
+        return invalid.Refusal("invalid", tries, invalid.error_record(misfit, now), fields)
 
 
-def _bury(how: Reception, document: Document, now: datetime, refusal: _Refusal) -> Plan[None]:
+def _bury(
+    how: Reception, document: Document, now: datetime, refusal: invalid.Refusal
+) -> Plan[None]:
     terms = how.terms
-    yield from invalid.bury_claimed(
-        terms.queue,
-        terms.kind,
-        terms.dead_letter,
-        document,
-        now,
-        reason=refusal.reason,
-        tries=refusal.tries,
-        error=refusal.error,
-        invalid=refusal.fields,
-    )
-    if refusal.reason == "invalid":
+    yield from invalid.bury_claimed(terms.graveyard, document, refusal, now)
+    if refusal.reason == "invalid" and refusal.error is not None:
         text = str(refusal.error["message"])
         id, dead_letter = document["_id"], terms.dead_letter
         how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now)
 
 
-def _put_back(terms: ClaimTerms, document: Document, now: datetime) -> Plan[Document]:
-    """Insert a deleted document again, held by this claim: it must not be delivered as it is."""
-    held = document | terms.update(now)["$set"]
-    yield from insert_again([held], partial(renamed, now=now))
-    return held
-
-
-def finish_popped(
-    terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
-) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish what a pop claimed, before a caller gets any of it.
-
-    The result is the ids and tokens of those messages that this call did not finish.
-    """
-    # By id and token: this pop may have claimed a message again after its first claim lapsed.
-    lost: set[tuple[Hashable, str]] = set()
-    groups: dict[tuple[str, bool], list[Document]] = {}
-    for document in claimed:
-        keyed = "key" in document or "dead" in document
-        groups.setdefault((document["token"], keyed), []).append(document)
-    for (token, keyed), documents in groups.items():
-        ids = [document["_id"] for document in documents]
-        match = {"_id": {"$in": ids}, "token": token}
-        update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
-        if update is None:
-            done = yield from Delete(match, many=True)
-        else:
-            done = (yield from Update(match, update, many=True)).matched
-        if done < len(documents):  # some were replaced or taken over while this pop held them
-            present = yield from Find({"_id": {"$in": ids}}, {"token": 1})
-            tokens = {hashable_id(each["_id"]): each.get("token") for each in present}
-            if update is not None:
-                lost |= {(id, token) for id in map(hashable_id, ids) if tokens.get(id) != token}
-                continue
-            gone = [id for id in ids if hashable_id(id) not in tokens]
-            if 0 < done < len(gone):
-                # Another process finished some of them. Delivering them could be the second time.
-                text = "some of what was popped is gone, by this call or by another one"
-                raise Unavailable(text, ids=gone)
-            lost |= {(id, token) for id in (tokens if done else map(hashable_id, ids))}
-    return lost
-
-
-CLAIMS: Final = Claims(_claim_for_callers, undo)
+CLAIMS: Final = Claims(claim_for_callers, _undo)

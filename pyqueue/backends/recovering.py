@@ -9,16 +9,18 @@ them however many copies there are.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
 from pyqueue.backends import transitions
 from pyqueue.backends.handover import GRACE, finish_decided
-from pyqueue.backends.hidden import ENDED, HANDED, MARK, is_copy, is_source, lists
+from pyqueue.backends.hidden import ENDED, HANDED, MARK, is_copy, is_source, lists, token_of
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import FIRST, SCAN_ORDER, ScanState, page_end
+from pyqueue.backends.scan import FIRST, SCAN_ORDER, page_end
 from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
@@ -27,6 +29,8 @@ log = logging.getLogger("pyqueue")
 
 #: For a deletion: what was decided just now counts, too, even by a clock that is ahead of ours.
 NO_GRACE: Final = -GRACE
+#: The mean time between two passes of a client over the handovers of all queues.
+SWEEP_INTERVAL: Final = timedelta(seconds=60)
 #: The time between two passes of a process over one queue.
 INTERVAL: Final = timedelta(seconds=10)
 #: Copies that no source lists, and none can list any more, are deleted at this age.
@@ -35,27 +39,51 @@ ABANDONED: Final = timedelta(days=1)
 PAGE_SIZE: Final = 100
 
 
+@dataclass(slots=True)
+class Sweep:
+    """When a client finishes the handovers of all queues next. All its queues share it."""
+
+    at: datetime | None = None
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is time, and set the next one, at random."""
+        due = self.at is not None and now >= self.at
+        if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
+            self.at = now + SWEEP_INTERVAL * random.uniform(0.5, 1.5)
+        return due
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What this process knows about the handovers of processes that died."""
+
+    sweep: Sweep = field(default_factory=Sweep)
+    #: When to look for them next, and where the last such look ended.
+    at: datetime | None = None
+    ended: ScanStart | None = None
+
+
 def pending(queue: str) -> Plan[bool]:
     """Return whether messages have ended whose outputs may not be shown yet."""
     match = {"q": hidden_queue(queue), "when": FIRST}
     return bool((yield from Find(match, {"_id": 1}, limit=1, hint=HOT)))
 
 
-def recover_next(queue: str, scan: ScanState, now: datetime) -> Plan[None]:
+def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
     """Finish handovers whose processes died, from time to time: of this queue, and of all."""
-    if scan.recovery.sweep.is_due(now):
+    if recovery.sweep.is_due(now):
         try:
             yield from recover_all()
         except QueueError as error:
             log.warning("cannot finish for processes that died: %s", error)
-    if scan.recovery.at is not None and now >= scan.recovery.at:
-        scan.recovery.at = now + INTERVAL
+    if recovery.at is not None and now >= recovery.at:
+        recovery.at = now + INTERVAL
         try:
-            scan.recovery.ended, _ = yield from recover(queue, scan.recovery.ended)
+            recovery.ended, _ = yield from recover(queue, recovery.ended)
         except QueueError as error:  # the next pass tries it again
             log.warning("queue %r: cannot finish for processes that died: %s", queue, error)
-    elif scan.recovery.at is None or scan.recovery.at > now + INTERVAL:
-        scan.recovery.at = now + INTERVAL
+    elif recovery.at is None or recovery.at > now + INTERVAL:
+        recovery.at = now + INTERVAL
 
 
 def recover(
@@ -90,34 +118,42 @@ def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Do
 
 
 def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int]:
-    sources = [
-        each for each in page if ENDED in each and is_source(each) and each[ENDED]["at"] < before
-    ]
-    for each in sources:
-        yield from finish_decided(each)
+    ended = [each for each in page if ENDED in each and is_source(each)]
+    done = yield from _finish([each for each in ended if each[ENDED]["at"] < before])
     copies = [each for each in page if is_copy(each)]
-    if not copies:
-        return len(sources)
+    return done + ((yield from _recover_copies(queue, copies, before)) if copies else 0)
+
+
+def _recover_copies(queue: str, copies: Sequence[Document], before: datetime) -> Plan[int]:
+    """Show the copies that are listed, and delete those that nothing can list any more."""
     owners = [each[MARK].get("source") for each in copies]
     fields = dict.fromkeys(("q", "token", HANDED, ENDED), 1)
     found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
-    listing = [each for each in found if is_source(each)]
-    for source in listing:
-        yield from finish_decided(source)
-    # While a source has the token of a copy, its holder may still decide, however late.
-    tokens = [each.get("token") for each in found]
+    done = yield from _finish([each for each in found if is_source(each)])
     old = before - ABANDONED
-    dead = [
-        each["_id"]
-        for each in copies
-        if each["when"] < old
-        and each[MARK]["token"] not in tokens
-        and not any(lists(source, each) for source in listing)
-    ]
+    dead = [each["_id"] for each in copies if each["when"] < old and _is_abandoned(each, found)]
     if dead:
         match = {"_id": {"$in": dead}, "q": hidden_queue(queue), "when": {"$lt": old}}
         yield from Delete(match, many=True, w1=True)
-    return len(sources) + len(listing) + len(dead)
+    return done + len(dead)
+
+
+def _finish(sources: Sequence[Document]) -> Plan[int]:
+    """Show what sources list. Return how many sources there are."""
+    for each in sources:
+        yield from finish_decided(each)
+    return len(sources)
+
+
+def _is_abandoned(copy: Document, sources: Sequence[Document]) -> bool:
+    """Return whether nothing lists a copy, and nothing can any more.
+
+    While a source has the token of the copy, its holder may still decide, however late.
+    """
+    token = token_of(copy)
+    return not any(
+        each.get("token") == token or (is_source(each) and lists(each, copy)) for each in sources
+    )
 
 
 def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:

@@ -12,20 +12,19 @@ This module is pure: the instant is always an argument.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar, cast
 
 from bson import ObjectId
 
-from pyqueue.backends.kind import ScanStart
-from pyqueue.backends.priority.levels import LevelStarts
+from pyqueue.backends.kind import Kind, Ordering, ScanStart
 from pyqueue.backends.transaction_locks import LockedMessages
 from pyqueue.documents import eligible_since
 from pyqueue.limits import FollowedLimit
-from pyqueue.requests import Document
+from pyqueue.requests import Document, Filter
 
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))
@@ -53,8 +52,6 @@ MAX_RESCAN_REST_S: Final = 60.0
 CLOCK_STEP: Final = timedelta(seconds=1)
 #: An empty scan that takes longer is walking over deleted entries that lie ahead of now.
 SLOW_SCAN: Final = timedelta(milliseconds=2)
-#: The mean time between two passes of a client over the handovers of all queues.
-SWEEP_INTERVAL: Final = timedelta(seconds=60)
 #: How long the server keeps deleted index entries.
 TOMBSTONE_LIFETIME: Final = timedelta(seconds=300)
 
@@ -82,6 +79,68 @@ def page_end(page: Sequence[Document]) -> ScanStart | None:
     return None
 
 
+class Scanned(NamedTuple):
+    """A scan, and what it saw."""
+
+    #: Where it began; None: a rescan.
+    start: ScanStart | None
+    #: When it began, and when it was answered.
+    began: datetime
+    answered: datetime
+    #: The last message that it found; None: it found nothing.
+    last: ScanStart | None
+    #: Whether it saw the end of what is ready.
+    ended: bool
+    #: The priority of that message.
+    level: object = None
+
+
+class Line(Protocol):
+    """An order in which messages are claimed, and where the scans in that order begin."""
+
+    #: Whether a scan goes over several ranges of an index, one after the other. Then a claim takes
+    #: the first messages even beside competing processes, and a scan that finds something may be
+    #: slow.
+    in_ranges: ClassVar[bool]
+    #: What a scan reads of each message, besides its place.
+    fields: ClassVar[Mapping[str, int]]
+
+    def ordering(self, kind: Kind) -> Ordering:
+        """Return the order, and the index that has it."""
+
+    def start(self) -> ScanStart | None:
+        """Return where the next scan begins; None: at the very start."""
+
+    def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
+        """Return the filter of the messages that may be claimed, from ``start`` on."""
+
+    def learn(self, seen: Scanned, margin: ScanStart) -> None:
+        """Learn where the next scan begins. ``margin``: above it, producers may still insert."""
+
+    def move_back(self, when: datetime) -> None:
+        """Make the next scan find messages from ``when`` on."""
+
+
+class Memory:
+    """What one process remembers of a queue for the sake of its kind."""
+
+    __slots__ = ()
+
+    def move_back(self, when: datetime) -> None:
+        """Expect messages from ``when`` on."""
+
+    def begin_rescan(self) -> bool:
+        """Expect messages anywhere. Return whether the scan by age after a rescan is one, too."""
+        return False
+
+    def records(self, queue: str) -> Sequence[str]:
+        """Return what stands ahead of now, where scans end, besides the record of the queue."""
+        return ()
+
+
+M = TypeVar("M", bound=Memory)
+
+
 @dataclass(slots=True)
 class GroupLooks:
     """What this process knows about the groups of an ordered queue."""
@@ -96,27 +155,38 @@ class GroupLooks:
 
 
 @dataclass(slots=True)
-class Sweep:
-    """When a client finishes the handovers of all queues next. All its queues share it."""
+class _RescanPace:
+    """How often to rescan."""
 
-    at: datetime | None = None
+    #: The rest after a rescan that finds nothing, in seconds.
+    idle_s: float = IDLE_RESCAN_S
+    #: How long the last rescans took. A stall makes a few of them slow, a long way makes all slow.
+    took_s: tuple[float, ...] = (0.0,) * JUDGED_RESCANS
 
-    def is_due(self, now: datetime) -> bool:
-        """Return whether it is time, and set the next one, at random."""
-        due = self.at is not None and now >= self.at
-        if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
-            self.at = now + SWEEP_INTERVAL * random.uniform(0.5, 1.5)
-        return due
+    def rest_s(self, rescan: Scanned, poll_s: float) -> float:
+        """Count a rescan. Return how long to rest after it."""
+        took_s = (rescan.answered - rescan.began).total_seconds()
+        self.took_s = (*self.took_s[1:], took_s)
+        is_busy = rescan.last is not None and not rescan.ended
+        rest_s = BUSY_RESCAN_S if is_busy else self.idle_s
+        if rescan.last is None:
+            self.idle_s = min(self.idle_s * 2, max(poll_s, IDLE_RESCAN_S))
+        return max(rest_s, min(RESCAN_REST_FACTOR * min(self.took_s), MAX_RESCAN_REST_S))
 
 
 @dataclass(slots=True)
-class Recovery:
-    """What this process knows about the handovers of processes that died."""
+class Sentinel:
+    """The record of a queue, which stands ahead of now, where scans end."""
 
-    sweep: Sweep = field(default_factory=Sweep)
-    #: When to look for them next, and where the last such look ended.
+    #: Until when it is useful, and until when it stands.
+    until: datetime | None = None
     at: datetime | None = None
-    ended: ScanStart | None = None
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether the record should move ahead of now."""
+        if self.until is None or now >= self.until:
+            return False
+        return self.at is None or self.at - now < _seconds(1)
 
 
 @dataclass(slots=True)
@@ -143,22 +213,17 @@ class ScanState:
     locked: LockedMessages = field(default_factory=LockedMessages)
     #: No message is known below it.
     lower_bound: ScanStart | None = None
-    #: The same for each level of a queue with priorities. Then ``lower_bound`` is that by age.
-    levels: LevelStarts = field(default_factory=LevelStarts)
+    #: What its kind remembers, by class.
+    memories: dict[type[Memory], Memory] = field(default_factory=dict)
     groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
-    recovery: Recovery = field(default_factory=Recovery)
-    _idle_rescan_s: float = IDLE_RESCAN_S
-    #: How long the last rescans took. A stall makes a few of them slow, a long way makes all slow.
-    _rescans_took_s: tuple[float, ...] = (0.0,) * JUDGED_RESCANS
+    _pace: _RescanPace = field(default_factory=_RescanPace)
     #: The last instant that this state was used with.
     _observed: datetime = FIRST
     #: The earliest ``when`` that was announced since the last scan began.
     _announced: datetime | None = None
-    #: Until when the sentinel is useful, and until when it stands.
-    sentinel_until: datetime | None = None
-    sentinel: datetime | None = None
+    sentinel: Sentinel = field(default_factory=Sentinel)
 
     def observe(self, now: datetime) -> None:
         """Forget what was learnt by a clock that has been set back since."""
@@ -166,87 +231,68 @@ class ScanState:
             self.forget()
         self._observed = now
 
-    def start(self, now: datetime, *, by_level: bool = False) -> ScanStart | None:
+    def of(self, memory: type[M]) -> M:
+        """Return what this process remembers in an object of this class."""
+        return cast("M", self.memories.setdefault(memory, memory()))
+
+    def start(self, now: datetime, line: Line | None = None) -> ScanStart | None:
         """Begin a scan: forget a due time that has passed, and return where to begin.
 
-        None means at the very start, which is a rescan. A scan ``by_level`` begins at the starts of
-        the levels else, and no scan by age is behind a rescan.
+        None means at the very start, which is a rescan. ``line``: None means by age.
         """
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
             self.due, self.due_known = None, False
         self._announced = None
-        if self.rescan_at is None or self.rescan_at <= now:
-            if self.levels.in_use:
-                self.levels.begin_rescan()
-                self.lower_bound = None  # so does the next scan by age
+        if self.wants_rescan(now):
+            for each in list(self.memories.values()):
+                if each.begin_rescan():
+                    self.lower_bound = None
             return None
-        return (FIRST, None) if by_level else self.lower_bound
+        return self.lower_bound if line is None else line.start()
 
-    def scanned(
-        self,
-        start: ScanStart | None,
-        now: datetime,
-        after: datetime,
-        last: ScanStart | None,
-        poll_s: float,
-        *,
-        ended: bool,
-        by_level: bool = False,
-        level: object = None,
-    ) -> None:
+    def wants_rescan(self, now: datetime) -> bool:
+        """Return whether the next scan has to begin at the very start."""
+        return self.rescan_at is None or self.rescan_at <= now
+
+    def scanned(self, seen: Scanned, poll_s: float, line: Line | None = None) -> None:
         """Learn from a scan.
 
         Args:
-            start: where it began; None: a rescan.
-            now: when it began.
-            after: when it was answered.
-            last: the last message that it found; None: it found nothing.
+            seen: what it saw.
             poll_s: the longest time between rescans of an idle queue, in seconds.
-            ended: whether it saw the end of what is ready.
-            by_level: whether it scanned by level.
-            level: the level of the last message that it found.
+            line: in which order it went; None: by age.
         """
-        if after < now - CLOCK_STEP:
+        began, after, found = seen.began, seen.answered, seen.last is not None
+        ordered: Line = line or ByAge(self)
+        if after < began - CLOCK_STEP:
             self.forget()  # the clock was set back meanwhile: new messages lie below this scan
             return
-        # Racing producers may still insert above this margin.
-        margin: ScanStart = (now - SLACK, None)
-        if last is not None or ended:
-            if by_level:
-                self.levels.learn(None if ended else level, last, margin)
-            else:
-                self.lower_bound = last if last is not None and last[0] < margin[0] else margin
+        if found or seen.ended:
+            ordered.learn(seen, (began - SLACK, None))  # racing producers may insert above that
             if self._announced is not None:
                 self.move_start_back(self._announced)  # it arrived during the scan
-        if last is not None:
-            self._idle_rescan_s = IDLE_RESCAN_S
+        if found:
+            self._pace.idle_s = IDLE_RESCAN_S
         # Of several concurrent rescans, the first sets the time of the next.
-        if start is None and (self.rescan_at is None or self.rescan_at <= now):
-            took_s = (after - now).total_seconds()
-            self._rescans_took_s = (*self._rescans_took_s[1:], took_s)
-            cost_s = min(self._rescans_took_s)
-            rest_s = BUSY_RESCAN_S if last is not None and not ended else self._idle_rescan_s
-            rest_s = max(rest_s, min(RESCAN_REST_FACTOR * cost_s, MAX_RESCAN_REST_S))
-            self.rescan_at = after + _seconds(rest_s)
-            if last is None:
-                self._idle_rescan_s = min(self._idle_rescan_s * 2, max(poll_s, IDLE_RESCAN_S))
-        elif start is not None and last is None and self.rescan_at is not None:
-            self.rescan_at = min(self.rescan_at, now + _seconds(self._idle_rescan_s))
-        if (last is None or by_level) and after - now >= SLOW_SCAN:
-            self.sentinel_until = after + TOMBSTONE_LIFETIME
+        if seen.start is None and self.wants_rescan(began):
+            self.rescan_at = after + _seconds(self._pace.rest_s(seen, poll_s))
+        elif seen.start is not None and not found and self.rescan_at is not None:
+            self.rescan_at = min(self.rescan_at, began + _seconds(self._pace.idle_s))
+        if (ordered.in_ranges or not found) and after - began >= SLOW_SCAN:
+            self.sentinel.until = after + TOMBSTONE_LIFETIME
 
     def move_start_back(self, when: datetime) -> None:
         """Make the next scan find messages from ``when`` on."""
         self._announced = when if self._announced is None else min(when, self._announced)
         if self.lower_bound is not None and when <= self.lower_bound[0]:
             self.lower_bound = (when, None)
-        if self.levels.starts:
-            self.levels.move_back(when)
+        for each in list(self.memories.values()):
+            each.move_back(when)
 
     def on_signal(self, when: datetime) -> None:
         """Learn from the bus that the queue has a message from ``when`` on."""
-        self._idle_rescan_s = IDLE_RESCAN_S
+        self._pace.idle_s = IDLE_RESCAN_S
         self.due_known = False  # the bus merges events and passes on the earliest ``when`` only
         self.move_start_back(when)
 
@@ -265,11 +311,39 @@ class ScanState:
         if self.due is None or when < self.due:
             self.due = when
 
-    def wants_sentinel(self, now: datetime) -> bool:
-        """Return whether the record of the queue should move ahead of now, where scans end."""
-        if self.sentinel_until is None or now >= self.sentinel_until:
-            return False
-        return self.sentinel is None or self.sentinel - now < _seconds(1)
+
+class ByAge:
+    """The order of the kind: in most kinds, by the time since when messages are ready."""
+
+    __slots__ = ("state",)
+    in_ranges: ClassVar[bool] = False
+    fields: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
+    def __init__(self, state: ScanState) -> None:
+        self.state = state
+
+    def ordering(self, kind: Kind) -> Ordering:
+        """Return the order, and the index that has it."""
+        return Ordering(kind.order, kind.index)
+
+    def start(self) -> ScanStart | None:
+        """Return where the next scan begins; None: at the very start."""
+        return self.state.lower_bound
+
+    def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
+        """Return the filter of the messages that may be claimed, from ``start`` on."""
+        return kind.claimable(queue, now, start)
+
+    def learn(self, seen: Scanned, margin: ScanStart) -> None:
+        """Learn where the next scan begins. ``margin``: above it, producers may still insert."""
+        last = seen.last
+        self.state.lower_bound = last if last is not None and last[0] < margin[0] else margin
+
+    def move_back(self, when: datetime) -> None:
+        """Make the next scan find messages from ``when`` on."""
+        bound = self.state.lower_bound
+        if bound is not None and when <= bound[0]:
+            self.state.lower_bound = (when, None)
 
 
 def _seconds(value: float) -> timedelta:

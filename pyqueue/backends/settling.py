@@ -21,7 +21,7 @@ from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import UpdateFields, require_target
 from pyqueue.backends.moving import dump, move_documents
 from pyqueue.backends.options import QueueTerms, Target
-from pyqueue.backends.pushing import new_document
+from pyqueue.backends.pushing import Content, new_document
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation
@@ -80,19 +80,22 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
         new_document(
             each.target.queue,
             each.target.kind,
-            each.target.codec.name,
             now,
             now,
-            value,
-            headers,
-            None,
-            each.id,
-            each.priority,
-            each.group,
+            Content(
+                each.target.codec.name,
+                value,
+                headers,
+                id=each.id,
+                priority=each.priority,
+                group=each.group,
+            ),
         )
         for each, value in zip(outputs, values, strict=True)
     ]
-    result = yield from forms.form_of(held).hand_over(terms, held, copies)
+    handover, result = yield from forms.form_of(held).hand_over(terms, held, copies)
+    if result != "done":  # a repeated call may have written copies again that were finished
+        yield from discard(handover)
     if result == "lost":
         raise _lost(held)
     yield from terms.kind.ended(terms.queue, [stored_claim(held)])
@@ -233,17 +236,15 @@ class Documents(Form[Reservation[Any]]):
 
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
-    ) -> Plan[Result]:
-        """Finish a message, and let documents begin in its place."""
+    ) -> Plan[tuple[Handover, Result]]:
+        """Finish a message, and let documents begin in its place. Return how it went, too."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies)
         history_s, now = terms.options.history, (yield from ServerTime())
         finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
         match = transitions.holds_filter([held])
         result = yield from hand_over_whole(handover, match, kind, finishing)
-        if result != "done":  # a repeated call may have written copies again that were finished
-            yield from discard(handover)
-        return result
+        return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
         """Extend leases. Return those that failed."""

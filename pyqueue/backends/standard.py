@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pyqueue.backends import transitions
-from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.kind import IndexTerms, ScanStart, UpdateFields, register
 from pyqueue.backends.limits import slots
@@ -18,7 +17,8 @@ from pyqueue.backends.limits.taking import follow, take_of
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import ScanState
 from pyqueue.documents import stored_group
-from pyqueue.requests import Document, Filter, Plan, Sort
+from pyqueue.messages import Id
+from pyqueue.requests import Document, Filter, Find, Plan, Sort
 
 
 @register
@@ -41,6 +41,8 @@ class Standard:
     stay_fields: tuple[str, ...] = transitions.STAY_FIELDS
     bare_pop: bool = True
     place_fields: tuple[str, ...] = ()
+    #: Scans and claims, once it is known what a limit allows.
+    _scan_and_claim = staticmethod(claim)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
         """Return the indexes that a limit needs."""
@@ -69,27 +71,23 @@ class Standard:
         """Return the update of a claim, which locks what its kind locks."""
         return transitions.locking(self, update)
 
+    def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
+        """Return the read that finds what is ready, in the order of claims."""
+        yield from ()
+        return [Find(self.claimable(queue, now, None), sort=self.order, hint=self.index)]
+
     def follow(
-        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+        self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
         """Learn the limit of the queue."""
-        return follow(terms, scan, record, now)
+        return follow(terms, state, record, now)
 
-    def claim(
-        self,
-        terms: ClaimTerms,
-        scan: ScanState,
-        now: datetime,
-        wanted: int,
-        room: ByteLimit,
-        *,
-        delete: bool,
-    ) -> Plan[tuple[list[Document], bool]]:
+    def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages, as many as a limit allows."""
         take: Take | None = None
-        if scan.limit.limit is not None:
-            now, take = yield from take_of(terms, scan, now)
-        return (yield from claim(terms, scan, now, wanted, room, delete=delete, take=take))
+        if scan.state.limit.limit is not None:
+            take = yield from take_of(scan)
+        return (yield from self._scan_and_claim(scan, take))
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
@@ -102,6 +100,13 @@ class Standard:
         """Let messages keep their places."""
         yield from ()
         return None
+
+    def packed_ids(
+        self, queue: str, ids: Sequence[Id], session: object = None
+    ) -> Plan[tuple[frozenset[Id], list[Id]]]:
+        """Find none: each message is a document."""
+        yield from ()
+        return frozenset(), []
 
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+from pyqueue.backends.kind import Ordering
 from pyqueue.backends.transitions import record_id, still_claimable
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
@@ -33,7 +34,6 @@ from pyqueue.requests import (
     Find,
     FindAndModify,
     Plan,
-    Sort,
     Update,
     UpdateDocument,
 )
@@ -60,15 +60,8 @@ SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
 #: What is read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
-#: How far ahead of now the record of a queue is put. See ``ScanState.sentinel``.
+#: How far ahead of now the record of a queue is put. See ``scan.Sentinel``.
 RECORD_AHEAD: Final = timedelta(seconds=2)
-
-
-class Scan(NamedTuple):
-    """How claims scan a queue."""
-
-    order: Sort
-    hint: str
 
 
 class Exclusion(NamedTuple):
@@ -226,13 +219,13 @@ def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[in
 
 
 def claim_unlocked(
-    alone: Alone, scan: Scan, locked: LockedMessages, match: Filter, wanted: int
+    alone: Alone, ordering: Ordering, locked: LockedMessages, match: Filter, wanted: int
 ) -> Plan[bool]:
     """Claim messages one by one after a claim timed out, and exclude those that are locked.
 
     Args:
         alone: how to claim one message, by the update that timed out. It claimed nothing.
-        scan: the order and the index of the claim.
+        ordering: the order and the index of the claim.
         locked: what is known of the locked messages of the queue.
         match: the filter of the claim that timed out.
         wanted: how many to claim at most.
@@ -243,7 +236,7 @@ def claim_unlocked(
     now = alone.now
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
-    page = yield from Find(match, PLACE, sort=scan.order, limit=size, hint=scan.hint)
+    page = yield from Find(match, PLACE, sort=ordering.sort, limit=size, hint=ordering.hint)
     claimed = in_a_row = tried = 0
     timed_out = []
     for each in page:
@@ -260,7 +253,7 @@ def claim_unlocked(
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     if not claimed and not (
-        yield from _writes_are_quick(alone, scan, locked.passing_over(match, page))
+        yield from _writes_are_quick(alone, ordering, locked.passing_over(match, page))
     ):
         locked.on_slow_server(now)
         return False
@@ -273,15 +266,15 @@ def claim_unlocked(
     return True
 
 
-def _writes_are_quick(alone: Alone, scan: Scan, beyond: Filter) -> Plan[bool]:
+def _writes_are_quick(alone: Alone, ordering: Ordering, beyond: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is quick.
 
     The record decides if there is no other message that is free.
     """
-    order, hint = scan.order, scan.hint
+    sort, index = ordering
     try:
         document = yield from FindAndModify(
-            beyond, alone.update, sort=order, hint=hint, w1=True, server_limit_s=CLAIM_LIMIT_S
+            beyond, alone.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
         )
         if document is not None:
             return True

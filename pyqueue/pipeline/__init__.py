@@ -18,17 +18,24 @@ import anyio
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import Counts, Duration, QueueOptions
+from pyqueue.messages import BatchOptions, Counts, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of, require_no_loop
 from pyqueue.pipeline.engine import Report, Run
-from pyqueue.pipeline.graph import Graph, Kind, OnInvalid, make_spark_stage, make_stage, source_name
+from pyqueue.pipeline.graph import (
+    Graph,
+    HandlerOptions,
+    Kind,
+    make_spark_stage,
+    make_stage,
+    source_name,
+)
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.running_stage import COUNTERS
 from pyqueue.pipeline.show import draw
 from pyqueue.queue_base import QueueBase, runs_on
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connection
-from pyqueue.streams import ConsumerBase
+from pyqueue.stream_base import ConsumerBase
 
 __all__ = [
     "AnyClient",
@@ -50,21 +57,15 @@ class BatchQueueOptions(QueueOptions, total=False):
     model: Any
 
 
-class StageOptions(BatchQueueOptions, total=False):
-    """The options of a stage: those of the queue that it reads, and these."""
+class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
+    """The options of a stage: those of the queue that it reads, and those of its handler."""
 
-    #: How many messages of the stage, or batches of them, may be in flight at once.
-    concurrency: int | None
-    #: The time that a handler may take.
-    time_limit: Duration | None
-    #: What happens when most of the first messages do not fit the model, or most of the first
-    #: answers are wrong: "stop", the default, ends the run with an error; "bury" goes on.
-    on_invalid: OnInvalid
-    #: The most messages that the handler takes at once. It takes a list of payloads then, and a
-    #: list of Deliveries if it has a second argument. A link and a choice return a list.
-    batch: int | None
-    #: How long a batch waits to be full, once it has a message: at most half of the lease.
-    window: Duration | None
+
+def _divided(options: Mapping[str, object]) -> tuple[HandlerOptions, BatchQueueOptions]:
+    """Return the options of the handler, and those of the queue."""
+    of_handler = {name: options[name] for name in HandlerOptions.__annotations__ if name in options}
+    of_queue = {name: options[name] for name in options if name not in of_handler}
+    return cast("HandlerOptions", of_handler), cast("BatchQueueOptions", of_queue)
 
 
 class Runner:
@@ -90,35 +91,19 @@ class Runner:
         queue: str | QueueBase[Any, Any],
         handler: Callable[..., Any] | None,
         to: Iterable[str],
-        *,
-        model: Any = None,
-        concurrency: int | None = None,
-        time_limit: Duration | None = None,
-        on_invalid: OnInvalid = "stop",
-        batch: int | None = None,
-        window: Duration | None = None,
-        **options: Unpack[QueueOptions],
+        **options: Unpack[StageOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
+        of_handler, of_queue = _divided(options)
         source: Queue[Any] | AsyncQueue[Any]
         if isinstance(queue, QueueBase):
-            source = self._made(queue, to, model is not None or bool(options))
+            configured = of_queue.get("model") is not None or bool(of_queue.keys() - {"model"})
+            source = self._made(queue, to, configured)
         else:
-            source = self._client.queue(source_name(queue), model, **options)
+            source = self._client.queue(source_name(queue), **of_queue)
 
         def add(function: Callable[..., Any]) -> None:
-            stage = make_stage(
-                stage_kind,
-                source,
-                function,
-                to,
-                concurrency=concurrency,
-                time_limit=time_limit,
-                on_invalid=on_invalid,
-                batch=batch,
-                window=window,
-            )
-            self.graph.add(stage)
+            self.graph.add(make_stage(stage_kind, source, function, to, of_handler))
 
         return self._add_or_decorate(handler, add)
 
@@ -442,19 +427,14 @@ class Pipeline(Runner):
             options: model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)
+        batches: BatchOptions = {
+            "output": output,
+            "max_messages": max_messages,
+            "members": members,
+        }
 
         def add(function: Callable[..., Any]) -> None:
-            self.graph.add(
-                make_spark_stage(
-                    source,
-                    function,
-                    to,
-                    group=group,
-                    output=output,
-                    max_messages=max_messages,
-                    members=members,
-                )
-            )
+            self.graph.add(make_spark_stage(source, function, to, group, batches))
 
         return self._add_or_decorate(transform, add)
 

@@ -11,9 +11,9 @@ from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import To
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import Duration
+from pyqueue.messages import BatchOptions, Duration
 from pyqueue.queues import Queue
-from pyqueue.streams import StreamBase
+from pyqueue.stream_base import StreamBase
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
@@ -21,16 +21,30 @@ Kind = Literal["link", "choice", "sink", "spark"]
 OnInvalid = Literal["stop", "bury"]
 
 
-class SparkOptions(TypedDict):
-    """How a Spark stage makes its batches."""
+class HandlerOptions(TypedDict, total=False):
+    """How a stage calls its handler."""
+
+    #: How many messages of the stage, or batches of them, may be in flight at once.
+    concurrency: int | None
+    #: The time that a handler may take.
+    time_limit: Duration | None
+    #: What happens when most of the first messages do not fit the model, or most of the first
+    #: answers are wrong: "stop", the default, ends the run with an error; "bury" goes on.
+    on_invalid: OnInvalid
+    #: The most messages that the handler takes at once. It takes a list of payloads then, and a
+    #: list of Deliveries if it has a second argument. A link and a choice return a list.
+    batch: int | None
+    #: How long a batch waits to be full, once it has a message: at most half of the lease.
+    window: Duration | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """What a Spark stage has besides its queues and its transform."""
 
     #: The durable name of this consumer.
     group: str
-    output: Literal["move", "transaction"]
-    #: The most messages in one batch.
-    max_messages: int
-    #: How many processes share the work of the group.
-    members: int
+    batches: BatchOptions
     #: Whether the column ``queue`` chooses among the targets.
     by_column: bool
 
@@ -99,12 +113,7 @@ def make_stage(
     queue: Queue[Any] | AsyncQueue[Any],
     handler: Callable[..., Any],
     to: Iterable[str],
-    *,
-    concurrency: int | None,
-    time_limit: Duration | None,
-    on_invalid: OnInvalid,
-    batch: int | None,
-    window: Duration | None,
+    options: HandlerOptions,
 ) -> Stage:
     """Check what can be known of a stage alone, and return it.
 
@@ -123,6 +132,9 @@ def make_stage(
             f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
             f"which is not in its to={list(targets)}"
         )
+    concurrency, time_limit = options.get("concurrency"), options.get("time_limit")
+    batch, window = options.get("batch"), options.get("window")
+    on_invalid = options.get("on_invalid", "stop")
     arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
     if batch is None and window is not None:
         raise ConfigurationError(
@@ -150,11 +162,8 @@ def make_spark_stage(
     queue: Queue[Any] | AsyncQueue[Any],
     transform: Callable[..., Any],
     to: str | Iterable[str] | None,
-    *,
     group: str | None,
-    output: Literal["move", "transaction"],
-    max_messages: int,
-    members: int,
+    batches: BatchOptions,
 ) -> Stage:
     """Check what can be known of a Spark stage alone, and return it.
 
@@ -170,13 +179,7 @@ def make_spark_stage(
     by_column, targets = arguments.choices(queue.name, to)
     # A stage that gets one more target keeps its group, and so what it has claimed.
     default = f"{queue.name}>{to}" if isinstance(to, str) else queue.name
-    options: SparkOptions = {
-        "group": arguments.group(group or default),
-        "output": output,
-        "max_messages": max_messages,
-        "members": members,
-        "by_column": by_column,
-    }
+    options = SparkOptions(arguments.group(group or default), batches, by_column)
     return Stage(
         "spark",
         queue,

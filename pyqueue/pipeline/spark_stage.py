@@ -111,13 +111,15 @@ def batches_of(
     """
     try:
         from pyqueue.spark.batches import Batches
+        from pyqueue.spark.outputs import Route
     except ImportError as error:
         raise ConfigurationError(
             f"spark: the stage of queue {stage.name!r} needs PySpark: "
             'pip install "pyqueue-mongo[spark]"'
         ) from error
     assert stage.spark is not None
-    return Batches(connection, source, targets, transform=stage.handler, **stage.spark)
+    route = Route(source, targets, stage.spark.by_column)
+    return Batches(connection, route, stage.spark.group, stage.handler, **stage.spark.batches)
 
 
 def _run_once(batches: Batches) -> Report:

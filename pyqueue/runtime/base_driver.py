@@ -21,7 +21,7 @@ from pymongo import ReadPreference, WriteConcern, _csot, errors
 from pymongo.read_concern import ReadConcern
 
 from pyqueue.backends.options import QueueShape
-from pyqueue.backends.scan import Sweep
+from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.memory import MemoryCollection

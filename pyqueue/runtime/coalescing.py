@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import math
 import threading
 import time
@@ -18,8 +19,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pymongo import _csot
 
-from pyqueue.errors import TimedOut
+from pyqueue.errors import QueueError, TimedOut
 from pyqueue.requests import Coalesce, Plan
+
+log = logging.getLogger("pyqueue")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -213,7 +216,18 @@ class Coalescer:
     def _undo(self, request: Coalesce[Any, R], result: R) -> None:
         if request.undo is not None and result:
             self._stats["given back"] += 1
-            self._spawn(self._drive(request.undo(result)))
+            self._spawn(self._give_back(request.undo(result)))
+
+    async def _give_back(self, plan: Plan[None]) -> None:
+        """Run an undo. No caller is left to get its error."""
+        try:
+            await self._drive(plan)
+        except QueueError as error:
+            log.warning(
+                "what a cancelled call received cannot be given back: reservations come back when "
+                "their leases end, popped messages may be lost: %s",
+                error,
+            )
 
     async def settled(self) -> None:
         """Wait for all running batches."""

@@ -311,7 +311,8 @@ class Connection(BaseConnection[Driver]):
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
         """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
-        return transactions.run_transaction(self._transactional(), self._database.client, fn)
+        checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
+        return transactions.run_transaction(self._transactional(), self._database.client, checked)
 
     def _transactional(self) -> Driver:
         driver = self.open()
@@ -385,8 +386,9 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
         """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
         driver = await self._transactional()
-        return await transactions.run_async_transaction(driver, self._database.client, fn)
+        return await transactions.run_async_transaction(driver, self._database.client, checked)
 
     async def _transactional(self) -> AsyncDriver:
         driver = await self.opened()

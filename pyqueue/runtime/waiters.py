@@ -14,9 +14,10 @@ from datetime import datetime
 from threading import Lock
 from typing import Final
 
-from pyqueue.backends.bucket.stock import Stock
 from pyqueue.backends.invalid import Misfits
-from pyqueue.backends.scan import Recovery, ScanState, Sweep
+from pyqueue.backends.recovering import Recovery, Sweep, recover_next
+from pyqueue.backends.scan import ScanState
+from pyqueue.requests import Plan
 
 #: How many consumers one find wakes at most.
 _MAX_BURST: Final = 64
@@ -41,9 +42,8 @@ class Waiters:
         #: What consumers claimed and could not deliver.
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
-        self.scan = ScanState(recovery=Recovery(sweep or Sweep()))
-        #: The packs of the queue that this client holds.
-        self.stock = Stock()
+        self.scan = ScanState()
+        self._recovery = Recovery(sweep or Sweep())
         #: When it was last asked for, by the monotonic clock.
         self.used = 0.0
         self._lock = Lock()
@@ -64,6 +64,10 @@ class Waiters:
     def count(self) -> int:
         """How many consumers wait, the leader included."""
         return int(self._has_leader) + len(self._followers)
+
+    def upkeep(self, queue: str, now: datetime) -> Plan[None]:
+        """Finish what processes that died have left, from time to time."""
+        return recover_next(queue, self._recovery, now)
 
     def enter(self, wake: Callable[[], object], until: datetime) -> bool:
         """Start waiting. Return True to the leader, which listens to the bus until ``until``.

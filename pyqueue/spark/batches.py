@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,13 +29,13 @@ from pyqueue.errors import (
     QueueError,
     Unavailable,
 )
-from pyqueue.messages import Id
+from pyqueue.messages import BatchOptions, Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
 from pyqueue.spark.ahead import Ahead, Claimed, claimed_now
 from pyqueue.spark.models import frame, payload_type
-from pyqueue.spark.outputs import Held, Output, Report, Transform
+from pyqueue.spark.outputs import Held, Output, Report, Route, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
 from pyqueue.spark.sinks import TableSink
 
@@ -62,15 +62,11 @@ class Batches:
 
     Args:
         connection: The connection of a blocking client.
-        source: The queue that is read, with the stage's options.
-        targets: The queues that are written. Empty: the transform writes a table itself.
+        route: The queues.
         group: The durable name of this consumer.
         transform: Takes a DataFrame and returns one. None passes everything on unchanged. Without
             targets it returns nothing.
-        output: "move" or "transaction".
-        max_messages: The largest size of a batch.
-        members: How many processes share the work of the group.
-        by_column: Whether the column ``queue`` of each row chooses among the targets.
+        options: How batches are made.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -79,16 +75,14 @@ class Batches:
     def __init__(
         self,
         connection: Connection,
-        source: QueuePlans,
-        targets: Sequence[QueuePlans],
+        route: Route,
         group: str,
         transform: Transform | None,
-        output: str,
-        max_messages: int,
-        members: int = 1,
-        by_column: bool = False,
+        **options: Unpack[BatchOptions],
     ) -> None:
-        self.output = Output(connection, source, targets, transform, output, by_column=by_column)
+        source, output, members = route.source, options["output"], options["members"]
+        max_messages = options["max_messages"]
+        self.output = Output(connection, route, transform, output)
         most = MAX_TRANSACTION if output == "transaction" else MAX_CLAIM
         if arguments.count("max_messages", max_messages) > most:
             raise ConfigurationError(
@@ -96,7 +90,9 @@ class Batches:
                 f"give at most {most}"
             )
         payload_type(source.codec.model)
-        self._sink = None if targets else _sink(connection, source, transform, output, max_messages)
+        self._sink = None
+        if not route.targets:
+            self._sink = _sink(connection, source, transform, output, max_messages)
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
                 "members: each member numbers its claims from 1, so what one writes under a "

@@ -65,16 +65,26 @@ class Moved:
     refused: list[tuple[Id, Exception]]
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the messages of a stage come from, and where they go."""
+
+    #: The queue that is read, with the stage's options.
+    source: QueuePlans
+    #: The queues that are written. Empty: the transform writes a table itself.
+    targets: Sequence[QueuePlans]
+    #: Whether the column ``queue`` of each row chooses among the targets.
+    by_column: bool = False
+
+
 class Output:
     """Where the messages of a stage go: through a transform, into the next queues.
 
     Args:
         connection: The connection of a blocking client.
-        source: The queue that is read.
-        targets: The queues that are written.
+        route: The queues.
         transform: Takes a DataFrame and returns one. None passes everything on unchanged.
         output: "move" or "transaction".
-        by_column: Whether the column ``queue`` of each row chooses among the targets.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -83,12 +93,9 @@ class Output:
     def __init__(
         self,
         connection: Connection,
-        source: QueuePlans,
-        targets: Sequence[QueuePlans],
+        route: Route,
         transform: Transform | None,
         output: str,
-        *,
-        by_column: bool,
     ) -> None:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
@@ -96,9 +103,9 @@ class Output:
                 f"transform: give a function of a DataFrame, not {type(transform).__name__}"
             )
         self._connection = connection
-        self._source = source
+        self._source = route.source
         #: The targets, by what the rows say.
-        self._targets = {each.queue if by_column else None: each for each in targets}
+        self._targets = {each.queue if route.by_column else None: each for each in route.targets}
         self._transform: Callable[..., Any] = transform or (lambda df: df)
         self.moves = output == "move"
 

@@ -19,7 +19,7 @@ from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
 from pyqueue.spark.batches import Batches
-from pyqueue.spark.outputs import Report, Transform
+from pyqueue.spark.outputs import Report, Route, Transform
 
 log = logging.getLogger("pyqueue")
 
@@ -108,16 +108,15 @@ class SparkStage:
         queue = client.queue(
             self._source, self._model, lease=self._lease, max_tries=self._max_tries
         )
+        targets = [kind_of(backend_of(client.queue(name))) for name in self._to]
         return Batches(
             runner_of(client),
-            kind_of(backend_of(queue)),
-            [kind_of(backend_of(client.queue(name))) for name in self._to],
+            Route(kind_of(backend_of(queue)), targets, self._by_column),
             self._group,
             self._transform,
-            self._output,
-            self._max_messages,
-            self._members,
-            self._by_column,
+            output=self._output,
+            max_messages=self._max_messages,
+            members=self._members,
         )
 
     def _connected(self) -> Batches:

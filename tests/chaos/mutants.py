@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pymongo import WriteConcern
 
-from pyqueue.backends import receiving, transitions
+from pyqueue.backends import popping, transitions
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.limits import indexes as limit_indexes
 from pyqueue.backends.limits import rates
@@ -29,7 +29,7 @@ def _no_undo_pop() -> None:
     def undo_pop(*_: object) -> Any:
         yield from ()
 
-    _replace(receiving, "undo_pop", undo_pop)
+    _replace(popping, "undo_pop", undo_pop)
 
 
 def _no_fence() -> None:

@@ -6,9 +6,11 @@ They run on a blocking client, as Spark's tasks do, over mongomock and a server.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 import pytest
+from bson import ObjectId
 
 from pyqueue import (
     Client,
@@ -19,6 +21,7 @@ from pyqueue import (
     Queue,
     QueueError,
 )
+from pyqueue.backends.bulk.epochs import EpochWrites
 from pyqueue.backends.bulk.staging import Staging, append, place_of
 from pyqueue.backends.options import NewMessage
 from pyqueue.queue_base import backend_of
@@ -52,8 +55,11 @@ def run(client: Client, plan: Plan[Any]) -> Any:
     return runner_of(client).run(plan)
 
 
-def meddled(client: Client, plan: Plan[Any], at: type[Request[Any]], what: Any) -> list[Any]:
-    """Run a plan. Call ``what`` before its first request of a type. Return all requests."""
+def meddled(client: Client, plan: Plan[Any], at: type[Request[Any]] | int, what: Any) -> list[Any]:
+    """Run a plan. Call ``what`` before one request: the first of a type, or that at a position.
+
+    Return all requests.
+    """
     requests: list[Request[Any]] = []
 
     def one(request: Request[Any]) -> Plan[Any]:
@@ -65,7 +71,11 @@ def meddled(client: Client, plan: Plan[Any], at: type[Request[Any]], what: Any) 
             request = plan.send(answer)
         except StopIteration:
             return requests
-        if isinstance(request, at) and not any(isinstance(each, at) for each in requests):
+        if isinstance(at, int):
+            now = len(requests) == at
+        else:
+            now = isinstance(request, at) and not any(isinstance(each, at) for each in requests)
+        if now:
             what()
         requests.append(request)
         answer = run(client, one(request))
@@ -95,7 +105,7 @@ def stored(client: Client, *queues: str) -> list[dict[str, Any]]:
 
 def hidden(client: Client) -> int:
     """Return the number of staged messages."""
-    count: int = client.database["pyqueue"].count_documents({"staged": True})
+    count: int = client.database["pyqueue"].count_documents({"staged": {"$exists": True}})
     return count
 
 
@@ -323,6 +333,84 @@ def test_key_taken_after_the_check_is_an_error(client: Client, queue: Queue[Any]
     assert caught.value.keys == ["k"]
     assert [each["payload"] for each in stored(client, "q")] == ["old", "plain"]
     assert hidden(client) == 0
+
+
+@pytest.mark.parametrize("way", ["staged", "epoch"])
+@pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "error"])
+def test_row_deleted_while_it_is_shown_is_missed(
+    client: Client, on_duplicate: str, way: str
+) -> None:
+    """Another job writes the same ids before each command in turn, and shows nothing."""
+    errors = []
+    for at in range(100):
+        queue = client.queue(f"q{at}")
+        rows = [NewMessage(f"{at}-1", 1), NewMessage(f"{at}-2", 2, None, "k")]
+        one, two = staging_of(queue, on_duplicate), Staging(backend_of(queue).target, "two")
+        epochs = EpochWrites(backend_of(queue).target, "s", "query")
+        run(client, epochs.join("job", 0))
+        counts = {"x": run(client, one.write("x", rows))}
+        other = epochs.write(0, 1, 1, "y", rows) if way == "epoch" else two.write("y", rows)
+        requests: list[Any] = []
+        try:
+            requests = meddled(client, one.publish(counts), at, partial(run, client, other))
+        except QueueError as error:
+            errors.append(str(error))
+        else:
+            assert {each.payload for each in queue.peek(9)} == {1, 2}, f"silent at {at}"
+        if requests and len(requests) <= at:
+            break
+    assert any("Nothing was shown" in each for each in errors)
+    assert any("2 of 2 staged messages were deleted" in each for each in errors)
+    assert any("1 of 2 staged messages were deleted" in each for each in errors)
+
+
+# ---- ids of messages that share documents
+
+
+def write_by_id(client: Client, queue: Queue[Any], rows: list[NewMessage], way: str) -> Any:
+    """Write rows in one of the three ways. Return how many were written."""
+    if way == "append":
+        return run(client, append(backend_of(queue).target, rows, by_id=True))
+    if way == "staged":
+        return write(client, queue, rows, "ignore", staged=True)
+    writes = EpochWrites(backend_of(queue).target, "s", "query")
+    attempt = run(client, writes.join("job", 0))
+    counts = {"x": run(client, writes.write(0, attempt, 1, "x", rows))}
+    return run(client, writes.commit("job", 0, attempt, counts))
+
+
+@pytest.mark.parametrize("way", ["append", "staged", "epoch"])
+def test_row_with_the_id_of_a_packed_message(client: Client, way: str) -> None:
+    """It is the same message, also once that has left its pack. In another queue it is an error."""
+    bucket, other = (client.queue(name, kind="bucket") for name in ("q", "other"))
+    ids = [str(id) for id in bucket.push_many(range(3))]
+    bucket.remove(ids[0])
+    rows = [NewMessage(id, n) for n, id in enumerate([*ids, f"{ObjectId()}:0000"])]
+    assert write_by_id(client, bucket, rows, way) == (4 if way == "append" else 1)
+    assert sorted(each.payload for each in bucket.peek(9)) == [1, 2, 3]
+    with pytest.raises(DuplicateKey, match="never in queue 'other'") as caught:
+        write_by_id(client, other, rows[:3], way)
+    assert caught.value.ids == ids
+    assert (other.counts().total, hidden(client)) == (0, 0)
+    bad = NewMessage(ids[1], "{", fault="no JSON")
+    for queue in (other, bucket):
+        write_by_id(client, queue, [bad._replace(queue=queue.name)], "append")
+        assert queue.peek(9)[-1].id == f"{ids[1]}~bad~{queue.name}"
+
+
+@pytest.mark.parametrize(
+    ("on_duplicate", "staged"), [("error", True), ("error", False), ("replace", False)]
+)
+def test_packed_message_is_never_replaced(client: Client, on_duplicate: str, staged: bool) -> None:
+    bucket = client.queue("q", kind="bucket")
+    ids = [str(id) for id in bucket.push_many(range(2))]
+    rows = [NewMessage("new", "n"), NewMessage(ids[0], "changed")]
+    direct = append(backend_of(bucket).target, rows, on_duplicate, by_id=True)
+    plan = staging_of(bucket, on_duplicate).write("x", rows) if staged else direct
+    with pytest.raises(DuplicateKey) as caught:
+        run(client, plan)
+    assert caught.value.ids == ids[:1]
+    assert ([each.payload for each in bucket.peek(9)], hidden(client)) == ([0, 1], 0)
 
 
 # ---- several queues

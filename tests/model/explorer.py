@@ -23,7 +23,7 @@ import pytest
 
 from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.options import Options
-from pyqueue.backends.pushing import new_document
+from pyqueue.backends.pushing import Content, new_document
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.requests import (
     Change,
@@ -141,7 +141,7 @@ class Explorer:
         self._ids = frozenset(f"m{n}" for n in range(1, messages + 1))
         self._begin = State(
             {
-                id: new_document("a", self._backends["a"].kind, None, NOW, NOW, 0, None, None, id)
+                id: new_document("a", self._backends["a"].kind, NOW, NOW, Content(None, 0, id=id))
                 for id in sorted(self._ids)
             },
             NOW,

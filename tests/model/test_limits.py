@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from pyqueue import Backoff, LeaseLost, Limit, Reservation
-from pyqueue.backends import managing
+from pyqueue.backends import reshaping
 from pyqueue.backends.limits import rates, scan, slots, waiting
 from pyqueue.limits import FollowedLimit, key_of
 from pyqueue.requests import Plan
@@ -180,6 +180,10 @@ class LimitMachine(RuleBasedStateMachine):
         ordered = model.keeps_order(now)  # a scan may end the claim of a slot that it meets
         held: list[Reservation[Any]] = self.queue(client).reserve_many(wanted, timeout=0)
         buried = self.learn(may)
+        for dead in buried:
+            model.leave(model.live[dead], DEAD, now)
+        if buried:  # the next of its group may start in the same call
+            may += [each for each in model.startable(client, now)[0] if each not in may]
         items = [model.live[str(each.id)] for each in held]
         assert len(items) == len(set(map(id, items))) <= wanted
         assert set(map(id, items)) <= set(map(id, may)), "one may not start"
@@ -193,8 +197,6 @@ class LimitMachine(RuleBasedStateMachine):
             model.claim(item, each, now + LEASE_MS)
             assert each.tries == item.tries
         self.handles += held
-        for dead in buried:
-            model.leave(model.live[dead], DEAD, now)
         return held
 
     def learn(self, may: Sequence[Item]) -> set[str]:
@@ -466,7 +468,7 @@ BROKEN: dict[str, tuple[Sequence[object], str, object]] = {
     "lapsed claims have slots": ([slots], "_has_lapsed", lambda document, now: False),
     "the next one is left": ([slots], "free", _nothing),
     "deferred ones are left": ([waiting], "restore", _restores_nothing),
-    "a removed limit defers": ([waiting, managing], "lift", _nothing),
+    "a removed limit defers": ([waiting, reshaping], "lift", _nothing),
     "changes are ignored": ([FollowedLimit], "follow", _follow_first),
     "keys are mixed up": ([scan], "key_of", _text_of),
     "permits are not counted": ([rates.TakePermits], "read", _grants_all),

@@ -20,7 +20,9 @@ import pytest
 from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
 from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.claims.groups import Candidate
+from pyqueue.messages import BatchOptions
 from pyqueue.pipeline import spark_stage
+from pyqueue.pipeline.graph import SparkOptions
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from tests.pipeline.place import Place, counted
@@ -147,7 +149,7 @@ def test_spark_stage_of_several_targets_is_a_choice(offline: Client) -> None:
     stage = pipeline.graph.stages["b"]
     assert (stage.to, pipeline.graph.outputs) == (("even", "odd"), ["even"])
     assert stage.spark is not None
-    assert stage.spark["group"] == "b", "it stays if the stage gets another target"
+    assert stage.spark.group == "b", "it stays if the stage gets another target"
     assert pipeline.show() == (
         "chosen\n"
         "  b ── sorted_out ┬─> even\n"
@@ -167,7 +169,7 @@ def test_spark_stage_without_a_target_is_a_sink(client: Client, tmp_path: Path) 
     path.write_text(recipe.replace(":positive", ":sink"))
     pipeline = Pipeline.from_recipe(client, path).link("a", dict, to="b")
     stage = pipeline.graph.stages["b"]
-    assert (stage.to, stage.spark and stage.spark["group"]) == ((), "b")
+    assert (stage.to, stage.spark and stage.spark.group) == ((), "b")
     assert pipeline.show().splitlines()[2:] == ["  b ── sink ──■"]
     assert "|sink| q1end" in pipeline.show("mermaid").replace('"', "")
     assert "<circle" in pipeline.show("svg")
@@ -276,13 +278,8 @@ def test_spark_stage_can_be_a_decorator(offline: Client) -> None:
     assert double(2) == 4, "a decorator returns the function unchanged"
     stage = pipeline.graph.stages["b"]
     assert (stage.kind, stage.handler, stage.to) == ("spark", double, ("c",))
-    assert stage.spark == {
-        "group": "b>c",
-        "output": "move",
-        "max_messages": 2,
-        "members": 1,
-        "by_column": False,
-    }
+    batches: BatchOptions = {"output": "move", "max_messages": 2, "members": 1}
+    assert stage.spark == SparkOptions("b>c", batches, by_column=False)
 
 
 def run_recipe(client: Client, path: Path) -> None:
@@ -307,7 +304,7 @@ def test_recipe_gives_a_spark_stage_several_targets(offline: Client, tmp_path: P
     path = tmp_path / "chosen.toml"
     path.write_text(RECIPE.replace('"c"', '["c", "d"]'))
     stage = Pipeline.from_recipe(offline, path).graph.stages["b"]
-    assert (stage.to, stage.spark and stage.spark["by_column"]) == (("c", "d"), True)
+    assert (stage.to, stage.spark and stage.spark.by_column) == (("c", "d"), True)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from bson import MinKey
 
 from pyqueue import DuplicateKey, InvalidMessage, Unavailable
 from pyqueue.backends.byte_limit import Limits
-from pyqueue.backends.giving_back import give_back, undo_pop, undo_reserve
+from pyqueue.backends.giving_back import give_back, undo_reserve
 from pyqueue.backends.invalid import decode
+from pyqueue.backends.popping import undo_pop
 from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.runtime.waiters import Waiters

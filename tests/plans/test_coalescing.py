@@ -7,6 +7,7 @@ the driver is a fake.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
@@ -499,6 +500,27 @@ def test_call_cancelled_with_its_answer_ready_is_undone() -> None:
         assert gone.cancelled()
 
     run(test)
+
+
+def test_failed_undo_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It has no caller, who could be told, and asyncio would only complain about a lost error."""
+    complaints: list[Any] = []
+
+    async def test(fake: FakeDriver) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, each: complaints.append(each))
+        gone = fake.call(1, undo=True, max_in_flight=1)
+        await fake.until_open(1)
+        gone.cancel()
+        fake.end()
+        await fake.until_open(1)  # its undo
+        fake.end(Unavailable("no answer"))
+        await asyncio.wait(fake.coalescer.tasks)
+        gc.collect()
+
+    run(test)
+    assert complaints == []
+    assert "a cancelled call" in caplog.text
+    assert "no answer" in caplog.text
 
 
 def test_call_cancelled_with_its_error_ready_is_cancelled() -> None:

@@ -15,6 +15,7 @@ from pyqueue import (
     QueueError,
     Unavailable,
 )
+from pyqueue.backends.scan import Scanned
 from pyqueue.errors import Disconnected, MissingIndex, NotPermitted, TimedOut
 from pyqueue.requests import Find, Insert
 from pyqueue.runtime.blocking_adapter import BlockingAdapter
@@ -152,7 +153,7 @@ def test_unavailable_server_makes_every_queue_rescan() -> None:
 
         def scanned() -> None:
             for scan in scans:
-                scan.scanned(None, NOW, NOW, None, 15, ended=True)
+                scan.scanned(Scanned(None, NOW, NOW, None, True), 15)
             assert not any(rescans())
 
         scanned()

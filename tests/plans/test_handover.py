@@ -23,7 +23,7 @@ from pyqueue.backends.handover import Handover
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
-from pyqueue.backends.scan import FIRST, Sweep
+from pyqueue.backends.scan import FIRST
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import (
@@ -721,7 +721,7 @@ def test_client_recovers_all_queues_once_a_minute() -> None:
     steps, dead = made(Message), Message()
     stalled_before(steps, dead.split(held_message(steps, dead)), shows).close()
     steps.collection.delete_many({"q": "in"})
-    sweep, other = Sweep(), plans_of("other", Options(dead_letter="dead"))
+    sweep, other = recovering.Sweep(), plans_of("other", Options(dead_letter="dead"))
     passes = 0
     for _ in range(100):
         for number in range(2):  # two queues of one client

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, Limit
-from pyqueue.backends import managing
+from pyqueue.backends import reshaping
 from pyqueue.backends.limits import rates, scan
 from pyqueue.backends.limits import waiting as limit_waiting
 from pyqueue.backends.options import Options
@@ -502,7 +502,7 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
     assert scene.receive(10) == []
     deferred = [each for each in scene.steps.all() if "limited" in each]
     assert len(deferred) == 4
-    scene.steps.run(managing.reshape("a", {"limit": limit}))
+    scene.steps.run(reshaping.reshape("a", {"limit": limit}))
     assert not scene.whens()
     for each in deferred:
         scene.steps.collection.replace_one({"_id": each["_id"]}, each)
@@ -522,7 +522,7 @@ def test_limit_that_is_removed_during_a_look_defers_nothing(limit: Limit) -> Non
         if sum(1 for _ in islice(running, at)) < at:
             assert at > 5
             return
-        scene.steps.run(managing.reshape("a", {"limit": False}))
+        scene.steps.run(reshaping.reshape("a", {"limit": False}))
         scene.consumer.waiting.scan.flag_read = None
         scene.receive(1)
         for _ in running:

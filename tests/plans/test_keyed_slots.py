@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost
-from pyqueue.backends import managing
+from pyqueue.backends import reshaping
 from pyqueue.backends.limits import indexes as limit_indexes
 from pyqueue.backends.limits import scan, slots
 from pyqueue.backends.limits import waiting as limit_waiting
@@ -317,7 +317,7 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
     scene = Scene("xxxxxx")
     scene.receive(10)
     deferred = {id: dict(scene.store.documents[id]) for id in scene.whens()}
-    scene.runner.run(managing.reshape("a", {"limit": limit}))
+    scene.runner.run(reshaping.reshape("a", {"limit": limit}))
     assert not scene.whens()
     scene.store.documents |= deferred
     scene.waiting.scan.flag_read = None
@@ -327,7 +327,7 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
 def test_raised_limit_is_used_after_a_rescan() -> None:
     scene = Scene("xxxxxx")
     scene.receive(10)
-    scene.runner.run(managing.reshape("a", {"limit": {"concurrency": 4, "per": "headers.t"}}))
+    scene.runner.run(reshaping.reshape("a", {"limit": {"concurrency": 4, "per": "headers.t"}}))
     scene.waiting.scan.forget()
     assert len(scene.receive(10)) == 2
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqueue import ConfigurationError, LeaseLost, Unavailable
-from pyqueue.backends import managing, transitions
+from pyqueue.backends import managing, reshaping, transitions
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.options import Options
 from pyqueue.backends.priority import scan as priority_scan
 from pyqueue.backends.priority.levels import LEVEL_ORDER, LevelStarts, ready_by_level
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
-from pyqueue.backends.scan import FIRST, ScanState
+from pyqueue.backends.scan import FIRST, Scanned, ScanState
 from pyqueue.documents import listed_levels
 from pyqueue.messages import Backoff
 from pyqueue.requests import Plan, Update
@@ -91,11 +91,11 @@ def test_levels_of_a_damaged_record_are_ignored() -> None:
 def test_starts_move_up_to_what_was_seen() -> None:
     margin = (after(-0.5), None)
     levels = LevelStarts(in_use=(9, 4, 1))
-    levels.learn(4, (after(-3), "m"), margin)
+    levels.learn(Scanned(None, NOW, NOW, (after(-3), "m"), False, 4), margin)
     assert levels.starts == {9: margin, 4: (after(-3), "m")}
-    levels.learn(9, (after(-0.1), "n"), margin)
+    levels.learn(Scanned(None, NOW, NOW, (after(-0.1), "n"), False, 9), margin)
     assert levels.starts == {9: margin, 4: (after(-3), "m")}
-    levels.learn(None, None, margin)
+    levels.learn(Scanned(None, NOW, NOW, None, True), margin)
     assert levels.starts == {9: margin, 4: margin, 1: margin}
     levels.move_back(after(-2))
     assert levels.starts == dict.fromkeys((9, 4, 1), (after(-2), None))
@@ -126,7 +126,7 @@ OPERATIONS: dict[str, Callable[[], Plan[Any]]] = {
     "reserve": receive(1),
     "reserve_many": receive(10),
     "reprioritize": lambda: plans_reprioritize("low", 7),
-    "reshape": lambda: managing.reshape("a", {"strict": False}),
+    "reshape": lambda: reshaping.reshape("a", {"strict": False}),
 }
 
 
@@ -168,8 +168,8 @@ def test_receive_outlives_a_sentinel_that_does_not_move(pop: bool) -> None:
 
     def received(place: int) -> Meddler:
         waiters = Waiters("t")
-        waiters.scan.levels.in_use = (9, 1)
-        waiters.scan.sentinel_until = after(300)
+        waiters.scan.of(LevelStarts).in_use = (9, 1)
+        waiters.scan.sentinel.until = after(300)
         runner = Meddler(stored(), place)
         found = runner.run(plans().receive(waiters, 1, timeout=0, pop=pop))
         assert [each.id for each in found] == ["high"]
@@ -265,8 +265,8 @@ def test_reprioritize_finds_the_message_of_another_level_at_once() -> None:
     """The scan starts of its new level lie above it."""
     store = stored()
     waiters = Waiters("t")
-    waiters.scan.levels.in_use = (9, 1)
-    waiters.scan.levels.starts = {9: (after(-0.5), None), 1: (FIRST, None)}
+    waiters.scan.of(LevelStarts).in_use = (9, 1)
+    waiters.scan.of(LevelStarts).starts = {9: (after(-0.5), None), 1: (FIRST, None)}
     store.documents["low"]["when"] = after(-5)
     runner = Meddler(store)
     assert runner.run(plans_reprioritize("low", 9))
@@ -279,7 +279,9 @@ def test_reprioritize_finds_the_message_of_another_level_at_once() -> None:
 def _look(scan: ScanState) -> Any:
     from pyqueue.requests import FindAndModify
 
-    return FindAndModify(scan.levels.claimable("a", NOW), None, sort=LEVEL_ORDER)
+    return FindAndModify(
+        scan.of(LevelStarts).claimable(lookup("priority"), "a", NOW, None), None, sort=LEVEL_ORDER
+    )
 
 
 def test_strict_queue_walks_on_to_find_unlisted_messages(
@@ -297,10 +299,10 @@ def test_strict_queue_walks_on_to_find_unlisted_messages(
     for _ in range(6):
         waiters.scan.rescan_at = None
         Meddler(store).run(plans().receive(waiters, 1, timeout=0))
-    waiters.scan.levels.in_use = ()
+    waiters.scan.of(LevelStarts).in_use = ()
     for _ in range(6):
         Meddler(store).run(plans().receive(waiters, 1, timeout=0))
-        waiters.scan.levels.in_use = ()
+        waiters.scan.of(LevelStarts).in_use = ()
     assert store.documents["none"]["priority"] == 4
     assert 4 in store.documents[RECORD]["levels"]
 
@@ -343,7 +345,7 @@ def test_shape_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="strict"):
         plans_of("b", Options(shape={"strict": True}))
     with pytest.raises(ConfigurationError, match="queue 'b' does not exist"):
-        runner.run(managing.reshape("b", {"strict": True}))
+        runner.run(reshaping.reshape("b", {"strict": True}))
 
 
 # ---- competing processes, in virtual time
@@ -460,10 +462,10 @@ def test_lost_signals_hide_no_level_for_long(seed: int) -> None:
 
 def test_level_starts_are_forgotten_with_the_clock() -> None:
     scan = ScanState()
-    scan.levels.in_use = (9,)
-    scan.levels.starts = {9: (after(0), None)}
+    scan.of(LevelStarts).in_use = (9,)
+    scan.of(LevelStarts).starts = {9: (after(0), None)}
     scan.observe(after(0))
     scan.observe(after(-10))
-    assert scan.levels.starts[9][0] <= datetime.fromtimestamp(0, NOW.tzinfo)
+    assert scan.of(LevelStarts).starts[9][0] <= datetime.fromtimestamp(0, NOW.tzinfo)
     assert transitions.level_record_id("a", 9) == f"{RECORD}~9"
     assert instant(0) == NOW

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, ConfigurationError, Limit
-from pyqueue.backends import all_queues, kind, managing, namespace, reading
+from pyqueue.backends import all_queues, kind, namespace, reading, reshaping
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.standard import Standard
@@ -303,7 +303,7 @@ def test_stream_never_takes_an_open_name() -> None:
 def test_limit_of_an_open_queue_must_suit_the_kind() -> None:
     steps = moved_in()
     limit = Limit(concurrency=2).stored()
-    steps.run(managing.reshape("a", {"limit": limit}, collection="pyqueue", by="bob"))
+    steps.run(reshaping.reshape("a", {"limit": limit}, collection="pyqueue", by="bob"))
     before = stored(steps)
     with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'"):
         steps.run(consume("bucket"))
@@ -327,7 +327,7 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
             steps.run(namespace.target("a", [3]))
         elif quick == "reshapes":
             limit = {"limit": Limit(rate=5).stored()}
-            steps.run(managing.reshape("a", limit, collection="pyqueue", by="bob"))
+            steps.run(reshaping.reshape("a", limit, collection="pyqueue", by="bob"))
         elif quick == "deletes":
             steps.run(all_queues.delete_queue("a", True))
         else:

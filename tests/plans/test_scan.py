@@ -27,7 +27,7 @@ from pyqueue.backends import transitions
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
-from pyqueue.backends.scan import ScanState
+from pyqueue.backends.scan import Scanned, ScanState
 from pyqueue.errors import LeaseLost
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.requests import Find, FindAndModify
@@ -388,8 +388,8 @@ def test_no_message_is_hidden_or_lost_in_the_long_run(scenario: dict[str, Any]) 
 class NoRescan(ScanState):
     """Rescans once only."""
 
-    def scanned(self, start: ScanStart | None, *rest: Any, **more: Any) -> None:
-        super().scanned(start, *rest, **more)
+    def scanned(self, *seen: Any) -> None:
+        super().scanned(*seen)
         self.rescan_at = after(10_000)
 
 
@@ -428,15 +428,15 @@ def test_expired_lease_of_another_process_is_found() -> None:
 
 def test_signal_moves_the_scan_start_back() -> None:
     scan = ScanState()
-    scan.scanned(None, NOW, NOW, None, 15, ended=True)
+    scan.scanned(Scanned(None, NOW, NOW, None, True), 15)
     assert scan.start(after(0.5)) == (NOW - rules.SLACK, None)
     scan.on_signal(after(-60))
     assert scan.start(after(0.5)) == (after(-60), None)
-    scan.scanned((after(-60), None), after(0.5), after(0.5), None, 15, ended=True)
+    scan.scanned(Scanned((after(-60), None), after(0.5), after(0.5), None, True), 15)
     scan.wake_at(after(0.6))
     assert scan.start(after(0.55)) == (after(0), None)
     scan.scanned(
-        (after(0), None), after(3), after(3), (after(2.9), "m1"), 15, ended=True
+        Scanned((after(0), None), after(3), after(3), (after(2.9), "m1"), True), 15
     )  # its end was not expected
     scan.rescan_at = after(10)
     assert scan.start(after(4)) == (after(0.6), None)
@@ -444,7 +444,7 @@ def test_signal_moves_the_scan_start_back() -> None:
 
 def test_scan_further_ahead_keeps_the_lower_bound() -> None:
     scan = ScanState(lower_bound=(NOW, "m1"), rescan_at=after(5))
-    scan.scanned((NOW, "m1"), after(1), after(1), None, 15, ended=False)
+    scan.scanned(Scanned((NOW, "m1"), after(1), after(1), None, False), 15)
     assert scan.lower_bound == (NOW, "m1")
 
 
@@ -453,10 +453,10 @@ def test_scan_start_includes_a_whole_millisecond() -> None:
     scan = ScanState(lower_bound=(NOW, "m5"), rescan_at=after(5))
     scan.move_start_back(NOW)
     assert scan.start(NOW) == (NOW, None)
-    scan.scanned((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), 15, ended=True)
+    scan.scanned(Scanned((NOW, None), NOW + rules.SLACK, NOW + rules.SLACK, (NOW, "m5"), True), 15)
     assert scan.start(NOW) == (NOW, None)
     scan.scanned(
-        (NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), 15, ended=True
+        Scanned((NOW, None), NOW + 2 * rules.SLACK, NOW + 2 * rules.SLACK, (NOW, "m5"), True), 15
     )
     assert scan.lower_bound == (NOW, "m5")
 
@@ -542,7 +542,7 @@ def test_time_of_the_next_rescan(
 ) -> None:
     scan = ScanState(lower_bound=(NOW, "m0"), rescan_at=None if before is None else after(before))
     last: ScanStart | None = (after(-0.1), "m1") if found else None
-    scan.scanned(None if rescanned else (NOW, "m0"), NOW, after(took), last, 15, ended=ended)
+    scan.scanned(Scanned(None if rescanned else (NOW, "m0"), NOW, after(took), last, ended), 15)
     assert scan.rescan_at == (None if next_ is None else after(next_))
 
 
@@ -552,7 +552,7 @@ def test_rescans_back_off_until_a_message_arrives() -> None:
     at = 0.0
     for found in (False, False, False, True, False, False, False, False, False, False):
         scan.scanned(
-            None, after(at), after(at), (after(at), "m1") if found else None, 15, ended=True
+            Scanned(None, after(at), after(at), (after(at), "m1") if found else None, True), 15
         )
         assert scan.rescan_at is not None
         rests.append((scan.rescan_at - after(at)).total_seconds())
@@ -561,11 +561,11 @@ def test_rescans_back_off_until_a_message_arrives() -> None:
     for tell in (scan.on_missed_signals, lambda: scan.on_signal(after(at))):
         tell()
         scan.rescan_at = None
-        scan.scanned(None, after(at), after(at), None, 15, ended=True)
+        scan.scanned(Scanned(None, after(at), after(at), None, True), 15)
         assert scan.rescan_at == after(at + 1)
     short = ScanState()
     for _ in range(3):
-        short.scanned(None, after(at), after(at), None, 0.1, ended=True)
+        short.scanned(Scanned(None, after(at), after(at), None, True), 0.1)
         assert short.rescan_at is not None
         assert (short.rescan_at - after(at)).total_seconds() == 1
         short.rescan_at = None
@@ -590,7 +590,7 @@ def test_rest_after_rescans_is_measured_and_bounded(
     scan, at = ScanState(), 0.0
     for took in durations:
         scan.rescan_at = None
-        scan.scanned(None, after(at), after(at + took), None, 15, ended=True)
+        scan.scanned(Scanned(None, after(at), after(at + took), None, True), 15)
         at += took
     assert scan.rescan_at == after(at + rest)
 
@@ -604,7 +604,7 @@ def learnt() -> ScanState:
     scan.observe(NOW)
     scan.flag_read = NOW
     scan.start(NOW)
-    scan.scanned(None, NOW, after(0.01), None, 15, ended=True)
+    scan.scanned(Scanned(None, NOW, after(0.01), None, True), 15)
     scan.wake_at(after(600))
     scan.due_known, scan.due_read = True, after(0.01)
     return scan
@@ -637,7 +637,7 @@ def test_scan_during_a_step_back_sets_no_bound() -> None:
     start = scan.start(after(0.5))
     scan.observe(after(-3600))
     scan.start(after(-3600))  # another thread looks
-    scan.scanned(start, after(0.5), after(-3600), None, 15, ended=True)
+    scan.scanned(Scanned(start, after(0.5), after(-3600), None, True), 15)
     assert scan.start(after(-3599)) in (None, (rules.FIRST, None))
 
 
@@ -646,13 +646,13 @@ def test_scan_during_a_step_back_sets_no_bound() -> None:
 )
 def test_sentinel_is_wanted_after_a_slow_empty_scan(took: float, found: bool, wanted: bool) -> None:
     scan = ScanState()
-    scan.scanned(None, NOW, after(took), (NOW, "m1") if found else None, 15, ended=True)
-    assert scan.wants_sentinel(after(1)) == wanted
-    assert scan.wants_sentinel(after(took + 299.9)) == wanted
-    assert not scan.wants_sentinel(after(took + 300))
-    scan.sentinel = after(10)
-    assert not scan.wants_sentinel(after(9))
-    assert scan.wants_sentinel(after(9.1)) == wanted
+    scan.scanned(Scanned(None, NOW, after(took), (NOW, "m1") if found else None, True), 15)
+    assert scan.sentinel.is_due(after(1)) == wanted
+    assert scan.sentinel.is_due(after(took + 299.9)) == wanted
+    assert not scan.sentinel.is_due(after(took + 300))
+    scan.sentinel.at = after(10)
+    assert not scan.sentinel.is_due(after(9))
+    assert scan.sentinel.is_due(after(9.1)) == wanted
 
 
 def test_due_message_is_scanned_and_forgotten() -> None:
@@ -676,7 +676,7 @@ def test_missed_signal_during_a_scan_rescans_next(rescan_at: datetime | None) ->
     start = scan.start(NOW)
     scan.on_missed_signals()
     scan.on_signal(after(-0.1))  # a signal clears no doubt
-    scan.scanned(start, NOW, after(0.1), None, 15, ended=True)
+    scan.scanned(Scanned(start, NOW, after(0.1), None, True), 15)
     assert scan.start(after(0.2)) == (rules.FIRST, None)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, ConfigurationError, Limit, Unavailable
-from pyqueue.backends import managing, namespace
+from pyqueue.backends import namespace, reshaping
 from pyqueue.requests import EnsureQueue, Plan
 from tests.plans.runner import NOW
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
@@ -265,7 +265,7 @@ FORMS: dict[str, list[Any]] = {
 
 def does(deed: str) -> Plan[Any]:
     if deed == "reshape":
-        return managing.reshape("a", DEEDS[deed], by=deed)
+        return reshaping.reshape("a", DEEDS[deed], by=deed)
     request = EnsureQueue("a", "bucket", None, DEEDS[deed])
     return namespace.read_or_create_record(request, by=deed)
 

@@ -22,9 +22,9 @@ from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.indexes import make_indexes
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.limits.slots import slot_of
-from pyqueue.backends.managing import reshape
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.reshaping import reshape
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.errors import InvalidMessage, TimeLimitReached
 from pyqueue.messages import Backoff

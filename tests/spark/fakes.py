@@ -28,7 +28,7 @@ from pyqueue.runtime.connecting import Connected, Connection, runner_of
 from pyqueue.spark import batches, frames, models, sinks
 from pyqueue.spark.batches import Batches
 from pyqueue.spark.columns import columns
-from pyqueue.spark.outputs import Report
+from pyqueue.spark.outputs import Report, Route
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually, waiters
 
@@ -126,16 +126,16 @@ class Flow:
         backend = backend_of(queue)
         if owner is not None:
             backend.terms = replace(backend.terms, owner=partial(str, owner))
+        targets = [self.target] if to is None else to
+        written = [backend_of(self.client.queue(name)) for name in targets]
         stage = Batches(
             runner_of(self.client),
-            backend,
-            [backend_of(self.client.queue(name)) for name in ([self.target] if to is None else to)],
+            Route(backend, written, by_column=bool(to)),
             "g",
             transform,
-            output,
-            most,
-            members,
-            by_column=bool(to),
+            output=output,
+            max_messages=most,
+            members=members,
         )
         self._stages.append(stage)
         return stage

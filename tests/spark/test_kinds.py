@@ -20,6 +20,7 @@ from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.batches import Batches
 from pyqueue.spark.columns import columns
+from pyqueue.spark.outputs import Route
 from tests.spark.fakes import Flow, no_session
 from tests.spark.test_sink import WAYS, Sink
 
@@ -34,8 +35,8 @@ def run_stage(flow: Flow, output: str, transform: Any = None) -> int:
         backend = backend_of(flow.client.queue(name, lease=600))
         return connection.run(found(backend, names=True))
 
-    targets = [plans(flow.target)]
-    stage = Batches(connection, plans(flow.source), targets, "g", transform, output, 5000)
+    route = Route(plans(flow.source), [plans(flow.target)])
+    stage = Batches(connection, route, "g", transform, output=output, max_messages=5000, members=1)
     try:
         return stage.run_once(no_session).written
     finally:

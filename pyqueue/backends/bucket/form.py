@@ -9,7 +9,7 @@ from pyqueue.backends import forms
 from pyqueue.backends.bucket import leaving, moving, settling
 from pyqueue.backends.bucket.settling import Held, by_pack
 from pyqueue.backends.forms import Extension, Failure, Failures, Form, Move
-from pyqueue.backends.handover import Handover, Result, discard
+from pyqueue.backends.handover import Handover, Result
 from pyqueue.backends.options import QueueTerms
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import PackedReservation
@@ -64,14 +64,12 @@ class Packed(Form[PackedReservation[Any]]):
 
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
-    ) -> Plan[Result]:
-        """Finish a message, and let documents begin in its place."""
+    ) -> Plan[tuple[Handover, Result]]:
+        """Finish a message, and let documents begin in its place. Return how it went, too."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])
         handover = Handover(terms.queue, held.pack, held.token, copies)
         result = yield from leaving.hand_over_shared(group, handover)
-        if result != "done":  # a repeated call may have written copies again that were finished
-            yield from discard(handover)
-        return result
+        return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
         """Extend leases. Return those that failed."""

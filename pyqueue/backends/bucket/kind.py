@@ -5,12 +5,15 @@ What cannot be packed is an ordinary message of the same queue, and claims take 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from pyqueue.backends.bucket.packed_ids import in_stored_packs
 from pyqueue.backends.kind import IndexTerms, UpdateFields, register
 from pyqueue.backends.standard import Standard
+from pyqueue.messages import Id
+from pyqueue.requests import Plan
 
 #: How many messages a pack has at most, unless the queue says otherwise.
 DEFAULT_PACK: Final = 500
@@ -42,3 +45,9 @@ class Bucket(Standard):
         """Return the update of a claim, which packs count."""
         counted = {**update.get("$inc", {}), "c": 1}
         return super().claiming({**update, "$inc": counted})
+
+    def packed_ids(
+        self, queue: str, ids: Sequence[Id], session: object = None
+    ) -> Plan[tuple[frozenset[Id], list[Id]]]:
+        """Find those ids that name messages of stored packs, and keep all other packs out."""
+        return in_stored_packs(queue, ids, session)

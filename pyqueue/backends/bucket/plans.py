@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from pyqueue.backends.bucket import managing, pushing
 from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.bucket.receiving import claims_of
+from pyqueue.backends.bucket.stock import Stock
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, register
 from pyqueue.backends.receiving import Claims, Waiting
@@ -23,12 +24,12 @@ class BucketPlans(QueuePlans):
     def push(
         self, payloads: Iterable[Any], **options: Unpack[PushOptions]
     ) -> Plan[list[Id | None]]:
-        """Push messages, those of one call in shared documents."""
+        """Push messages. The messages of one call share documents."""
         return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
-    def claims(self, waiting: Waiting) -> Claims:
+    def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
         """Return how consumers claim packs, and draw from the packs that this client holds."""
-        return claims_of(waiting.stock)
+        return claims_of(waiting.scan.of(Stock))
 
     def remove(self, id: Id) -> Plan[bool]:
         """Remove a message that is not held."""

@@ -19,16 +19,15 @@ from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.kind import DEFAULT_PACK
-from pyqueue.backends.handover import NOTHING
-from pyqueue.backends.hidden import MARK
-from pyqueue.backends.inserting import find_usable, keep_out, raise_foreign_ids, was_in
+from pyqueue.backends.bucket.packed_ids import in_stored_packs
+from pyqueue.backends.inserting import Entries, raise_foreign_ids
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
-from pyqueue.backends.pushing import PushOptions, checked, enter, new_document
+from pyqueue.backends.pushing import Checked, Content, PushOptions, checked, enter, new_document
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, each_of, encode
-from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal, Update
+from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal
 
 
 def push(
@@ -45,42 +44,55 @@ def push(
         return []
     now = yield from ServerTime()
     when = arguments.starting(now, how.get("delay"), how.get("at"))
-    session = how.get("session")
     more = {"h": given.headers} if given.headers else {}
     entries = each_of(encode, [{"p": value, **more} for value in given.values])
-    inside = [
-        place
-        for place, entry in enumerate(entries)
-        if when == now
-        and given.keys[place] is None
-        and given.ids[place] is None
-        and len(entry.raw) <= packs.MAX_PACK_BYTES
-    ]
+    inside = _packable(given, entries) if when == now else []
     yield from namespace.ensure(queue, kind, options)
-    if len(entries) == 1 and inside and session is None:
-        batch = partial(_insert_each, queue, kind, codec.name)
-        size = len(entries[0].raw)
-        key = ("insert packs", queue, codec.name)
-        answer = yield from Coalesce(key, entries[0], batch, size=size, threads=True)
-        if isinstance(answer, QueueError):
-            raise answer
-        return [answer]
+    if len(entries) == 1 and inside and how.get("session") is None:
+        return [(yield from _push_one(queue, kind, codec.name, entries[0]))]
     ordinary = sorted(set(range(len(entries))) - set(inside))
     packed = yield from _packed(queue, kind, codec.name, now, [entries[place] for place in inside])
     documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
     ids: dict[int, Id | None] = dict(zip(inside, chain(*packed.ids), strict=True))
     ids |= {place: each["_id"] for place, each in zip(ordinary, documents, strict=True)}
-    unknown = [id for _, id in sorted(ids.items()) if id is not None]
     try:
-        failed = [each for each in (yield from _insert(queue, packed, now, session)) if each]
-        for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
-            raise error
+        errors = yield from _insert(queue, packed, now, how.get("session"))
+        _raise_first(errors)
         own = {id for id in given.ids if id is not None}
         entered = yield from _enter(queue, kind, documents, own, how)
     except Unavailable as error:
+        unknown = [id for _, id in sorted(ids.items()) if id is not None]
         raise Unavailable(str(error), ids=unknown) from error
     ids |= zip(ordinary, entered, strict=True)
     return [id for _, id in sorted(ids.items())]
+
+
+def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
+    """Return the places of the messages that packs can have: small, without key and chosen id."""
+    return [
+        place
+        for place, entry in enumerate(entries)
+        if given.keys[place] is None
+        and given.ids[place] is None
+        and len(entry.raw) <= packs.MAX_PACK_BYTES
+    ]
+
+
+def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocument) -> Plan[Id]:
+    """Push one message, in a pack with those of concurrent callers."""
+    batch = partial(_insert_each, queue, kind, type_name)
+    key = ("insert packs", queue, type_name)
+    answer = yield from Coalesce(key, entry, batch, size=len(entry.raw), threads=True)
+    if isinstance(answer, QueueError):
+        raise answer
+    return answer
+
+
+def _raise_first(errors: Iterable[QueueError | None]) -> None:
+    """Raise an error if there is one. An unknown outcome matters most."""
+    failed = [each for each in errors if each is not None]
+    for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
+        raise error
 
 
 def _enter(
@@ -99,53 +111,18 @@ def _enter(
     session = how.get("session")
     ids: list[Id] = [each["_id"] for each in documents]
     chosen = [id for id in ids if id in own]
-    there, foreign = yield from _in_stored_packs(queue, chosen, session)
+    there, foreign = yield from in_stored_packs(queue, chosen, session)
     kept_out = {*there, *foreign}
     rest = [each for each in documents if each["_id"] not in kept_out]
     entered: list[Id | None] = []
     if rest:
         duplicate = how.get("on_duplicate", "ignore")
         encoded = list(map(encode, rest))
-        entered = yield from enter(queue, kind, rest, encoded, own, duplicate, session)
+        entries = Entries(queue, rest, encoded, own, session)
+        entered = yield from enter(kind, entries, duplicate)
     raise_foreign_ids(queue, foreign)
     remaining = iter(entered)
     return [id if id in there else next(remaining) for id in ids]
-
-
-def _in_stored_packs(
-    queue: str, ids: Sequence[Id | None], session: object
-) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find those ids that name messages of stored packs, and keep all other packs out.
-
-    A push that was not acknowledged is repeated with its ids, and its insert may still arrive. So
-    for a pack that is not stored, a document with its _id is. Ids without padding need none: only
-    earlier releases made them, and callers make them from ids of their own messages.
-
-    Returns:
-        The ids of messages of packs that are or were in this queue, and those of other packs.
-    """
-    named: dict[ObjectId, list[tuple[Id, packs.Place]]] = {}
-    for id in ids:
-        if id is not None and (place := packs.place_of(id)):
-            named.setdefault(place.pack, []).append((id, place))
-    there: set[Id] = set()
-    foreign: set[Id] = set()
-    for pack, members in named.items():
-        if any(place.padded for _, place in members):
-            yield from keep_out({"_id": pack}, session)
-        fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}
-        for each in (yield from find_usable(packs.packs_of(pack), fields, session)):
-            found = {id for id, place in members if packs.index_in(each, place) is not None}
-            if found and (MARK in each or (yield from _is_durable(each, session))):
-                (there if was_in(queue, each) else foreign).update(found)
-    return frozenset(there), [id for id in ids if id in foreign - there]
-
-
-def _is_durable(document: Document, session: object) -> Plan[bool]:
-    """Wait until no fail-over can undo what was read. Return False if one just did."""
-    if session is not None:
-        return True
-    return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)
 
 
 class _Packed(NamedTuple):
@@ -173,9 +150,8 @@ def _packed(
         id = ObjectId()
         if len(some) == 1:
             entry = some[0]
-            alone = new_document(
-                queue, kind, type_name, now, now, entry["p"], entry.get("h"), None, id
-            )
+            content = Content(type_name, entry["p"], entry.get("h"), id=id)
+            alone = new_document(queue, kind, now, now, content)
             packed.documents.append(encode(alone))
             packed.ids.append([id])
             continue

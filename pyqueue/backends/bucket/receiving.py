@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import accumulate
@@ -24,21 +25,19 @@ from pyqueue.backends.bucket.settling import Group, emptied, end_claim, give_bac
 from pyqueue.backends.bucket.settling import finish as finish_packed
 from pyqueue.backends.bucket.stock import Drawn, HeldPack, Stock
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Claimed, claim
-from pyqueue.backends.giving_back import insert_again
 from pyqueue.backends.handover import finish
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.limits.permits import Permits
+from pyqueue.backends.popping import finish_popped, insert_again, undo
 from pyqueue.backends.receiving import (
     Claims,
     Reception,
     accept,
-    finish_popped,
     give_back_excess,
-    undo,
 )
-from pyqueue.backends.scan import ScanState
+from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
 from pyqueue.errors import ConfigurationError, Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES, Message, PackedReservation
@@ -91,54 +90,78 @@ def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Ma
 # ---- claiming
 
 
-def _claim_for_callers(
-    stock: Stock, how: Reception, scan: ScanState, limits: list[Limits]
-) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, and for those that come meanwhile; split the result."""
-    room = ByteLimit(scan, limits)
-    permits = Permits(how.terms.queue, scan.limit)
-    number = yield from _number(permits, scan, limits, room)
-    claimed: list[Claimed] = []
-    sizes: list[int] = []
-    ended = False
-    look_on_until: datetime | None = None
-    while (need := min(_wanted(limits), number) - len(claimed)) > 0:
-        if claimed:
+@dataclass(slots=True)
+class _Haul:
+    """What one claim gathers for its callers."""
+
+    how: Reception
+    stock: Stock
+    state: ScanState
+    limits: list[Limits]
+    claimed: list[Claimed] = field(default_factory=list)
+    #: Their sizes in bytes.
+    sizes: list[int] = field(default_factory=list)
+    #: Whether the queue has no more.
+    ended: bool = False
+    #: Until when it goes on after it has found something.
+    until: datetime | None = None
+
+    def goes_on(self, permits: Permits) -> Plan[bool]:
+        """Return whether it may take more."""
+        if self.claimed:
             now = yield from ServerTime()
-            look_on_until = look_on_until or now + timedelta(seconds=how.terms.lease_s / 4)
+            self.until = self.until or now + timedelta(seconds=self.how.terms.lease_s / 4)
             # Small packs may take many commands, and the leases of the first ones would end.
-            if now > look_on_until or sum(sizes) >= sum(each.bytes for each in limits):
-                break
+            if now > self.until or sum(self.sizes) >= sum(each.bytes for each in self.limits):
+                return False
             if (yield from permits.spent()):
-                break
-        if how.misfits.verdict is not None:
-            if claimed:
-                break
-            raise ConfigurationError(how.misfits.verdict)
+                return False
+        if self.how.misfits.verdict is None:
+            return True
+        if not self.claimed:
+            raise ConfigurationError(self.how.misfits.verdict)
+        return False
+
+    def take(self, need: int, room: ByteLimit) -> Plan[bool]:
+        """Take up to ``need`` messages. Return whether there may be more."""
         try:
-            found = yield from _draw(how, stock, need)
+            found = yield from _draw(self.how, self.stock, need)
             if not found:
-                if ended:
-                    break
-                found, ended = yield from _claim(how, stock, scan, need)
+                if self.ended:
+                    return False
+                found, self.ended = yield from _claim(self.how, self.stock, self.state, need)
                 yield from room.latecomers()
         except Exception:
-            yield from _put_back(stock, how, claimed)
+            yield from _put_back(self.stock, self.how, self.claimed)
             raise
-        claimed += found
-        sizes += _sizes(found, min(each.bytes for each in limits))
-    shares, rest = _shares(claimed, sizes, limits)
+        self.claimed += found
+        self.sizes += _sizes(found, min(each.bytes for each in self.limits))
+        return True
+
+
+def _claim_for_callers(
+    stock: Stock, how: Reception, state: ScanState, limits: list[Limits]
+) -> Plan[list[list[Claimed]]]:
+    """Claim once for several callers, and for those that come meanwhile; split the result."""
+    room = ByteLimit(state, limits)
+    permits = Permits(how.terms.queue, state.limit)
+    number = yield from _number(permits, state, limits, room)
+    haul = _Haul(how, stock, state, limits)
+    while (need := min(_wanted(limits), number) - len(haul.claimed)) > 0:
+        if not (yield from haul.goes_on(permits)) or not (yield from haul.take(need, room)):
+            break
+    shares, rest = _shares(haul.claimed, haul.sizes, limits)
     if rest:
         yield from _put_back(stock, how, rest)
-    if scan.limit.limit is not None:
-        yield from permits.give_back({"": len(claimed) - len(rest)})
-        scan.limit.blocked_until = scan.limit.next_start
+    if state.limit.limit is not None:
+        yield from permits.give_back({"": len(haul.claimed) - len(rest)})
+        state.limit.blocked_until = state.limit.next_start
     if (yield from permits.late()):  # no command follows that a reserve could be stopped at
         yield from _put_back(stock, how, [each for share in shares for each in share])
         yield from permits.give_back({})
-        scan.limit.blocked_until = yield from ServerTime()
+        state.limit.blocked_until = yield from ServerTime()
         return [[] for _ in limits]
-    if how.pop and claimed:
+    if how.pop and haul.claimed:
         lost = yield from _finish_popped(how, [each for share in shares for each in share])
         shares = [[each for each in share if _identity(each) not in lost] for share in shares]
     return shares
@@ -149,13 +172,13 @@ def _wanted(limits: Sequence[Limits]) -> int:
 
 
 def _number(
-    permits: Permits, scan: ScanState, limits: Sequence[Limits], room: ByteLimit
+    permits: Permits, state: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
     """Return how many messages may be handed out, of those that are wanted.
 
     Whether there are so many is known only when they are claimed, because a pack has many.
     """
-    if scan.limit.limit is None:
+    if state.limit.limit is None:
         return sys.maxsize
     room.closed = True  # calls that come meanwhile have no permits
     return (yield from permits.number(_wanted(limits), (yield from ServerTime())))
@@ -267,14 +290,15 @@ def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
 
 
 def _claim(
-    how: Reception, stock: Stock, scan: ScanState, need: int
+    how: Reception, stock: Stock, state: ScanState, need: int
 ) -> Plan[tuple[list[Claimed], bool]]:
     """Claim documents. Return the ordinary messages, and whether the queue has no more."""
     terms = how.terms
     now = yield from ServerTime()
     wanted = stock.wanted(need)
-    room = ByteLimit(scan, [Limits(wanted, MAX_RECEIVED_BYTES)])
-    documents, ended = yield from claim(terms, scan, now, wanted, room, delete=False)
+    room = ByteLimit(state, [Limits(wanted, MAX_RECEIVED_BYTES)])
+    scan = Scan(terms, state, ByAge(state), room, now, wanted)
+    documents, ended = yield from claim(scan)
     if room.excess:
         yield from give_back_excess(terms, room.take_excess())
     found: list[Claimed] = []
@@ -293,7 +317,7 @@ def _claim(
         with suppress(Unavailable):
             yield from give_back(_group(terms, hold, 0))
     if documents and not how.pop:
-        scan.wake_at(now + timedelta(seconds=terms.lease_s))
+        state.wake_at(now + timedelta(seconds=terms.lease_s))
     return found, ended and not surplus
 
 

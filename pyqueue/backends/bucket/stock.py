@@ -16,6 +16,7 @@ from threading import Lock, RLock
 from typing import Final, Literal, NamedTuple
 
 from pyqueue.backends.bucket import packs
+from pyqueue.backends.scan import Memory
 from pyqueue.messages import Id
 from pyqueue.requests import Document
 
@@ -215,7 +216,7 @@ class Drawn(NamedTuple):
     document: Document
 
 
-class Stock:
+class Stock(Memory):
     """The packs of one queue of which a process has messages to hand out."""
 
     def __init__(self) -> None:

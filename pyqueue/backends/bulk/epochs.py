@@ -326,7 +326,7 @@ class EpochWrites:
         order = Int64(attempt * _TASKS + task)
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
-        _, missing, _ = staging.documents_of(target, messages, now, hidden)
+        missing = yield from staging.hidden_rows(target, messages, hidden)
         written = 0
         for _ in range(TRIES):
             if missing:

@@ -18,11 +18,12 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH
-from pyqueue.backends.inserting import ids_of_this_queue, raise_foreign_ids
+from pyqueue.backends.inserting import Entries, ids_of_this_queue, raise_foreign_ids
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pushing import (
+    Content,
     enter,
     enter_by_id,
     id_taken,
@@ -104,12 +105,9 @@ def documents_of(
         id = None if message.id is None else arguments.identity(message.id)
         if id is not None and message.fault is not None:
             id = _buried_id(id, message)
-        document = new_document(
-            target.queue,
-            target.kind,
+        when = now if message.fault else arguments.starting(now, message.delay, message.at)
+        content = Content(
             target.codec.name,
-            now,
-            now if message.fault else arguments.starting(now, message.delay, message.at),
             target.codec.dump(message.payload),
             arguments.headers(message.headers),
             None if message.key is None else arguments.key(message.key),
@@ -117,6 +115,7 @@ def documents_of(
             message.priority,
             message.group,
         )
+        document = new_document(target.queue, target.kind, now, when, content)
         if message.fault is not None:
             _bury(document, message, now)
         document |= more or {}
@@ -133,6 +132,45 @@ def documents_of(
                 )
             given.add(id)
     return documents, encoded, frozenset(given)
+
+
+def hidden_rows(
+    target: Target,
+    messages: Iterable[NewMessage],
+    hidden: Mapping[str, Any],
+    on_duplicate: str = "ignore",
+) -> Plan[list[RawBSONDocument]]:
+    """Return messages as encoded documents with the fields ``hidden``; see ``without_packed``."""
+    rest, _ = yield from without_packed(target, messages, on_duplicate)
+    return documents_of(target, rest, hidden["processed"], hidden)[1]
+
+
+def without_packed(
+    target: Target, messages: Iterable[NewMessage], on_duplicate: str
+) -> Plan[tuple[list[NewMessage], int]]:
+    """Leave out the messages that the queue has in documents which several messages share.
+
+    Args:
+        target: the queue.
+        messages: the messages. Some may have ids.
+        on_duplicate: what to do if an id is taken.
+
+    Returns:
+        The other messages, and how many were left out.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue. Or it is taken, and
+            this is not ignored: a packed message cannot be replaced.
+    """
+    given = list(messages)
+    # A row that is buried gets an id of another form.
+    ids = [each.id for each in given if each.id is not None and each.fault is None]
+    there, foreign = yield from target.kind.packed_ids(target.queue, ids)
+    raise_foreign_ids(target.queue, foreign)
+    if there and on_duplicate != "ignore":
+        raise id_taken(target.queue, [id for id in ids if id in there])
+    rest = [each for each in given if each.id not in there]
+    return rest, len(given) - len(rest)
 
 
 def _buried_id(id: Id, row: NewMessage) -> str:
@@ -187,18 +225,19 @@ def append(
             ``by_id`` an id, is taken and this is an error.
     """
     now = yield from ServerTime()
-    documents, encoded, given = documents_of(target, messages, now)
+    rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
+    documents, encoded, given = documents_of(target, rest, now)
     if not documents:
-        return 0
+        return known
     levels = {document.get("priority") for document in documents}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
-    queue, kind = target.queue, target.kind
+    kind, entries = target.kind, Entries(target.queue, documents, encoded, given, session)
     if by_id and on_duplicate != "ignore":
         replacing = on_duplicate == "replace"
-        ids = yield from enter_by_id(queue, kind, documents, encoded, replacing=replacing)
+        ids = yield from enter_by_id(kind, entries, replacing=replacing)
     else:
-        ids = yield from enter(queue, kind, documents, encoded, given, on_duplicate, session)
-    return sum(id is not None for id in ids)
+        ids = yield from enter(kind, entries, on_duplicate)
+    return known + sum(id is not None for id in ids)
 
 
 def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
@@ -260,7 +299,7 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
         # If the other message has finished meanwhile, this one enters with its id.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []
-        yield from replace(target.queue, target.kind, document, (), foreign, None)
+        yield from replace(target.kind, Entries(target.queue, [document], ()), foreign)
         raise_foreign_ids(target.queue, foreign)
     return len(rows)
 
@@ -331,7 +370,7 @@ class Staging:
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        _, missing, _ = documents_of(target, messages, now, hidden)
+        missing = yield from hidden_rows(target, messages, hidden, on_duplicate)
         written = 0
         for again in (True, False):
             if not missing:
@@ -356,7 +395,8 @@ class Staging:
             How many messages are shown.
 
         Raises:
-            QueueError: some are missing; nothing is shown.
+            QueueError: some are missing; nothing is shown. Or some were deleted while they were
+                shown.
             DuplicateKey: a key is taken, and this is an error.
         """
         target = self.target
@@ -373,20 +413,30 @@ class Staging:
             yield from self._refuse_taken_keys(places)
         now = yield from ServerTime()
         done: Counter[str] = Counter()
+        deleted = 0  # no fence keeps other writes from these rows between the count and here
         clashing: dict[str, list[str]] = {}
         for place, expected in places.items():
             to, hidden = (yield from target_of(target, place)), self._prefix + place
             shown = yield from show(to, hidden, now)
             if shown < expected and self._on_duplicate == "replace":
                 shown += yield from _replace_live(to, hidden, now)
-            elif shown < expected and self._on_duplicate == "error":  # taken since the check
-                left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
-                clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
             done[to.queue] += shown
+            if shown < expected:
+                left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
+                deleted += expected - shown - len(left)
+                if self._on_duplicate == "error":  # taken since the check
+                    clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
         yield from self.discard()
         for queue, count in done.items():
             if count:
                 yield from Signal(queue, now)
+        if deleted:
+            raise QueueError(
+                f"queue {target.queue!r}: {deleted} of {sum(places.values())} staged messages were "
+                "deleted while they were shown: another job with the same ids ran at the same "
+                "time. The rest is shown. Run one of the two again, with ids that are taken "
+                "ignored: it writes what is missing"
+            )
         for queue, keys in clashing.items():
             raise key_taken(queue, keys)
         return done.total()

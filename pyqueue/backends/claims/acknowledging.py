@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH
-from pyqueue.backends.invalid import bury_unclaimable, error_record
+from pyqueue.backends.invalid import Graveyard, bury_unclaimable, error_record
 from pyqueue.backends.kind import Kind
 from pyqueue.documents import priority_of
 from pyqueue.errors import InvalidMessage, Unavailable
@@ -72,7 +72,8 @@ def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: dat
             if isinstance(failure.error, Unavailable):
                 raise failure.error
             holds = _holds(some[failure.place])
-            yield from bury_unclaimable(queue, kind, dead_letter, holds, failure.error, now)
+            graveyard = Graveyard(queue, kind, dead_letter)
+            yield from bury_unclaimable(graveyard, holds, failure.error, now)
         buried += done + len(failures)
     first = found[0]
     text = "queue %r: %d messages cannot be read, they went to %r; the first is %s: %s"

@@ -202,10 +202,8 @@ class NamedClaims(ClaimGroup):
         self, match: Mapping[str, object], fault: Exception, now: datetime
     ) -> Plan[None]:
         backend = self.backend
-        dead_letter = backend.options.dead_letter
-        yield from invalid.bury_unclaimable(
-            backend.queue, backend.kind, dead_letter, match, fault, now
-        )
+        graveyard = invalid.Graveyard(backend.queue, backend.kind, backend.options.dead_letter)
+        yield from invalid.bury_unclaimable(graveyard, match, fault, now)
 
     def begin(
         self, limit: int, lease_s: float, *, max_bytes: int | None = None

@@ -206,7 +206,7 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
     """Let messages go on that wait for these slots, whose messages are no longer held.
 
-    What is no name of a slot is left out.
+    Values that name no slot are ignored.
     """
     keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
     if "" in keys:

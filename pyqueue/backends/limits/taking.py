@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take
 from pyqueue.backends.limits import scan as limit_scan
 from pyqueue.backends.limits import slots, waiting
@@ -17,42 +17,36 @@ from pyqueue.requests import Plan, ServerTime
 
 
 def follow(
-    terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+    terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
 ) -> Plan[None]:
     """Learn the limit that the record of a queue has.
 
     Raises:
         ConfigurationError: this release cannot read it.
     """
-    before = scan.limit.limit
+    before = state.limit.limit
     try:
-        scan.limit.follow(terms.queue, record.get("shape"))
+        state.limit.follow(terms.queue, record.get("shape"))
     except ConfigurationError:
-        scan.flag_read = None  # the next call raises it, too
+        state.flag_read = None  # the next call raises it, too
         raise
-    yield from slots.follow_drain(terms.queue, scan.limit, record, now)
-    if waiting.defers(before, instead=scan.limit.limit):
+    yield from slots.follow_drain(terms.queue, state.limit, record, now)
+    if waiting.defers(before, instead=state.limit.limit):
         # This process may have deferred some since the change.
         yield from waiting.lift(terms.queue)
 
 
-def take_of(
-    terms: ClaimTerms, scan: ScanState, now: datetime
-) -> Plan[tuple[datetime, Take | None]]:
-    """Prepare a claim.
-
-    Returns:
-        The instant at which it begins, and what takes messages as the limit allows; None: there is
-        no limit.
-    """
-    limit = scan.limit.limit  # another thread may read a change
+def take_of(scan: Scan) -> Plan[Take | None]:
+    """Prepare a claim. Return what takes messages as the limit allows; None: there is no limit."""
+    state = scan.state
+    limit = state.limit.limit  # another thread may read a change
     if limit is None:
-        return now, None
-    if scan.rescan_at is None or scan.rescan_at <= now:
-        yield from limit_scan.walk(terms.queue, scan)
-        now = yield from ServerTime()
+        return None
+    if state.wants_rescan(scan.now):
+        yield from limit_scan.walk(scan.terms.queue, state)
+        scan.now = yield from ServerTime()
     if limit.per is not None:
-        scan.locked.release(now)
-        return now, limit_scan.take
+        state.locked.release(scan.now)
+        return limit_scan.take
     held = None if limit.concurrency is None else limit_scan.take
-    return now, held if limit.rate is None else paced(held)
+    return held if limit.rate is None else paced(held)

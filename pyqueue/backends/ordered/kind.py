@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.kind import IndexTerms, register
 from pyqueue.backends.ordered.groups import (
     GROUP_KEYS,
@@ -25,7 +24,6 @@ from pyqueue.backends.ordered.groups import (
     put_lock_bounds,
 )
 from pyqueue.backends.ordered.scan import claim_next
-from pyqueue.backends.scan import ScanState
 from pyqueue.backends.standard import Standard
 from pyqueue.backends.turns import bring_forward
 from pyqueue.documents import stored_group
@@ -72,18 +70,9 @@ class Ordered(Standard):
             return put
         return put | {"group": stored_group(group), **place_at(when)}
 
-    def claim(
-        self,
-        terms: ClaimTerms,
-        scan: ScanState,
-        now: datetime,
-        wanted: int,
-        room: ByteLimit,
-        *,
-        delete: bool,
-    ) -> Plan[tuple[list[Document], bool]]:
+    def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages of free groups."""
-        return claim_next(terms, scan, now, wanted, room)
+        return claim_next(scan)
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None

@@ -17,14 +17,13 @@ With a limit on concurrency, a look claims as many first messages as there are f
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue.backends import transitions
-from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import Choice, Scan
 from pyqueue.backends.claiming import Taken, claim, take_first
 from pyqueue.backends.limits import scan as limit_scan
 from pyqueue.backends.limits.pacing import paced
@@ -42,7 +41,7 @@ from pyqueue.backends.turns import (
 )
 from pyqueue.documents import hashable_id
 from pyqueue.limits import Limit
-from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEach
+from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
 
 #: What a look reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
@@ -57,28 +56,21 @@ ROUNDS: Final = 3
 LEAST_DEFERRAL: Final = timedelta(seconds=1)
 
 
-def claim_next(
-    terms: ClaimTerms,
-    scan: ScanState,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages of free groups. The arguments are those of ``claim``."""
-    if scan.rescan_at is None or scan.rescan_at <= now:
-        yield from _walk(terms.queue, scan)
-        now = yield from ServerTime()  # what it brought forward is ready now
-    limit = scan.limit.limit
-    take = _take if limit is None or limit.rate is None else paced(_take)
-    return (yield from claim(terms, scan, now, wanted, room, delete=False, take=take))
+def claim_next(scan: Scan) -> Plan[tuple[list[Document], bool]]:
+    """Claim the first messages of free groups. It takes the arguments of ``claim``."""
+    if scan.state.wants_rescan(scan.now):
+        yield from _walk(scan.terms.queue, scan.state)
+        scan.now = yield from ServerTime()  # what it brought forward is ready now
+    limit = scan.state.limit.limit
+    return (yield from claim(scan, _take if limit is None or limit.rate is None else paced(_take)))
 
 
-def _walk(queue: str, scan: ScanState) -> Plan[list[Document]]:
+def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
     """Look at the next groups, whatever of them is deferred. Return the first messages."""
-    after = scan.groups.walked_to
+    after = state.groups.walked_to
     firsts = yield from groups.restore(queue, None, after)
     names = [each["group"] for each in firsts if isinstance(each["group"], str)]
-    scan.groups.walked_to = max(names) if len(firsts) == MAX_PAGE and names else ""
+    state.groups.walked_to = max(names) if len(firsts) == MAX_PAGE and names else ""
     if after and len(firsts) < MAX_PAGE:  # around the end
         firsts += yield from groups.restore(queue, None, "")
     return firsts
@@ -88,11 +80,29 @@ def _walk(queue: str, scan: ScanState) -> Plan[list[Document]]:
 class _Look:
     """What one look has found out about the messages of its page."""
 
+    scan: Scan
     page: list[Document]
+    #: The most messages that the page can have.
+    size: int
+    #: The limit on concurrency; None: there is none.
+    limit: Limit | None
+    #: The free slots; empty without a limit.
+    free: Mapping[str, FreeSlots] = field(default_factory=dict)
     #: Until when the groups of the page are blocked, at least.
     blocked: dict[Hashable, datetime] = field(default_factory=dict)
     #: The messages of the page that were claimed or deferred.
     done: set[Hashable] = field(default_factory=set)
+
+    @property
+    def able(self) -> int:
+        """How many messages may start."""
+        wanted = self.scan.wanted
+        return wanted if self.limit is None else min(wanted, self.free[""].number)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a message of the page is still ready."""
+        return any(hashable_id(each["_id"]) not in self.done for each in self.page)
 
     def heads(self) -> list[Document]:
         """Return the messages to claim: the first of each free group, in the order of the page."""
@@ -120,118 +130,129 @@ class _Look:
                 found.setdefault(name, []).append(each)
         return found
 
-    def first_left(self) -> Document | None:
-        """Return the first message of the page that is still ready."""
-        return next((each for each in self.page if hashable_id(each["_id"]) not in self.done), None)
 
-
-def _take(
-    terms: ClaimTerms, scan: ScanState, match: Filter, now: datetime, wanted: int, room: ByteLimit
-) -> Plan[Taken | None]:
+def _take(scan: Scan) -> Plan[Taken | None]:
     """Claim the first messages of free groups, as many as may start."""
-    order, index = terms.scan
-    limit = scan.limit.limit
+    state = scan.state
+    limit = state.limit.limit
     if limit is not None and limit.concurrency is None:
         limit = None  # ``paced`` keeps to a rate
     if limit is not None:
-        scan.limit.blocked_until = None
-    for last in (False,) * (ROUNDS - 1) + (True,):
-        size = _page_size(scan, wanted)
-        free_to_claim = scan.locked.passing_over(match)  # the last round may have met locked ones
-        page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
-        if not page:
-            scan.contested = scan.groups.crowded = False
-            return [], None, True
-        look = _Look(page)
-        if scan.groups.meets_locks:
-            look.blocked |= yield from groups.locks_of(terms.queue, groups.groups_in(page))
-            scan.groups.meets_locks = bool(look.blocked)
-        locked = list(look.blocked)
-        chosen = look.heads()
-        able, free = wanted, None
-        if limit is not None:
-            free = yield from limit_scan.expected_slots(terms, scan, limit, {"": wanted}, now)
-            able = min(wanted, free[""].number)
-        few = len(chosen) < able
-        scan.groups.crowded = few and len(page) == size
-        if scan.groups.crowded:
-            chosen += yield from _walked(terms.queue, scan, chosen, now)
-            now = yield from ServerTime()
-        documents: list[Document] = []
-        if chosen and able:
-            taken = yield from _claim_heads(terms, scan, chosen, now, able, room, limit, free)
-            if taken is None:
-                return None
-            documents = taken
-        kept = yield from _verify(terms, look, documents, now)
-        deferred = False
-        if few or len(kept) < len(documents):
-            deferred = yield from _defer(terms.queue, look, locked, now)
-        if free is not None and len(kept) == able < wanted:
-            scan.limit.blocked_until = free[""].until or now
-        if kept or deferred or room.full or not chosen or not able or last:
+        state.limit.blocked_until = None
+    scan = replace(scan)  # its instant moves on
+    taken: Taken | None = None
+    for _ in range(ROUNDS):
+        look = yield from _look(scan, limit)
+        if not look.page:
+            state.contested = state.groups.crowded = False
+            return Taken([], None, True)
+        taken, again = yield from _claim_free_groups(look)
+        if not again:
             break
         # Other processes have claimed what was chosen.
-    left = look.first_left()
-    if left is None:
-        return kept, {**page[-1], "due": page[-1]["when"]}, len(page) < size
-    more = kept or deferred or scan.limit.blocked_until is not None
-    return kept, {"_id": None, "when": left["when"], "due": left["when"]}, not more
+    return taken
 
 
-def _page_size(scan: ScanState, wanted: int) -> int:
-    if scan.groups.crowded:
+def _look(scan: Scan, limit: Limit | None) -> Plan[_Look]:
+    """Read a page, and learn which of its groups are blocked."""
+    state, (order, index) = scan.state, scan.ordering
+    size = _page_size(scan)
+    free_to_claim = state.locked.passing_over(scan.match)  # the last round may have met locked ones
+    page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
+    look = _Look(scan, page, size, limit)
+    if page and state.groups.meets_locks:
+        look.blocked |= yield from groups.locks_of(scan.terms.queue, groups.groups_in(page))
+        state.groups.meets_locks = bool(look.blocked)
+    return look
+
+
+def _claim_free_groups(look: _Look) -> Plan[tuple[Taken | None, bool]]:
+    """Claim the first messages of the free groups of a page.
+
+    Returns:
+        What was claimed, or None: the server is too slow. And whether to try again.
+    """
+    scan, limit = look.scan, look.limit
+    locked, chosen = list(look.blocked), look.heads()
+    if limit is not None:
+        look.free = yield from limit_scan.expected_slots(scan, limit, {"": scan.wanted})
+    few = len(chosen) < look.able
+    scan.state.groups.crowded = few and len(look.page) == look.size
+    if scan.state.groups.crowded:
+        chosen += yield from _walked(scan, chosen)
+        scan.now = yield from ServerTime()
+    able = bool(chosen) and look.able > 0
+    documents: list[Document] | None = []
+    if able:
+        documents = yield from _claim_heads(look, chosen)
+    if documents is None:
+        return None, False
+    kept = yield from _verify(look, documents)
+    deferred = False
+    if few or len(kept) < len(documents):
+        deferred = yield from _defer(look, locked)
+    nothing = not kept and not deferred
+    return _taken(look, kept, nothing=nothing), able and nothing and not scan.room.full
+
+
+def _taken(look: _Look, kept: list[Document], *, nothing: bool) -> Taken:
+    """Return what was claimed, and learn until when the limit lets nothing start.
+
+    ``nothing``: nothing was claimed or deferred.
+    """
+    scan, followed = look.scan, look.scan.state.limit
+    if look.limit is not None and len(kept) == look.able < scan.wanted:
+        followed.blocked_until = look.free[""].until or scan.now
+    taken = Taken.of_page(kept, look.page, look.done, look.size)
+    if look.is_left and nothing and followed.blocked_until is None:
+        return taken._replace(ended=True)
+    return taken
+
+
+def _page_size(scan: Scan) -> int:
+    state = scan.state
+    if state.groups.crowded:
         return MAX_PAGE
-    factor = CONTESTED_PAGE_FACTOR if scan.contested else PAGE_FACTOR
-    return min(max(factor * wanted, LEAST_PAGE), MAX_PAGE)
+    factor = CONTESTED_PAGE_FACTOR if state.contested else PAGE_FACTOR
+    return min(max(factor * scan.wanted, LEAST_PAGE), MAX_PAGE)
 
 
-def _walked(
-    queue: str, scan: ScanState, heads: Sequence[Document], now: datetime
-) -> Plan[list[Document]]:
+def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
     """Return first messages of further groups that are free."""
     known = {hashable_id(each["_id"]) for each in heads}
-    firsts = yield from _walk(queue, scan)
+    firsts = yield from _walk(scan.terms.queue, scan.state)
     return [
         each
         for each in firsts
-        if due_of(each) <= now and "locked" not in each and hashable_id(each["_id"]) not in known
+        if due_of(each) <= scan.now
+        and "locked" not in each
+        and hashable_id(each["_id"]) not in known
     ]
 
 
-def _claim_heads(
-    terms: ClaimTerms,
-    scan: ScanState,
-    heads: Sequence[Document],
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-    limit: Limit | None,
-    slots: dict[str, FreeSlots] | None,
-) -> Plan[list[Document] | None]:
+def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] | None]:
     """Claim messages that were chosen. Beside competing processes, claim any of them."""
-    if limit is not None and slots is not None:
-        found = yield from limit_scan.claim_free(terms, scan, limit, heads, slots, now, room)
-        if found is not None and len(found) < min(wanted, len(heads)):
-            scan.groups.meets_locks = True  # another message of a group may be held
+    scan, state = look.scan, look.scan.state
+    if look.limit is not None:
+        found = yield from limit_scan.claim_free(scan, look.limit, heads, look.free)
+        if found is not None and len(found) < min(look.able, len(heads)):
+            state.groups.meets_locks = True  # another message of a group may be held
         return found
-    if scan.contested and len(heads) > wanted:
-        heads = random.sample(heads, min(2 * wanted, len(heads)))
-    free = terms.free([each["_id"] for each in heads], now)
-    chosen = terms._replace(chosen=heads)
-    taken = yield from take_first(chosen, scan, free, now, min(wanted, len(heads)), room)
-    return None if taken is None else taken[0]
+    if state.contested and len(heads) > scan.wanted:
+        heads = random.sample(heads, min(2 * scan.wanted, len(heads)))
+    chosen = scan.choose(Choice(heads))
+    taken = yield from take_first(replace(chosen, wanted=min(scan.wanted, len(heads))))
+    return None if taken is None else taken.documents
 
 
-def _verify(
-    terms: ClaimTerms, look: _Look, documents: Sequence[Document], now: datetime
-) -> Plan[list[Document]]:
+def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
     """Give back what is not the first of its group, and appoint the heirs of the rest."""
+    queue, now = look.scan.terms.queue, look.scan.now
     names = groups.groups_in(documents)
     if not names:
         look.done |= {hashable_id(each["_id"]) for each in documents}
         return list(documents)
-    rest = yield from FirstOfEach(terms.queue, GROUPED, names)
+    rest = yield from FirstOfEach(queue, GROUPED, names)
     firsts = {group_in(each): each for each in rest}
     kept: list[Document] = []
     early: list[Document] = []
@@ -248,16 +269,17 @@ def _verify(
             assert first is not None
             look.blocked[name] = due_of(first)
     if early:
-        yield from _release(terms, early, now)
-        yield from groups.restore(terms.queue, groups.groups_in(early))
+        yield from _release(look.scan, early)
+        yield from groups.restore(queue, groups.groups_in(early))
     held = {group_in(each): each["when"] for each in kept}
     heirs = [each for each in rest if group_in(each) in held]
-    yield from place_firsts(terms.queue, GROUPED, heirs, held, now)
+    yield from place_firsts(queue, GROUPED, heirs, held, now)
     return kept
 
 
-def _release(terms: ClaimTerms, documents: Sequence[Document], now: datetime) -> Plan[None]:
+def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     """Give back claimed messages: the same place, the try not counted."""
+    terms, now = scan.terms, scan.now
     yield from UpdateEach(
         [
             (
@@ -270,12 +292,13 @@ def _release(terms: ClaimTerms, documents: Sequence[Document], now: datetime) ->
     yield from free(terms.queue, [each.get("slot") for each in documents])
 
 
-def _defer(queue: str, look: _Look, locked: Sequence[Any], now: datetime) -> Plan[bool]:
+def _defer(look: _Look, locked: Sequence[Any]) -> Plan[bool]:
     """Defer the messages of the page that wait in blocked groups. Return whether any was.
 
     Another process may have freed a group meanwhile, and have brought its first message forward
     before this defers it. So what is deferred in such groups is corrected afterwards.
     """
+    queue, now = look.scan.terms.queue, look.scan.now
     later: dict[datetime, list[Document]] = {}
     for name, waiting in look.waiting().items():
         until = max(look.blocked[name], now + LEAST_DEFERRAL)

@@ -8,22 +8,28 @@ plan but a claim makes them. ``levels`` has the looks by level.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
 from pyqueue.backends import transitions
-from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.claim_terms import ClaimTerms
-from pyqueue.backends.claiming import Take
 from pyqueue.backends.kind import IndexTerms, ScanStart, register
-from pyqueue.backends.limits.taking import take_of
-from pyqueue.backends.priority.levels import PRIOR, PRIOR_KEYS
+from pyqueue.backends.namespace import flags
+from pyqueue.backends.priority.levels import (
+    LEVEL_ORDER,
+    PRIOR,
+    PRIOR_KEYS,
+    LevelStarts,
+    ready_by_level,
+)
 from pyqueue.backends.priority.scan import claim_next as claim_by_level
 from pyqueue.backends.scan import ScanState
 from pyqueue.backends.standard import Standard
+from pyqueue.documents import listed_levels
 from pyqueue.messages import DEFAULT_PRIORITY
-from pyqueue.requests import Document, Filter, Plan
+from pyqueue.requests import Filter, Find, Plan
 
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
     PRIOR: (list(PRIOR_KEYS), {"partialFilterExpression": {"priority": {"$exists": True}}})
@@ -38,6 +44,7 @@ class Priority(Standard):
     capabilities = Standard.capabilities | {"priority"}
     #: Whether looks by age are kept for messages without a priority.
     shape: Mapping[str, object] = MappingProxyType({"strict": False})
+    _scan_and_claim = staticmethod(claim_by_level)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
         """Return the index of claims by level, too."""
@@ -55,29 +62,22 @@ class Priority(Standard):
         return super().entering(queue, when, group=group) | {"priority": level}
 
     def follow(
-        self, terms: ClaimTerms, scan: ScanState, record: Mapping[str, Any], now: datetime
+        self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
         """Learn the limit of the queue, and its levels."""
-        yield from super().follow(terms, scan, record, now)
-        scan.levels.follow(record)
-
-    def claim(
-        self,
-        terms: ClaimTerms,
-        scan: ScanState,
-        now: datetime,
-        wanted: int,
-        room: ByteLimit,
-        *,
-        delete: bool,
-    ) -> Plan[tuple[list[Document], bool]]:
-        """Claim by level, and from time to time by age."""
-        take: Take | None = None
-        if scan.limit.limit is not None:
-            now, take = yield from take_of(terms, scan, now)
-        return (yield from claim_by_level(terms, scan, now, wanted, room, delete=delete, take=take))
+        yield from super().follow(terms, state, record, now)
+        state.of(LevelStarts).follow(record)
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter of the messages that may be claimed by age, from ``start`` on."""
         messages = transitions.messages_only(queue)
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
+
+    def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
+        """Return the reads that find what is ready: by level, and then what has no listed level."""
+        (rest,) = yield from super().next_ones(queue, now)
+        levels = listed_levels((yield from flags(queue)).get("levels"))
+        if not levels:
+            return [rest]
+        by_level = Find(ready_by_level(queue, levels, now), sort=LEVEL_ORDER, hint=PRIOR)
+        return [by_level, replace(rest, filter={**rest.filter, "priority": {"$nin": levels}})]

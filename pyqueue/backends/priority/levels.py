@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
-from pyqueue.backends.kind import ScanStart
+from pyqueue.backends.kind import Kind, Ordering, ScanStart
+from pyqueue.backends.scan import FIRST, Memory, Scanned
 from pyqueue.backends.transitions import level_record_id
 from pyqueue.documents import listed_levels
 from pyqueue.requests import Filter, Sort
@@ -59,9 +61,12 @@ def _branches(queue: str, level: int, now: datetime, start: ScanStart | None) ->
 
 
 @dataclass(slots=True)
-class LevelStarts:
-    """What one process knows of the levels of a queue. A queue without priorities has none."""
+class LevelStarts(Memory):
+    """What one process knows of the levels of a queue, and the order of claims by level."""
 
+    # It scans the levels one after the other, in one command.
+    in_ranges: ClassVar[bool] = True
+    fields: ClassVar[Mapping[str, int]] = MappingProxyType({"priority": 1})
     #: The levels in use, as the record lists them; the highest first.
     in_use: tuple[int, ...] = ()
     #: Whether looks by age are kept for messages without a priority.
@@ -80,28 +85,34 @@ class LevelStarts:
         self.in_use = listed_levels(record.get("levels"))
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
-    def begin_rescan(self) -> None:
-        """Begin the next look of each level at the beginning."""
+    def begin_rescan(self) -> bool:
+        """Begin the next look of each level at the beginning, and so the next one by age."""
+        if not self.in_use:
+            return False
         self.starts = {}
         self.rescans += 1
+        return True
 
     def is_age_turn(self) -> bool:
         """Count a look. Return whether it goes by age."""
         self._looks += 1
         return self._looks % LOOKS_PER_AGE_LOOK == 0
 
-    def claimable(self, queue: str, now: datetime) -> Filter:
+    def ordering(self, kind: Kind) -> Ordering:
+        """Return the order, and the index that has it."""
+        return Ordering(LEVEL_ORDER, PRIOR)
+
+    def start(self) -> ScanStart | None:
+        """Return where the next look begins: each level has its start."""
+        return FIRST, None
+
+    def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter of what may be claimed by level."""
         return ready_by_level(queue, self.in_use, now, self.starts)
 
-    def learn(self, level: object, place: ScanStart | None, margin: ScanStart) -> None:
-        """Learn from a look by level.
-
-        Args:
-            level: the level of the last message that it found; None: it saw the end of each level.
-            place: the position of that message.
-            margin: above it, racing producers may still insert.
-        """
+    def learn(self, seen: Scanned, margin: ScanStart) -> None:
+        """Learn from a look by level. ``margin``: above it, producers may still insert."""
+        level, place = None if seen.ended else seen.level, seen.last
         starts = dict(self.starts)
         for each in self.in_use:
             if level is None or (isinstance(level, (int, float)) and each > level):
@@ -110,8 +121,14 @@ class LevelStarts:
                 starts[each] = place if place[0] < margin[0] else margin
         self.starts = starts  # threads share it
 
+    def records(self, queue: str) -> Sequence[str]:
+        """Return the ids of the level records."""
+        return [level_record_id(queue, level) for level in self.in_use]
+
     def move_back(self, when: datetime) -> None:
         """Make the next look find messages from ``when`` on, in any level."""
+        if not self.starts:
+            return
         starts = dict(self.starts)
         for level, start in starts.items():
             if when <= start[0]:

@@ -8,15 +8,15 @@ without a priority the default one.
 
 from __future__ import annotations
 
-from datetime import datetime
+from dataclasses import replace
 from typing import Final
 
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.byte_limit import ByteLimit
-from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import SCAN_ORDER, ScanState, due_of, page_end
+from pyqueue.backends.priority.levels import LevelStarts
+from pyqueue.backends.scan import SCAN_ORDER, due_of, page_end
 from pyqueue.documents import listed_levels, priority_of
 from pyqueue.messages import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pyqueue.requests import Document, Find, Plan, Update
@@ -26,44 +26,36 @@ WALK: Final = 100
 PRIORITIES: Final = list(range(HIGHEST_PRIORITY + 1))
 
 
-def claim_next(
-    terms: ClaimTerms,
-    scan: ScanState,
-    now: datetime,
-    wanted: int,
-    room: ByteLimit,
-    *,
-    delete: bool,
-    take: Take | None = None,
-) -> Plan[tuple[list[Document], bool]]:
-    """Claim the next messages of a queue with priorities. The arguments are those of ``claim``."""
-    levels, by_level = scan.levels, terms._replace(by_level=True)
+def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bool]]:
+    """Claim the next messages of a queue with priorities. It takes the arguments of ``claim``."""
+    levels = scan.state.of(LevelStarts)
+    by_level = replace(scan, line=levels)
     age_turn = bool(levels.in_use) and levels.is_age_turn()
     found: tuple[list[Document], bool] = [], True
     if levels.in_use and not age_turn:
         rescans = levels.rescans
-        found = yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take)
-        if found[0] or room.full or levels.rescans == rescans:
+        found = yield from claim(by_level, take)
+        if found[0] or scan.room.full or levels.rescans == rescans:
             return found
     if not levels.strict:
-        found = yield from claim(terms, scan, now, wanted, room, delete=delete, take=take)
-        if found[0] or room.full or not age_turn:
+        found = yield from claim(scan, take)
+        if found[0] or scan.room.full or not age_turn:
             return found
-    elif not (yield from _adopt(terms, scan, now)) and not age_turn:
+    elif not (yield from _adopt(scan, levels)) and not age_turn:
         return found
-    return (yield from claim(by_level, scan, now, wanted, room, delete=delete, take=take))
+    return (yield from claim(by_level, take))
 
 
-def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:
+def _adopt(scan: Scan, levels: LevelStarts) -> Plan[bool]:
     """List the levels of messages that scans by level miss. Return whether there were any.
 
     Other programs wrote these messages. Those without a priority get the default one.
 
     It looks at a few messages, by age, and at the next few when it is called again.
     """
-    queue, levels = terms.queue, scan.levels
+    queue = scan.terms.queue
     match = transitions.scan_range(
-        queue, {"$lte": now}, levels.walked_to, transitions.messages_only(queue)
+        queue, {"$lte": scan.now}, levels.walked_to, transitions.messages_only(queue)
     )
     fields = {"_id": 1, "when": 1, "priority": 1}
     page = yield from Find(match, fields, sort=SCAN_ORDER, limit=WALK, hint=HOT)
@@ -73,11 +65,11 @@ def _adopt(terms: ClaimTerms, scan: ScanState, now: datetime) -> Plan[bool]:
     if not unlisted:
         return False
     new = {DEFAULT_PRIORITY if (level := priority_of(each)) is None else level for each in unlisted}
-    yield from namespace.ensure(queue, terms.kind, None, new)
+    yield from namespace.ensure(queue, scan.terms.kind, None, new)
     levels.in_use = listed_levels([*levels.in_use, *new])
     if without:
         ids = [each["_id"] for each in without]
         still = {"_id": {"$in": ids}, "q": queue, "priority": {"$nin": PRIORITIES}}
         yield from Update(still, {"$set": {"priority": DEFAULT_PRIORITY}}, many=True)
-    scan.move_start_back(min(map(due_of, unlisted)))
+    scan.state.move_start_back(min(map(due_of, unlisted)))
     return True

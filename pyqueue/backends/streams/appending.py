@@ -10,6 +10,7 @@ deleted. So an append with an old tail meets the pack that took its place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -176,6 +177,79 @@ def _append_chunks(
     return answers
 
 
+@dataclass(slots=True)
+class _Append:
+    """A pack on its way into the log."""
+
+    stream: str
+    state: LogState
+    chunk: Chunk
+    #: When to give up, by the monotonic clock.
+    end: float
+    nonce: str = field(default_factory=new_token)
+    #: The tail as this process last knew it.
+    known: Known | None = None
+    #: Where an insert has an unknown outcome.
+    unknown: int | None = None
+    failure: Unavailable | None = None
+    #: How often another process appended there first.
+    overtaken: int = 0
+
+    def check_time(self, mono: float) -> None:
+        """Raise Unavailable if it is time to give up."""
+        if mono < self.end:
+            return
+        if self.failure is not None:
+            raise self.failure
+        if self.overtaken >= MAX_OVERTAKEN:
+            text = "other processes append all the time, and were faster; nothing was stored"
+            raise Unavailable(f"stream {self.stream!r}: {text}")
+
+    def was_stored(self) -> Plan[bool]:
+        """Return whether it is in the log. If nothing of it is stored, find the tail."""
+        if self.unknown is not None:
+            writer = yield from _writer(self.stream, self.unknown)
+            if writer == self.nonce:
+                return True
+            if writer is not None:
+                self.unknown = self.state.tail = None
+        if self.unknown is None:
+            self.known = yield from tail(self.stream, self.state)
+        return False
+
+    def is_late(self, mono: float, now: datetime) -> bool:
+        """Return whether the place of an unknown insert may have been deleted by now."""
+        if self.unknown is None:
+            return False
+        return self.known is None or self.known.age_s(mono, now) > TAIL_AGE_S
+
+    def insert(self, first: int, document: RawBSONDocument) -> Plan[bool]:
+        """Insert it at a position. Return whether it is part of the log."""
+        try:
+            refused = yield from Insert([document], majority=True, half_time=True)
+        except Unavailable as error:
+            self.failure, self.unknown = error, first
+            return False
+        if not refused:
+            if (yield from _is_in_place(self.stream, first, self.nonce, self.known)):
+                return True
+            self.state.tail = self.unknown = None
+        elif isinstance(refused[0].error, Unavailable):
+            self.failure, self.unknown = refused[0].error, first
+        elif refused[0].field != "_id":
+            raise refused[0].error
+        elif self.unknown is None:
+            self.state.tail = None  # another process was faster
+            self.overtaken += 1
+        # Else the pack at this place may be ours: look again.
+        return False
+
+    def stored_at(self, first: int, mono: float, now: datetime) -> int:
+        """Remember the new tail. Return the first position."""
+        self.state.tail = Known(first + len(self.chunk.entries), mono, now)
+        return first
+
+
 def _append_pack(
     stream: str, type_name: str | None, state: LogState, limit_s: float, chunk: Chunk
 ) -> Plan[int]:
@@ -184,59 +258,27 @@ def _append_pack(
     If the outcome of an insert is unknown, the nonce at its position says whether it was stored.
     The same pack may be inserted there again: the position takes one pack only.
     """
-    nonce = new_token()
-    end = (yield from MonotonicTime()) + limit_s
-    known: Known | None = None
+    append = _Append(stream, state, chunk, (yield from MonotonicTime()) + limit_s)
     first = 0
-    unknown: int | None = None
-    failure: Unavailable | None = None
-    overtaken = 0
     while True:
         mono, now = yield from instants()
-        if mono >= end and failure is not None:
-            raise failure
-        if mono >= end and overtaken >= MAX_OVERTAKEN:
-            text = "other processes append all the time, and were faster; nothing was stored"
-            raise Unavailable(f"stream {stream!r}: {text}")
+        append.check_time(mono)
         try:
-            if unknown is not None:
-                writer = yield from _writer(stream, unknown)
-                if writer == nonce:
-                    state.tail = Known(unknown + len(chunk.entries), mono, now)
-                    return unknown
-                if writer is not None:
-                    unknown = state.tail = None
-            if unknown is None:
-                known = yield from tail(stream, state)
-                first = known.position
+            if (yield from append.was_stored()) and append.unknown is not None:
+                return append.stored_at(append.unknown, mono, now)
         except Unavailable as error:
-            if unknown is None:
+            if append.unknown is None:
                 raise  # nothing of it is stored
-            failure = error
+            append.failure = error
             continue
-        if unknown is not None and (known is None or known.age_s(mono, now) > TAIL_AGE_S):
-            end = mono  # the place may have been deleted by now
+        if append.is_late(mono, now):
+            append.end = mono
             continue
-        document = _document(stream, first, now, nonce, type_name, chunk)
-        try:
-            refused = yield from Insert([document], majority=True, half_time=True)
-        except Unavailable as error:
-            failure, unknown = error, first
-            continue
-        if not refused:
-            if (yield from _is_in_place(stream, first, nonce, known)):
-                mono, now = yield from instants()
-                state.tail = Known(first + len(chunk.entries), mono, now)
-                return first
-            state.tail = unknown = None
-        elif isinstance(refused[0].error, Unavailable):
-            failure, unknown = refused[0].error, first
-        elif refused[0].field != "_id":
-            raise refused[0].error
-        elif unknown is None:
-            state.tail = None  # another process was faster
-            overtaken += 1
-        # Else the pack at this place may be ours: look again.
+        if append.unknown is None and append.known is not None:
+            first = append.known.position
+        document = _document(stream, first, now, append.nonce, type_name, chunk)
+        if (yield from append.insert(first, document)):
+            return append.stored_at(first, *(yield from instants()))
 
 
 def _writer(stream: str, position: int) -> Plan[object]:

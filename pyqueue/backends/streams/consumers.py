@@ -10,8 +10,9 @@ from pyqueue import arguments
 from pyqueue.backends.invalid import Misfits, error_record
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.streams import log, settling
+from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
-from pyqueue.backends.streams.receiving import Terms, create, receive
+from pyqueue.backends.streams.receiving import create, receive
 from pyqueue.backends.streams.settling import GroupState, change, reload, show_left
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import (

@@ -15,39 +15,23 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-import bson
-
 from pyqueue import arguments
 from pyqueue.backends import transitions
-from pyqueue.backends.invalid import Misfits, error_record
 from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.streams import log as stream_log
-from pyqueue.backends.streams.entries import Range
-from pyqueue.backends.streams.log import Pack
-from pyqueue.backends.streams.ranges import (
-    Back,
-    Ending,
-    Group,
-    Step,
-    Taken,
-    claim_step,
-    skip_steps,
-)
+from pyqueue.backends.streams.delivering import Received, Share, Terms, deliver, packs_of
+from pyqueue.backends.streams.ranges import Group, Step, Taken, claim_step
 from pyqueue.backends.streams.settling import (
-    Buried,
     GroupState,
     change,
-    entomb,
+    give_back,
     reload,
-    settle,
     show_left,
     sweep,
 )
-from pyqueue.errors import DuplicateKey, LeaseLost, QueueError, Unavailable
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.limits import FollowedLimit
-from pyqueue.messages import StreamReservation
-from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import (
     Coalesce,
     FindAndModify,
@@ -62,24 +46,6 @@ log = logging.getLogger("pyqueue")
 
 #: How long a pause may go unnoticed without a bus, in seconds.
 PAUSE_READ_INTERVAL_S: Final = 5.0
-#: How many packs a process keeps, and of which size: a consumer that receives one message at a time
-#: reads each pack once.
-_MAX_KEPT: Final = 2
-_MAX_KEPT_BYTES: Final = 2**20
-
-
-class Terms(NamedTuple):
-    """How messages are received. Concurrent calls with equal values share their claims."""
-
-    state: GroupState
-    start: object
-    codec: Codec[Any]
-    lease_s: float
-    max_tries: int | None
-    dead_letter: str
-    owner: str
-    misfits: Misfits
-    limit: FollowedLimit
 
 
 class Limits(NamedTuple):
@@ -87,9 +53,6 @@ class Limits(NamedTuple):
 
     messages: int
     bytes: int
-
-
-Received = list[StreamReservation[Any]]
 
 
 def create(state: GroupState, start: object) -> Plan[Group]:
@@ -193,19 +156,7 @@ def _give_back(state: GroupState, received: Received) -> Plan[None]:
     ranges: dict[str, list[int]] = {}
     for each in received:
         ranges.setdefault(each.token, []).append(each.position)
-    yield from _return(state, ranges)
-
-
-def _return(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    now = yield from ServerTime()
-    back = Back(now, counted=False)
-    endings = [
-        Ending(token, frozenset(each.positions() if isinstance(each, Range) else each), back)
-        for token, each in ranges.items()
-    ]
-    with suppress(Unavailable):  # then they come back when the lease lapses
-        if endings:
-            yield from settle(state, endings)
+    yield from give_back(state, ranges)
 
 
 # ---- claim
@@ -223,13 +174,13 @@ def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Rece
             break
         room = max(limit.bytes for limit in limits)
         try:
-            packs, first = yield from _packs_of(terms.state, [each.range for each in taken], room)
+            packs, first = yield from packs_of(terms.state, [each.range for each in taken], room)
         except QueueError:
-            yield from _return(terms.state, {each.range.token: each.range for each in taken})
+            yield from give_back(terms.state, {each.range.token: each.range for each in taken})
             raise
         returned = False
         for each in taken:
-            returned |= yield from _deliver(terms, each, shares[each.place], packs, first, now)
+            returned |= yield from deliver(terms, each, shares[each.place], packs, first, now)
         if returned:
             break  # what was returned would be claimed again at once
     return [sorted(each.messages, key=attrgetter("position")) for each in shares]
@@ -312,176 +263,3 @@ class _Permits:
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
         """Give back what was not used."""
         yield from self._permits.give_back({"": sum(each.range.size for each in taken)})
-
-
-# ---- the messages of what was claimed
-
-
-class Share:
-    """What one of several callers gets."""
-
-    __slots__ = ("_most", "full", "messages", "room")
-
-    def __init__(self, messages: Received, most: int, room: int) -> None:
-        self.messages = messages
-        self._most = most
-        #: How many bytes fit.
-        self.room = room
-        #: Whether it gets no more, whatever it wants.
-        self.full = False
-
-    @property
-    def wanted(self) -> int:
-        """How many more messages the caller wants."""
-        return 0 if self.full or self.room <= 0 else self._most - len(self.messages)
-
-
-def _packs_of(
-    state: GroupState, ranges: Sequence[Range], max_bytes: int
-) -> Plan[tuple[list[Pack], int]]:
-    """Return the packs of ranges; and, if one is missing, the first position of the log, else 0."""
-    packs: list[Pack] = []
-    missing = False
-    spans: list[list[int]] = []
-    for each in sorted(ranges, key=lambda one: one.start):
-        if spans and each.start <= spans[-1][1]:
-            spans[-1][1] = max(spans[-1][1], each.end)
-        else:
-            spans.append([each.start, each.end])
-    for low, high in spans:
-        kept = [each for each in state.kept if each.first <= low and high <= each.end]
-        found = kept[:1] or (
-            yield from stream_log.fetch(state.stream, low, high, max_bytes=max_bytes)
-        )
-        packs += found
-        missing |= not found or found[0].first > low or found[-1].end < high
-    state.kept = [each for each in packs[-_MAX_KEPT:] if each.size <= _MAX_KEPT_BYTES]
-    if not missing:
-        return packs, 0
-    return packs, (yield from stream_log.bounds(state.stream))[0]
-
-
-def _deliver(
-    terms: Terms, taken: Taken, share: Share, packs: Sequence[Pack], first: int, now: datetime
-) -> Plan[bool]:
-    """Give a caller the messages of a range. Return whether some were returned to the group.
-
-    Invalid messages go to the dead-letter queue, and so does one that was tried too often. What
-    the retention of the stream deleted is skipped.
-    """
-    one, state = taken.range, terms.state
-    exhausted = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
-    rest: list[int] = []
-    skipped: list[int] = []
-    dead: list[Buried] = []
-    touched = [each for each in packs if each.first < one.end and each.end > one.start]
-    measured = sum(each.size for each in touched) > share.room
-    before = len(share.messages)
-    following = iter(touched)
-    pack = next(following, None)
-    for position in one.positions():
-        while pack is not None and pack.end <= position:
-            pack = next(following, None)
-        if pack is None or position < pack.first:
-            (skipped if position < first else rest).append(position)
-            continue
-        entry = pack.entries[position - pack.first]
-        size = len(bson.encode(entry, codec_options=OPTIONS)) if measured else 0
-        if rest or (measured and size > share.room and share.messages):
-            share.room = 0
-            rest.append(position)
-            continue
-        share.room -= size
-        message = _message(terms, one, pack, position)
-        if isinstance(message, Exception) or exhausted:
-            dead.append(_burial(terms, one, pack, position, message, now))
-        else:
-            terms.misfits.delivered()
-            share.messages.append(message)
-    if one.lapses and len(share.messages) > before:
-        share.full = True  # what lapsed is received apart
-    if not measured:
-        share.room -= sum(each.size for each in touched) if len(share.messages) > before else 0
-    if dead:
-        with suppress(LeaseLost):
-            yield from entomb(state, terms.dead_letter, dead)
-    if skipped:
-        yield from _skip(state, one.token, skipped, first)
-    if rest:
-        yield from _return(state, {one.token: rest})
-        if not touched and not share.messages:
-            raise Unavailable(f"stream {state.stream!r}: a majority does not have {rest[0]} now")
-    return bool(rest)
-
-
-def _message(
-    terms: Terms, one: Range, pack: Pack, position: int
-) -> StreamReservation[Any] | Exception:
-    """Return a message, or the error of one that does not fit the model."""
-    entry = pack.entries[position - pack.first]
-    try:
-        payload = terms.codec.load(entry["p"])
-    except Exception as misfit:  # the validators of a model are user code
-        return misfit
-    stream, pushed = terms.state.stream, pack.pushed
-    return StreamReservation(
-        f"{stream}~{position}",
-        stream,
-        payload,
-        dict(entry["h"]) if "h" in entry else {},
-        None,
-        pushed,
-        pushed,
-        one.tries,
-        None if one.error is None else dict(one.error),
-        None,
-        None,
-        [],
-        "reserved",
-        None,
-        one.token,
-        one.until,
-        terms.owner,
-        terms.lease_s,
-        position,
-        group=terms.state.name,
-    )
-
-
-def _burial(
-    terms: Terms, one: Range, pack: Pack, position: int, found: object, now: datetime
-) -> Buried:
-    """Return the burial of a message that is invalid, or that was tried too often."""
-    entry = pack.entries[position - pack.first]
-    document = {"payload": entry["p"]}
-    if entry.get("h"):
-        document["headers"] = entry["h"]
-    if terms.codec.name is not None:
-        document["type"] = terms.codec.name
-    if isinstance(found, Exception):
-        error: Mapping[str, Any] | None = error_record(found, now)
-        id, text = f"{terms.state.stream}~{position}", str(error_record(found, now)["message"])
-        terms.misfits.add(terms.state.stream, terms.codec.name, terms.dead_letter, id, text, now)
-        reason, tries = "invalid", one.tries
-    else:
-        error, reason, tries = one.error, "tries", one.tries - 1
-    return Buried(one.token, position, document, pack.pushed, tries, error, reason)
-
-
-def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:
-    """Pass over messages that the retention of the stream deleted, and all that come before."""
-    yield from settle(state, [Ending(token, frozenset(positions), skipped=True)])
-    number = len(positions)
-    group = yield from reload(state)
-    now = yield from ServerTime()
-    for gap, step in [] if group is None else skip_steps(group, first, now):
-        if (yield from change(state, step)) is not None:
-            number += gap
-    log.warning(
-        "stream %r: group %r is behind the retention of the stream: %d messages were deleted "
-        "before it had finished them, and it goes on at position %d",
-        state.stream,
-        state.name,
-        number,
-        first,
-    )

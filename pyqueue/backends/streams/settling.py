@@ -10,6 +10,7 @@ place, never in both or in none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,7 @@ from bson import ObjectId
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.invalid import error_record
+from pyqueue.backends.streams.entries import Range
 from pyqueue.backends.streams.log import Pack
 from pyqueue.backends.streams.ranges import (
     MAX_HELD,
@@ -168,6 +170,19 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             if full:  # consumers of other processes may wait for room
                 yield from Signal(state.stream, (yield from ServerTime()))
     return [results.get(number, each.positions) for number, each in enumerate(endings)]
+
+
+def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
+    """Give back what was claimed for nobody: the try is not counted."""
+    now = yield from ServerTime()
+    back = Back(now, counted=False)
+    endings = [
+        Ending(token, frozenset(each.positions() if isinstance(each, Range) else each), back)
+        for token, each in ranges.items()
+    ]
+    with suppress(Unavailable):  # then they come back when the lease lapses
+        if endings:
+            yield from settle(state, endings)
 
 
 def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReservation[Any]]:

@@ -1,0 +1,53 @@
+"""Packs: which chosen ids name messages of stored packs.
+
+A unique index keeps out an id that a document has. It does not know the ids inside of packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bson import ObjectId
+
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.handover import NOTHING
+from pyqueue.backends.hidden import MARK
+from pyqueue.backends.inserting import find_usable, keep_out, was_in
+from pyqueue.messages import Id
+from pyqueue.requests import Document, Plan, Update
+
+
+def in_stored_packs(
+    queue: str, ids: Sequence[Id], session: object
+) -> Plan[tuple[frozenset[Id], list[Id]]]:
+    """Find those ids that name messages of stored packs, and keep all other packs out.
+
+    A push that was not acknowledged is repeated with its ids, and its insert may still arrive. So
+    for a pack that is not stored, a document with its _id is. Ids without padding need none: only
+    earlier releases made them, and callers make them from ids of their own messages.
+
+    Returns:
+        The ids of messages of packs that are or were in this queue, and those of other packs.
+    """
+    named: dict[ObjectId, list[tuple[Id, packs.Place]]] = {}
+    for id in ids:
+        if place := packs.place_of(id):
+            named.setdefault(place.pack, []).append((id, place))
+    there: set[Id] = set()
+    foreign: set[Id] = set()
+    for pack, members in named.items():
+        if any(place.padded for _, place in members):
+            yield from keep_out({"_id": pack}, session)
+        fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}
+        for each in (yield from find_usable(packs.packs_of(pack), fields, session)):
+            found = {id for id, place in members if packs.index_in(each, place) is not None}
+            if found and (MARK in each or (yield from _is_durable(each, session))):
+                (there if was_in(queue, each) else foreign).update(found)
+    return frozenset(there), [id for id in ids if id in foreign - there]
+
+
+def _is_durable(document: Document, session: object) -> Plan[bool]:
+    """Wait until no fail-over can undo what was read. Return False if one just did."""
+    if session is not None:
+        return True
+    return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)

@@ -1,0 +1,227 @@
+"""Pop: receive messages and finish them before the call returns.
+
+A pop of one message without a model and without history is a bare delete. Every other pop claims
+the messages, checks them and finishes them, so that it never loses what it could not deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from bson import ObjectId
+
+from pyqueue.backends import invalid, transitions
+from pyqueue.backends.applying import update_with_key
+from pyqueue.backends.byte_limit import ByteLimit, Limits
+from pyqueue.backends.claim_terms import ClaimTerms, Scan
+from pyqueue.backends.claiming import Claimed
+from pyqueue.backends.handover import overwrite
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.receiving import (
+    Claims,
+    Reception,
+    accept,
+    claim_for_callers,
+    is_stopped,
+    wanted_by,
+)
+from pyqueue.backends.scan import ByAge, ScanState, due_of
+from pyqueue.documents import hashable_id
+from pyqueue.errors import DuplicateKey, Unavailable
+from pyqueue.requests import (
+    Delete,
+    Document,
+    Find,
+    Insert,
+    Plan,
+    ServerTime,
+    Signal,
+    Update,
+)
+
+
+def _pop_for_callers(
+    how: Reception, state: ScanState, limits: list[Limits]
+) -> Plan[list[list[Claimed]]]:
+    """Pop once for several callers, and for those that come meanwhile; split the result."""
+    shares: list[list[Claimed]] = [[]]
+    if how.bare and wanted_by(limits) == 1 and not is_stopped(how, ()):
+        now = yield from ServerTime()
+        if state.limit.limit is None and not state.locked.pops_claim(now):
+            scan = Scan(how.terms, state, ByAge(state), ByteLimit(state, limits), now, 1, True)
+            documents, ended = yield from how.terms.kind.claim(scan)
+            if documents and _is_deliverable(documents[0]):
+                return [[(documents[0], invalid.decode(how.codec, documents[0], now))]]
+            if documents:
+                shares = [(yield from _put_back(how, scan, documents[0]))]
+            elif ended:
+                return shares
+    if not shares[0]:
+        shares = yield from claim_for_callers(how, state, limits)
+    if not any(shares):
+        return shares
+    now = yield from ServerTime()
+    taken = [document for share in shares for document, _ in share]
+    lost = yield from finish_popped(how.terms, how.history_s, taken, now)
+    return [
+        [each for each in share if (hashable_id(each[0]["_id"]), each[0]["token"]) not in lost]
+        for share in shares
+    ]
+
+
+def _is_deliverable(document: Document) -> bool:
+    """Return whether a document that was deleted can be delivered."""
+    return "payload" in document and not invalid.invalid_claimed_fields(document)
+
+
+def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claimed]]:
+    """Insert a deleted document again, held by this claim, and return its message.
+
+    It must not be delivered unchecked. If it is invalid, it is buried.
+    """
+    held = document | scan.update()["$set"]
+    yield from insert_again([held], partial(_renamed, now=scan.now))
+    message = yield from accept(how, held, scan.now)
+    return [] if message is None else [(held, message)]
+
+
+# ---- finished
+
+
+def finish_popped(
+    terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
+) -> Plan[set[tuple[Hashable, str]]]:
+    """Finish what a pop claimed, before a caller gets any of it.
+
+    The result is the ids and tokens of those messages that this call did not finish.
+    """
+    groups: dict[tuple[str, bool], list[Document]] = {}
+    for document in claimed:
+        keyed = "key" in document or "dead" in document
+        groups.setdefault((document["token"], keyed), []).append(document)
+    lost: set[tuple[Hashable, str]] = set()
+    for (_, keyed), documents in groups.items():
+        update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
+        lost |= yield from _finish_alike(documents, update)
+    return lost
+
+
+def _finish_alike(
+    documents: Sequence[Document], update: Mapping[str, Any] | None
+) -> Plan[set[tuple[Hashable, str]]]:
+    """Finish what one claim holds, by one command, and return what it did not finish.
+
+    By id and token: a pop may claim a message again after its first claim lapsed.
+    """
+    ids, token = [document["_id"] for document in documents], documents[0]["token"]
+    match = {"_id": {"$in": ids}, "token": token}
+    if update is None:
+        done = yield from Delete(match, many=True)
+    else:
+        done = (yield from Update(match, update, many=True)).matched
+    if done == len(documents):
+        return set()
+    # Some were replaced or taken over while this pop held them.
+    present = yield from Find({"_id": {"$in": ids}}, {"token": 1})
+    tokens = {hashable_id(each["_id"]): each.get("token") for each in present}
+    if update is not None:
+        return {(id, token) for id in map(hashable_id, ids) if tokens.get(id) != token}
+    gone = [id for id in ids if hashable_id(id) not in tokens]
+    if 0 < done < len(gone):
+        # Another process finished some of them. Delivering them could be the second time.
+        text = "some of what was popped is gone, by this call or by another one"
+        raise Unavailable(text, ids=gone)
+    return {(id, token) for id in (tokens if done else map(hashable_id, ids))}
+
+
+# ---- given back
+
+
+def insert_again(
+    documents: Sequence[Document], elsewhere: Callable[[Document], Document]
+) -> Plan[None]:
+    """Insert deleted documents again, without those keys that were taken in the meantime.
+
+    Args:
+        documents: what this process has deleted, so that no other one can settle it.
+        elsewhere: makes the form in which a document is stored if its id belongs to a message of
+            another queue.
+    """
+    while documents:
+        again: list[Document] = []
+        for failure in (yield from Insert(documents)):
+            document = documents[failure.place]
+            if failure.field == "_id":
+                again += yield from _insert_over(document, elsewhere)
+            elif failure.field == "key":
+                again.append(_without_key(document))
+            else:
+                raise failure.error
+        documents = again
+
+
+def _insert_over(
+    document: Document, elsewhere: Callable[[Document], Document]
+) -> Plan[list[Document]]:
+    """Insert a document whose id is taken. Return what is left to insert."""
+    try:
+        yield from overwrite([document], None)
+    except DuplicateKey as clash:
+        if document["_id"] in clash.ids:
+            same = {"_id": document["_id"], "q": document["q"], "processed": {"$exists": False}}
+            # The producer has pushed the same message again.
+            there = yield from Find(same, {"_id": 1}, limit=1)
+            return [] if there else [elsewhere(document)]
+        if "key" not in document:
+            raise
+        return [_without_key(document)]
+    return []
+
+
+def _without_key(document: Document) -> Document:
+    return {"last_key" if name == "key" else name: value for name, value in document.items()}
+
+
+def _renamed(document: Document, now: datetime) -> Document:
+    """Return a message with a new id. Its trail has the old one."""
+    stop = {"q": document["q"], "at": now, "id": document["_id"]}
+    trail = [*document.get("trail", ()), stop][-transitions.TRAIL_LENGTH :]
+    return document | {"_id": ObjectId(), "trail": trail}
+
+
+def undo_pop(
+    queue: str, kind: Kind, history_s: float | None, claimed: Sequence[Claimed]
+) -> Plan[None]:
+    """Give back what was popped for a cancelled caller: the same id, place and tries.
+
+    A message loses its key if that was taken in the meantime. If a message of another queue has its
+    id, it gets a new one.
+    """
+    if history_s is None:
+        again = []
+        for document, _ in claimed:
+            free = {name: document[name] for name in document if name not in kind.held_fields}
+            again.append(free | {"when": due_of(document)})
+        now = yield from ServerTime()
+        yield from insert_again(again, partial(_renamed, now=now))
+    else:
+        for document, _ in claimed:
+            match = {
+                "_id": document["_id"],
+                "token": document["token"],
+                "processed": {"$exists": True},
+            }
+            update = transitions.unfinishing(kind, due_of(document))
+            yield from update_with_key(match, update, document.get("key"))
+    yield from Signal(queue, min(due_of(document) for document, _ in claimed))
+
+
+def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
+    """Give back what was popped for a cancelled caller."""
+    return undo_pop(how.terms.queue, how.terms.kind, how.history_s, claimed)
+
+
+POPS: Final = Claims(_pop_for_callers, undo)

@@ -1,0 +1,262 @@
+"""Streams: what callers get of the ranges that were claimed for them.
+
+Ranges are claimed before their messages are read. So a caller may get fewer messages than were
+claimed: some do not fit, some are buried, and the retention of the stream may have deleted some.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import bson
+
+from pyqueue.backends.invalid import Misfits, error_record
+from pyqueue.backends.streams import log as stream_log
+from pyqueue.backends.streams.entries import Range
+from pyqueue.backends.streams.log import Pack
+from pyqueue.backends.streams.ranges import Ending, Taken, skip_steps
+from pyqueue.backends.streams.settling import (
+    Buried,
+    GroupState,
+    change,
+    entomb,
+    give_back,
+    reload,
+    settle,
+)
+from pyqueue.errors import LeaseLost, Unavailable
+from pyqueue.limits import FollowedLimit
+from pyqueue.messages import StreamReservation
+from pyqueue.payloads import OPTIONS, Codec
+from pyqueue.requests import Plan, ServerTime
+
+log = logging.getLogger("pyqueue")
+
+#: How many packs a process keeps, and of which size: a consumer that receives one message at a time
+#: reads each pack once.
+_MAX_KEPT: Final = 2
+_MAX_KEPT_BYTES: Final = 2**20
+
+
+class Terms(NamedTuple):
+    """How messages are received. Concurrent calls with equal values share their claims."""
+
+    state: GroupState
+    start: object
+    codec: Codec[Any]
+    lease_s: float
+    max_tries: int | None
+    dead_letter: str
+    owner: str
+    misfits: Misfits
+    limit: FollowedLimit
+
+
+Received = list[StreamReservation[Any]]
+
+
+class Share:
+    """What one of several callers gets."""
+
+    __slots__ = ("_most", "full", "messages", "room")
+
+    def __init__(self, messages: Received, most: int, room: int) -> None:
+        self.messages = messages
+        self._most = most
+        #: How many bytes fit.
+        self.room = room
+        #: Whether it gets no more, whatever it wants.
+        self.full = False
+
+    @property
+    def wanted(self) -> int:
+        """How many more messages the caller wants."""
+        return 0 if self.full or self.room <= 0 else self._most - len(self.messages)
+
+
+def packs_of(
+    state: GroupState, ranges: Sequence[Range], max_bytes: int
+) -> Plan[tuple[list[Pack], int]]:
+    """Return the packs of ranges; and, if one is missing, the first position of the log, else 0."""
+    packs: list[Pack] = []
+    missing = False
+    spans: list[list[int]] = []
+    for each in sorted(ranges, key=lambda one: one.start):
+        if spans and each.start <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], each.end)
+        else:
+            spans.append([each.start, each.end])
+    for low, high in spans:
+        kept = [each for each in state.kept if each.first <= low and high <= each.end]
+        found = kept[:1] or (
+            yield from stream_log.fetch(state.stream, low, high, max_bytes=max_bytes)
+        )
+        packs += found
+        missing |= not found or found[0].first > low or found[-1].end < high
+    state.kept = [each for each in packs[-_MAX_KEPT:] if each.size <= _MAX_KEPT_BYTES]
+    if not missing:
+        return packs, 0
+    return packs, (yield from stream_log.bounds(state.stream))[0]
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """What becomes of the positions of a range."""
+
+    terms: Terms
+    share: Share
+    range: Range
+    #: Whether the messages are buried, because they were tried too often.
+    exhausted: bool
+    #: Whether the size of each message matters.
+    measured: bool
+    #: Positions that go back to the group.
+    rest: list[int] = field(default_factory=list)
+    #: Positions that the retention of the stream deleted.
+    skipped: list[int] = field(default_factory=list)
+    dead: list[Buried] = field(default_factory=list)
+
+    def take(self, pack: Pack, position: int, now: datetime) -> None:
+        """Give the caller a message, bury it, or leave it because it does not fit."""
+        share, size = self.share, 0
+        if self.measured:
+            entry = pack.entries[position - pack.first]
+            size = len(bson.encode(entry, codec_options=OPTIONS))
+        if self.rest or (self.measured and size > share.room and share.messages):
+            share.room = 0
+            self.rest.append(position)
+            return
+        share.room -= size
+        message = _message(self.terms, self.range, pack, position)
+        if isinstance(message, Exception) or self.exhausted:
+            burial = _burial(self.terms, self.range, pack, position, message, now)
+            self.dead.append(burial)
+        else:
+            self.terms.misfits.delivered()
+            share.messages.append(message)
+
+
+def deliver(
+    terms: Terms, taken: Taken, share: Share, packs: Sequence[Pack], first: int, now: datetime
+) -> Plan[bool]:
+    """Give a caller the messages of a range. Return whether some were returned to the group.
+
+    Invalid messages go to the dead-letter queue, and so does one that was tried too often. What
+    the retention of the stream deleted is skipped.
+    """
+    one, state = taken.range, terms.state
+    exhausted = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
+    touched = [each for each in packs if each.first < one.end and each.end > one.start]
+    measured = sum(each.size for each in touched) > share.room
+    delivery = _Delivery(terms, share, one, exhausted, measured)
+    before = len(share.messages)
+    for position, pack in _with_packs(one.positions(), touched):
+        if pack is not None:
+            delivery.take(pack, position, now)
+        else:
+            (delivery.skipped if position < first else delivery.rest).append(position)
+    received = len(share.messages) > before
+    if one.lapses and received:
+        share.full = True  # what lapsed is received apart
+    if received and not measured:
+        share.room -= sum(each.size for each in touched)
+    if delivery.dead:
+        with suppress(LeaseLost):
+            yield from entomb(state, terms.dead_letter, delivery.dead)
+    if delivery.skipped:
+        yield from _skip(state, one.token, delivery.skipped, first)
+    if rest := delivery.rest:
+        yield from give_back(state, {one.token: rest})
+        if not touched and not share.messages:
+            raise Unavailable(f"stream {state.stream!r}: a majority does not have {rest[0]} now")
+    return bool(rest)
+
+
+def _with_packs(
+    positions: Iterable[int], packs: Sequence[Pack]
+) -> Iterator[tuple[int, Pack | None]]:
+    """Yield positions, in order, each with its pack; None: no pack has it."""
+    following = iter(packs)
+    pack = next(following, None)
+    for position in positions:
+        while pack is not None and pack.end <= position:
+            pack = next(following, None)
+        yield position, pack if pack is not None and pack.first <= position else None
+
+
+def _message(
+    terms: Terms, one: Range, pack: Pack, position: int
+) -> StreamReservation[Any] | Exception:
+    """Return a message, or the error of one that does not fit the model."""
+    entry = pack.entries[position - pack.first]
+    try:
+        payload = terms.codec.load(entry["p"])
+    except Exception as misfit:  # the validators of a model are user code
+        return misfit
+    stream, pushed = terms.state.stream, pack.pushed
+    return StreamReservation(
+        f"{stream}~{position}",
+        stream,
+        payload,
+        dict(entry["h"]) if "h" in entry else {},
+        None,
+        pushed,
+        pushed,
+        one.tries,
+        None if one.error is None else dict(one.error),
+        None,
+        None,
+        [],
+        "reserved",
+        None,
+        one.token,
+        one.until,
+        terms.owner,
+        terms.lease_s,
+        position,
+        group=terms.state.name,
+    )
+
+
+def _burial(
+    terms: Terms, one: Range, pack: Pack, position: int, found: object, now: datetime
+) -> Buried:
+    """Return the burial of a message that is invalid, or that was tried too often."""
+    entry = pack.entries[position - pack.first]
+    document = {"payload": entry["p"]}
+    if entry.get("h"):
+        document["headers"] = entry["h"]
+    if terms.codec.name is not None:
+        document["type"] = terms.codec.name
+    if isinstance(found, Exception):
+        error: Mapping[str, Any] | None = error_record(found, now)
+        id, text = f"{terms.state.stream}~{position}", str(error_record(found, now)["message"])
+        terms.misfits.add(terms.state.stream, terms.codec.name, terms.dead_letter, id, text, now)
+        reason, tries = "invalid", one.tries
+    else:
+        error, reason, tries = one.error, "tries", one.tries - 1
+    return Buried(one.token, position, document, pack.pushed, tries, error, reason)
+
+
+def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:
+    """Pass over messages that the retention of the stream deleted, and all that come before."""
+    yield from settle(state, [Ending(token, frozenset(positions), skipped=True)])
+    number = len(positions)
+    group = yield from reload(state)
+    now = yield from ServerTime()
+    for gap, step in [] if group is None else skip_steps(group, first, now):
+        if (yield from change(state, step)) is not None:
+            number += gap
+    log.warning(
+        "stream %r: group %r is behind the retention of the stream: %d messages were deleted "
+        "before it had finished them, and it goes on at position %d",
+        state.stream,
+        state.name,
+        number,
+        first,
+    )

@@ -1,0 +1,109 @@
+"""What ``Client`` and ``AsyncClient`` have in common: the checks of the options of their queues."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pyqueue import arguments
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.errors import ConfigurationError
+from pyqueue.limits import Limit, check_limit
+from pyqueue.messages import Backoff, Duration, OnFailure
+from pyqueue.payloads import Codec
+from pyqueue.runtime.connecting import BaseConnection
+
+
+def shape_of(
+    *,
+    strict: bool | None = None,
+    on_failure: OnFailure | None = None,
+    retention: Duration | None = None,
+    pack: int | None = None,
+    limit: Limit | Literal[False] | None = None,
+) -> dict[str, object]:
+    """Return the options, of those on which all users of a queue agree, that were given.
+
+    Raises:
+        ConfigurationError: A value is not allowed.
+    """
+    if strict is not None and not isinstance(strict, bool):
+        raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
+    if on_failure is not None:
+        arguments.one_of("on_failure", on_failure, ("block", "skip"))
+    kept_s = None if retention is None else arguments.retention(retention)
+    if pack is not None:
+        arguments.pack(pack)
+    if limit is not None and limit is not False:
+        check_limit(limit)
+    given = {
+        "strict": strict,
+        "on_failure": on_failure,
+        "retention": kept_s,
+        "pack": pack,
+        "limit": limit.stored() if limit else limit,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def make_backend(
+    connection: BaseConnection[Any],
+    name: str,
+    model: object,
+    *,
+    lease: Duration,
+    max_tries: int | None,
+    dead_letter: str | None,
+    history: Duration | None,
+    backoff: Backoff,
+    poll: Duration,
+    kind: str | None,
+    strict: bool | None,
+    on_failure: OnFailure | None,
+    pack: int | None,
+    limit: Limit | None,
+) -> QueuePlans:
+    """Check the options of a queue and return its plans."""
+    arguments.queue_name(name)
+    arguments.backoff(backoff)
+    if limit is not None:
+        check_limit(limit)
+    options = Options(
+        lease=arguments.duration("lease", lease, positive=True),
+        max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
+        dead_letter=arguments.dead_letter(name, dead_letter),
+        history=None if history is None else arguments.duration("history", history, positive=True),
+        backoff=backoff,
+        poll=arguments.duration("poll", poll, positive=True),
+        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack, limit=limit),
+    )
+    return plans_of(
+        name,
+        options,
+        Codec(model),
+        kind=kind,
+        owner=connection.owner,
+        command_timeout=connection.command_timeout,
+    )
+
+
+def make_stream_backend(
+    connection: BaseConnection[Any],
+    name: str,
+    model: object,
+    retention: Duration | None,
+    limit: Limit | None,
+) -> StreamPlans:
+    """Check the options of a stream and return its plans."""
+    arguments.queue_name(name)
+    if limit is not None:
+        check_limit(limit)
+    shape = shape_of(retention=retention, limit=limit)
+    return StreamPlans(
+        name,
+        Codec(model),
+        shape,
+        owner=connection.owner,
+        command_timeout=connection.command_timeout,
+    )

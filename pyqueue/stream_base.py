@@ -1,0 +1,75 @@
+"""What streams and consumer groups have in common for blocking and for async code."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Generic, TypeVar, cast
+
+from pyqueue import arguments
+from pyqueue.backends.options import Options
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.streams.consumers import GroupPlans
+from pyqueue.backends.streams.log import check_start
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.errors import ConfigurationError, InvalidName
+from pyqueue.messages import Backoff, Duration
+from pyqueue.queue_base import QueueBase
+from pyqueue.runtime.plan_runner import RunnerBase
+
+T = TypeVar("T")
+Runs = TypeVar("Runs", bound=RunnerBase)
+
+#: Where a consumer group begins: "first", "last", an instant or a position.
+Start = str | datetime | int
+
+
+class StreamBase(Generic[T, Runs]):
+    """The part of a stream that is the same for blocking and for async code."""
+
+    def __init__(self, runner: Runs, backend: StreamPlans) -> None:
+        self._runner = runner
+        self._backend = backend
+        #: The name of the stream.
+        self.name = backend.stream
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
+
+    def _group(
+        self,
+        name: str,
+        start: Start,
+        lease: Duration,
+        max_tries: int | None,
+        dead_letter: str | None,
+        backoff: Backoff,
+        poll: Duration,
+    ) -> GroupPlans:
+        """Check the options of a consumer group and return its plans."""
+        arguments.group(name, "name")
+        arguments.backoff(backoff)
+        check_start(start)
+        try:
+            buried = arguments.queue_name(dead_letter or f"{self.name}.{name}.dead")
+        except InvalidName as error:
+            if dead_letter is not None:
+                raise
+            text = "the name of the stream and that of the group are too long together: give one"
+            raise ConfigurationError(f"dead_letter: {text}") from error
+        options = Options(
+            lease=arguments.duration("lease", lease, positive=True),
+            max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
+            dead_letter=buried,
+            backoff=backoff,
+            poll=arguments.duration("poll", poll, positive=True),
+        )
+        return self._backend.group(name, options, start)
+
+
+class ConsumerBase(QueueBase[T, Runs]):
+    """The part of a consumer group that is the same for blocking and for async code."""
+
+    def __init__(self, runner: Runs, plans: GroupPlans) -> None:
+        # The plans have the names of those of a queue. What they lack is not offered here.
+        super().__init__(runner, cast("QueuePlans", plans))
+        self._plans = plans
