@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote_plus
+
 from pyqueue.errors import ConfigurationError
+
+# MongoDB allows none of these in the name of a database, on any system. A dot would begin the name
+# of a collection.
+_NOT_IN_A_DATABASE = ' "$/\\\0'
 
 
 def check_url(url: str) -> None:
@@ -20,6 +26,12 @@ def check_url(url: str) -> None:
         raise ConfigurationError(
             'target: the URL has a "/" before an "@": quote the user name and the password by '
             'urllib.parse.quote_plus, so that "p@ss/word" becomes "p%40ss%2Fword"'
+        )
+    database = unquote_plus(path).partition(".")[0]
+    refused = [char for char in database if char in _NOT_IN_A_DATABASE]
+    if url.startswith("mongodb") and refused:
+        raise ConfigurationError(
+            f"target: {database!r} is not the name of a database: leave out {refused[0]!r}"
         )
 
 

@@ -204,6 +204,6 @@ def test_secrets_elsewhere_in_a_url_are_hidden() -> None:
 def test_missing_certificate_file_is_reported(secured: Secure) -> None:
     for kind in (Client, AsyncClient):
         client: Any = kind(secured.url("user", "s3cret", "x", tlsCAFile="/nowhere/ca.pem"))
-        with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem|No such file") as caught:
+        with pytest.raises(ConfigurationError, match=r"(?i)/nowhere/ca\.pem|tlsCAFile") as caught:
             runner_of(client).open()
         assert "s3cret" not in str(caught.value)
