@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 
-from pyqueue import AsyncClient, AsyncQueue, Client, Unavailable
+from pyqueue import AsyncClient, AsyncQueue, Client, Queue, Unavailable
 from tests.integration.test_cancel import opened
 from tests.integration.test_joining import drivers, together
 from tests.support.eventually import async_eventually, eventually
@@ -133,24 +133,27 @@ def test_locked_message_fails_no_settle_of_its_batch(driver: str, url: str, sett
 
 def test_transaction_on_a_packed_message_holds_its_pack(url: str) -> None:
     """The exception to what the tests above show. The error of a neighbour says so."""
-    with Client(url, command_timeout=0.5) as client:
+    with Client(url) as client, Client(url, command_timeout=0.5) as impatient:
         queue = client.queue("clicks", kind="bucket")
         client.queue("other").push(0)
         queue.push_many(range(6))
         held = queue.reserve_many(6, timeout=0)
-        calls: list[Callable[[], None]] = [
-            lambda: queue.commit(held[1]),
-            lambda: queue.rollback(held[2]),
-            lambda: queue.extend(held[3]),
-        ]
+
+        def calls(queue: Queue[Any]) -> list[Callable[[], None]]:
+            return [
+                lambda: queue.commit(held[1]),
+                lambda: queue.rollback(held[2]),
+                lambda: queue.extend(held[3]),
+            ]
+
         with client.transaction() as session:
             queue.commit(held[0], session=session)
-            for place, call in enumerate(calls, 1):
+            for place, call in enumerate(calls(impatient.queue("clicks", kind="bucket")), 1):
                 with pytest.raises(Unavailable, match="a transaction has settled") as caught:
                     call()
                 assert caught.value.ids == [held[place].id]
             queue.move(*held[4:], to="other", session=session)
-        for call in calls:
+        for call in calls(queue):
             call()
         assert (queue.counts().total, client.queue("other").counts().total) == (2, 3)
 
