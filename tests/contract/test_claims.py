@@ -427,7 +427,7 @@ def test_claim_holds_its_group_until_it_is_settled(world: World, queue: AnyQueue
         eventually(lambda: until() > first + timedelta(seconds=0.3), "it is renewed twice")
         claim.commit()
         last = until()
-        with queue.claim("h", limit=5, lease=0.3):
+        with queue.claim("h", limit=5, lease=0.9):
             seen = world.document(f"~claim:{queue.name}~h")["until"]
             eventually(
                 lambda: (
@@ -464,10 +464,10 @@ def test_failed_renewal_is_logged_by_group_and_retried(
 def test_settled_claim_is_not_renewed(world: World, client: AnyClient, name: str) -> None:
     queue = client.queue(name, backoff=Backoff(base=50, jitter=0))
     (id,) = queue.push_many([1])
-    with queue.claim("g", limit=5, lease=0.3) as claim:
+    with queue.claim("g", limit=5, lease=0.9) as claim:
         claim.rollback()
         when = world.document(id)["when"]
-        with queue.claim("h", limit=5, lease=0.3):
+        with queue.claim("h", limit=5, lease=0.9):
             seen = client.stats["commands"]
             eventually(lambda: client.stats["commands"] >= seen + 3, "the other is renewed")
         assert world.document(id)["when"] == when
@@ -550,15 +550,15 @@ def test_fenced_claim_renews_nothing(
 ) -> None:
     """The abandoned claim does not renew the lease of the new holder."""
     queue.push_many([1, 2])
-    abandoned(queue, lease=0.3, limit=1)
+    abandoned(queue, lease=0.9, limit=1)
     with (
         queue.claim("g", limit=5, lease=600) as claim,
-        queue.claim("h", limit=5, lease=0.3) as other,
+        queue.claim("h", limit=5, lease=0.9) as other,
     ):
         when, first = (world.document(each.ids[0])["when"] for each in (claim, other))
         eventually(
             lambda: world.document(other.ids[0])["when"] > first + timedelta(seconds=0.6),
-            "leases of 0.3 s are renewed",
+            "leases of 0.9 s are renewed",
         )
         assert world.document(claim.ids[0])["when"] == when
         claim.commit()

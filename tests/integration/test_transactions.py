@@ -469,7 +469,7 @@ def test_transaction_is_repeated_after_a_renewal(connect: Connect) -> None:
 
 
 def test_renewed_message_returns_after_an_abort(client: Client) -> None:
-    queue = client.queue("jobs", lease=0.9)
+    queue = client.queue("jobs", lease=2)
     queue.push("held")
     with queue.reserved(0) as reservation:
         assert reservation is not None

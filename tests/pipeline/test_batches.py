@@ -390,7 +390,7 @@ def started(place: Place, gate: Gate, number: int, **options: Any) -> Running:
 
 def test_batch_goes_on_when_it_lost_some(server: Place, gate: Gate, awaited: bool) -> None:
     """Each Delivery says what was lost. The handler is cancelled when all is lost."""
-    running = started(server, gate, 3, lease=0.3)
+    running = started(server, gate, 3, lease=0.9)
     server.take_over(gate.deliveries[1])
     eventually(lambda: gate.deliveries[1].lost)
     assert [each.lost for each in gate.deliveries] == [False, True, False]
@@ -403,7 +403,7 @@ def test_batch_goes_on_when_it_lost_some(server: Place, gate: Gate, awaited: boo
 
 
 def test_all_leases_of_a_batch_are_renewed(server: Place, gate: Gate) -> None:
-    running = started(server, gate, 3, lease=0.3)
+    running = started(server, gate, 3, lease=0.9)
     ends = [each.message.until for each in gate.deliveries]
 
     def renewed() -> bool:

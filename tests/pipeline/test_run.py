@@ -242,7 +242,7 @@ def test_paused_stage_holds_only_itself(place: Place) -> None:
 def test_lease_is_renewed_while_the_handler_works(server: Place, awaited: bool, gate: Gate) -> None:
     """One place only: a second fetcher would claim the message if this machine slept."""
     server.queue("in").push("x")
-    running = busy(server, gate, places=1, lease=0.3)
+    running = busy(server, gate, places=1, lease=0.9)
     begun = server.queue("in").next_when()
     assert begun is not None
     after = begun + timedelta(seconds=0.6)
@@ -255,7 +255,7 @@ def test_lease_is_renewed_while_the_handler_works(server: Place, awaited: bool, 
 def test_lost_lease_cancels_the_handler(server: Place, awaited: bool, gate: Gate) -> None:
     """A handler in a thread sees it in its delivery. The result is not applied."""
     server.queue("in").push("x")
-    running = busy(server, gate, places=1, lease=0.3)
+    running = busy(server, gate, places=1, lease=0.9)
     server.take_over(gate.deliveries[0])
     eventually(lambda: gate.cancelled)
     running.counted("in", "lost")

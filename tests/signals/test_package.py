@@ -195,20 +195,20 @@ for url in ("memory:", sys.argv[1]):
     bus = signals.open(url, prefix="fork")
     with bus.listen("a") as listener:
         bus.emit("a", now)
-        assert listener.wait(5)
+        assert listener.wait(20)
         child = os.fork()
         if not child:
             assert listener.closed and not listener.wait(None)
             with bus.listen("a") as own:
                 bus.emit("a", now)
-                assert own.wait(5)
+                assert own.wait(20)
             bus.close()
             sys.exit()
         assert os.waitpid(child, 0)[1] == 0
         while listener.wait(0.2):
             pass
         bus.emit("a", now)
-        assert listener.wait(5)
+        assert listener.wait(20)
         assert bus.stats["restarts"] == 0
     bus.close()
 print("fine")
@@ -230,7 +230,7 @@ for _ in range(2):
 def test_script_that_exits_without_closing_is_heard(redis_server: RedisServer) -> None:
     with signals.RedisBus(redis_server.url, prefix="exit") as bus, bus.listen("a") as listener:
         python(EXIT, redis_server.url)
-        assert listener.wait(5)
+        assert listener.wait(20)
 
 
 PAGES = ["docs/topics/signals.md", "docs/how-to/choose-a-bus.md", "docs/how-to/write-a-bus.md"]
