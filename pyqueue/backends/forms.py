@@ -129,7 +129,7 @@ def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
 
 
 def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan[None]:
-    """Settle reservations with one plan per form. Every plan runs.
+    """Settle reservations with one plan per form; see ``each_part``.
 
     Raises:
         LeaseLost: some were no longer held; the rest are settled.
@@ -143,7 +143,10 @@ def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan
 
 
 def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
-    """Run plans that settle parts of a call. All run, and then one error tells of all.
+    """Run plans that settle parts of a call, one after the other.
+
+    A lost lease and an unknown outcome do not stop the plans that follow. In the end, one error
+    tells of all of them. Any other error is a bad argument, and it is raised at once.
 
     Args:
         parts: the plans, each with what it settles.

@@ -7,7 +7,7 @@ the messages, checks them and finishes them, so that it never loses what it coul
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState, due_of
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, Unavailable
+from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
     Document,
@@ -103,38 +104,71 @@ def finish_popped(
         keyed = "key" in document or "dead" in document
         groups.setdefault((document["token"], keyed), []).append(document)
     lost: set[tuple[Hashable, str]] = set()
-    for (_, keyed), documents in groups.items():
+    for (token, keyed), documents in groups.items():
+        ids = [document["_id"] for document in documents]
         update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
-        lost |= yield from _finish_alike(documents, update)
+        if update is None:
+            until = documents[0]["when"] - timedelta(seconds=terms.lease_s / 2)
+            missing = yield from _delete_alike(ids, token, until)
+        else:
+            missing = yield from _keep_alike(ids, token, update)
+        lost |= {(id, token) for id in missing}
     return lost
 
 
-def _finish_alike(
-    documents: Sequence[Document], update: Mapping[str, Any] | None
-) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish what one claim holds, by one command, and return what it did not finish.
+def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Hashable]]:
+    """Delete what one claim holds. Return the ids of what it does not hold any more.
 
-    By id and token: a pop may claim a message again after its first claim lapsed.
+    By id and token: a pop may claim a message again after its first claim lapsed. One command
+    deletes all of them while their lease is long. Later, another process may delete some of them,
+    and a number would not tell which.
+
+    Args:
+        ids: the ids.
+        token: the token of the claim.
+        until: until when the lease is long, by the clock of the server.
     """
-    ids, token = [document["_id"] for document in documents], documents[0]["token"]
-    match = {"_id": {"$in": ids}, "token": token}
-    if update is None:
-        done = yield from Delete(match, many=True)
-    else:
-        done = (yield from Update(match, update, many=True)).matched
-    if done == len(documents):
-        return set()
-    # Some were replaced or taken over while this pop held them.
-    present = yield from Find({"_id": {"$in": ids}}, {"token": 1})
-    tokens = {hashable_id(each["_id"]): each.get("token") for each in present}
-    if update is not None:
-        return {(id, token) for id in map(hashable_id, ids) if tokens.get(id) != token}
-    gone = [id for id in ids if hashable_id(id) not in tokens]
-    if 0 < done < len(gone):
-        # Another process finished some of them. Delivering them could be the second time.
+    if len(ids) > 1:
+        every = {"_id": {"$in": ids}, "token": token, **transitions.in_time(until)}
+        done = yield from Delete(every, many=True)
+        if done == len(ids):
+            return set()
+        if done:
+            return (yield from _replaced(ids, done))
+    lost: set[Hashable] = set()
+    for id in ids:
+        if not (yield from Delete({"_id": id, "token": token})):
+            lost.add(hashable_id(id))
+    return lost
+
+
+def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
+    """Return the ids of the messages that another writer replaced before these were deleted.
+
+    Args:
+        ids: the ids.
+        done: how many were deleted. The rest was not held any more.
+
+    Raises:
+        Unavailable: another process deleted some, so it is not known which ones.
+    """
+    present = yield from Find({"_id": {"$in": ids}}, {"_id": 1})
+    there = {hashable_id(each["_id"]) for each in present}
+    gone = [id for id in ids if hashable_id(id) not in there]
+    if done < len(gone):
+        # Delivering one of them could be the second time.
         text = "some of what was popped is gone, by this call or by another one"
         raise Unavailable(text, ids=gone)
-    return {(id, token) for id in (tokens if done else map(hashable_id, ids))}
+    return there
+
+
+def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Plan[set[Hashable]]:
+    """Finish what one claim holds, and keep it as history. Return the ids of what it lost."""
+    change = yield from Update({"_id": {"$in": ids}, "token": token}, update, many=True)
+    if change.matched == len(ids):
+        return set()
+    present = yield from Find({"_id": {"$in": ids}, "token": token}, {"_id": 1})
+    return {*map(hashable_id, ids)} - {hashable_id(each["_id"]) for each in present}
 
 
 # ---- given back

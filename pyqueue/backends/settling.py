@@ -197,10 +197,11 @@ class Documents(Form[Reservation[Any]]):
                 continue
             delay_s = failure.delay_s
             delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
-            group = ("rollback", delay_s, None if error is None else id(error))
             build = partial(transitions.rolling_back, kind, delay_s, error)
-            if place is not None and each.group is not None:
-                build = partial(_placed_again, build, place)
+            put = None if each.group is None else place
+            if put is not None:
+                build = partial(_placed_again, build, put)
+            group = ("rollback", delay_s, None if error is None else id(error), put)
             settlements.append(Settlement(each, build, group, kind))
         yield from settle(terms.queue, settlements, failure.session)
 

@@ -246,7 +246,7 @@ def noted(id: str) -> dict[str, Any]:
 
 def test_burial_that_the_server_refuses_is_tried_without_labels() -> None:
     refused = WriteFailure(1, None, InvalidMessage("too large"))
-    runner = Runner([noted("m0"), noted("m1")], (1, [refused]), Change(1, None))
+    runner = Runner([noted("m0"), noted("m1")], (1, [refused]), [], Change(1, None))
     kind = standard().kind
     assert runner.run(module.bury_noted("a", kind, "a.dead", {"token": "t"}, NOW)) == 2
     (again,) = [each for each in runner.commands if isinstance(each, Update)]

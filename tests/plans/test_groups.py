@@ -472,6 +472,17 @@ def test_group_goes_on_behind_a_failure_if_it_skips() -> None:
     assert order == ["g1", "g2", "g0", "late"]
 
 
+def test_rollback_beside_a_message_without_group_moves_back() -> None:
+    """One rollback of both: they wait for the same time, and only one of them has a place."""
+    scene = Scene("skip")
+    runner = Meddler(scene.store)
+    (free,) = [each for each in runner.run(scene.receive(10)) if each.group is None]
+    runner.run(plans().rollback([free, *scene.held], delay=20))
+    assert "seq" not in scene.store.documents[free.id]
+    order = [id for id in drain(scene.store, now=after(90)) if id in ("g0", "g1", "g2")]
+    assert order == ["g1", "g2", "g0"]
+
+
 def test_crowded_look_finds_other_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is full of one group, and there are many such pages."""
     monkeypatch.setattr(scan, "LEAST_PAGE", 5)

@@ -50,7 +50,7 @@ class Consumer:
 
 
 @cache
-def stored(kind: str, limit: Limit = LIMIT) -> list[Any]:
+def stored(kind: str, limit: Limit | None = LIMIT) -> list[Any]:
     """Return the documents of a queue with messages, each of a group of its own."""
     steps = Steps()
     queue = limited(kind, limit)
@@ -64,7 +64,7 @@ def stored(kind: str, limit: Limit = LIMIT) -> list[Any]:
     return steps.all()
 
 
-def made(kind: str, limit: Limit = LIMIT) -> Steps:
+def made(kind: str, limit: Limit | None = LIMIT) -> Steps:
     steps = Steps(stored(kind, limit))
     steps.collection.drop_index("expires")  # mongomock expires by the wall clock
     return steps

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost
+from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.indexes import make_indexes
+from pyqueue.backends.invalid import bury_unclaimable
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.limits.slots import slot_of
 from pyqueue.backends.options import Options
@@ -538,6 +540,19 @@ def test_pops_and_named_claims_are_refused() -> None:
     claims = NamedClaims(plans(None), "group")
     with pytest.raises(ConfigurationError, match=r"^claim: .*reserve messages"):
         scene.runner.run(claims.begin(5, 60))
+
+
+@each_kind
+def test_burial_of_a_held_message_frees_the_slot_and_signals(kind: str) -> None:
+    """It was claimed, and then it could not be read."""
+    scene = Scene(kind=kind)
+    (held,) = scene.receive(1)
+    del scene.runner.signals[:]
+    graveyard = ClaimTerms.of(scene.plans.terms, LEASE).graveyard
+    match, fault = {"_id": held.id, "token": held.token}, InvalidMessage("unreadable")
+    scene.runner.run(bury_unclaimable(graveyard, match, fault, NOW))
+    assert scene.store.documents[held.id]["q"] == "dead"
+    assert ("a", NOW) in scene.runner.signals
 
 
 @each_kind

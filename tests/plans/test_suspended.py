@@ -129,3 +129,27 @@ def test_suspended_consumer_starts_no_more(user: str, reply: bool, every: int) -
 
         steps.run(slow.work(), sleep)
         assert started(steps, [slow, other]) - before[0] <= RATE["burst"], at
+
+
+@pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
+@pytest.mark.parametrize(
+    ("kind", "meanwhile"), [("standard", [9, 1]), ("priority", [1]), ("bucket", [9, 1])]
+)
+def test_suspended_pop_knows_what_it_finished(kind: str, meanwhile: list[int], reply: bool) -> None:
+    """Its leases end, and another process pops one of the messages that it had claimed."""
+    steps = pacing.made(kind, None)
+    steps.run(Popper(kind).receive(3))
+    for at in range(len(steps.commands)):
+        steps, slow, other = pacing.made(kind, None), Popper(kind), Popper(kind)
+
+        def sleep(number: int, done: bool, at: int = at, steps: Steps = steps) -> None:
+            if (number, done) == (at, reply):
+                steps.seconds += 60
+                for wanted in meanwhile:
+                    steps.run(other.receive(wanted))  # noqa: B023
+
+        steps.run(slow.receive(3), sleep)
+        for _ in range(5):
+            steps.seconds += 60
+            steps.run(other.receive(9))
+        assert sorted([*slow.received, *other.received]) == list(range(pacing.MESSAGES)), at

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue.backends.claim_terms import Scan
@@ -92,7 +92,7 @@ class _Look:
         return chosen
 
     def choose_permitted(
-        self, free: Mapping[str, FreeSlots], wanted: int, order: Sequence[Document]
+        self, free: Mapping[str, FreeSlots], wanted: int, order: Sequence[Document], now: datetime
     ) -> Plan[list[Chosen]]:
         """Return the messages to claim, as many as have permits."""
         if self.limit.per is None or self.limit.rate is None:
@@ -102,7 +102,7 @@ class _Look:
             return self.count(each for each, _ in self.choose(free, wanted, order, most))
 
         most = {key: len(each.names) for key, each in free.items()}
-        granted = yield from self.permits.ask(choose, most, self.scan.now)
+        granted = yield from self.permits.ask(choose, most, now)
         return self.choose(free, wanted, order, granted)
 
     def keep_within(self, permits: Mapping[str, int]) -> None:
@@ -214,7 +214,7 @@ def _choose(look: _Look) -> Plan[bool]:
     # In ranges, messages of later ranges would come before those of earlier ones.
     shuffled = scan.state.contested and not scan.line.in_ranges
     order = random.sample(page, len(page)) if shuffled else page
-    look.chosen = yield from look.choose_permitted(look.free, wanted, order)
+    look.chosen = yield from look.choose_permitted(look.free, wanted, order, scan.now)
     found = len(look.chosen)
     look.crowded = limit.per is not None and found < wanted and len(page) == look.size
     look.few = found < min(wanted, len(page)) and not permits.cut
@@ -290,7 +290,7 @@ def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
         followed.behind_at = after + min(3 * (after - now), BEHIND_PAUSE)
         return []
     free = yield from _free_slots(replace(scan, now=now), limit, look.count(page))
-    return (yield from look.choose_permitted(free, wanted, page))
+    return (yield from look.choose_permitted(free, wanted, page, now))
 
 
 def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
