@@ -146,7 +146,7 @@ def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
     """Run plans that settle parts of a call, one after the other.
 
     A lost lease and an unknown outcome do not stop the plans that follow. In the end, one error
-    tells of all of them. Any other error is a bad argument, and it is raised at once.
+    tells of all of them. Any other error is raised at once, and the plans that follow do not run.
 
     Args:
         parts: the plans, each with what it settles.

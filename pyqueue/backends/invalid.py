@@ -209,8 +209,7 @@ def bury_unclaimable(
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
-    fields = {"slot": 1, **transitions.lock_projection(kind)}
-    waited_for = yield from Find(match, fields, limit=1)
+    waited_for = yield from Find(match, transitions.waited_for(kind), limit=1)
     text = "queue %r: message %r cannot be claimed, it goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:

@@ -120,13 +120,13 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
     """Delete what one claim holds. Return the ids of what it does not hold any more.
 
     By id and token: a pop may claim a message again after its first claim lapsed. One command
-    deletes all of them while their lease is long. Later, another process may delete some of them,
-    and a number would not tell which.
+    deletes all of them, but not once half of the lease is over. When the lease has ended, another
+    process may delete some of them, and then a number does not tell which.
 
     Args:
         ids: the ids.
         token: the token of the claim.
-        until: until when the lease is long, by the clock of the server.
+        until: when half of the lease is over. The server compares it with its clock.
     """
     if len(ids) > 1:
         every = {"_id": {"$in": ids}, "token": token, **transitions.in_time(until)}
@@ -135,6 +135,7 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
             return set()
         if done:
             return (yield from _replaced(ids, done))
+    # The lease may have ended, or this claim has lost all of them. One by one, each answer is sure.
     lost: set[Hashable] = set()
     for id in ids:
         if not (yield from Delete({"_id": id, "token": token})):

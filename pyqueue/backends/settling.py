@@ -198,10 +198,10 @@ class Documents(Form[Reservation[Any]]):
             delay_s = failure.delay_s
             delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
             build = partial(transitions.rolling_back, kind, delay_s, error)
-            put = None if each.group is None else place
-            if put is not None:
-                build = partial(_placed_again, build, put)
-            group = ("rollback", delay_s, None if error is None else id(error), put)
+            new_place = None if each.group is None else place
+            if new_place is not None:
+                build = partial(_placed_again, build, new_place)
+            group = ("rollback", delay_s, None if error is None else id(error), new_place)
             settlements.append(Settlement(each, build, group, kind))
         yield from settle(terms.queue, settlements, failure.session)
 

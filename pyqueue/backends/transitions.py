@@ -146,9 +146,9 @@ def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
     return update | {"$rename": dict(kind.lock_fields)} if kind.lock_fields else update
 
 
-def lock_projection(kind: Kind) -> dict[str, int]:
-    """Return the projection of the fields that a claim renames, by both names; {} if none."""
-    return {name: 1 for pair in kind.lock_fields.items() for name in pair}
+def waited_for(kind: Kind) -> dict[str, int]:
+    """Return the projection of what other messages may wait for: what ``Kind.ended`` reads."""
+    return {"slot": 1} | {name: 1 for pair in kind.lock_fields.items() for name in pair}
 
 
 def lock_removal(kind: Kind) -> dict[str, Any]:

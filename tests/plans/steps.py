@@ -89,6 +89,16 @@ def lost_reply(at: int) -> Fault:
     return fault
 
 
+def asleep(at: int, meanwhile: Callable[[], object], *, after: bool) -> Fault:
+    """Return a fault: the process sleeps before its command number ``at``, or before the reply."""
+
+    def fault(number: int, done: bool) -> None:
+        if number == at and done == after:
+            meanwhile()
+
+    return fault
+
+
 class _Clock(Clock):
     """The clock of a store, by which it counts too."""
 

@@ -134,8 +134,9 @@ def test_refused_document_is_found_by_halves_and_buried() -> None:
     put_away: list[Any] = []
 
     def answer(command: Any) -> Any:
-        if isinstance(command, Find):  # what the document holds
-            return []
+        if isinstance(command, Find):
+            return []  # nothing waits for the document
+        assert isinstance(command, Update)
         ids = command.filter["_id"]["$in"]
         if "claim" not in command.update["$set"]:
             put_away.append(ids)

@@ -17,7 +17,7 @@ from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans import test_pacing as pacing
 from tests.plans import test_stream_rates as streams
-from tests.plans.steps import Steps
+from tests.plans.steps import Steps, asleep
 
 #: While a consumer sleeps, the bucket fills again.
 RATE: Final[dict[str, Any]] = {"rate": 2, "period": 1, "burst": 5}
@@ -109,47 +109,61 @@ USERS: Final = {
 }
 
 
+def starts_after_a_sleep(user: str, at: int, reply: bool) -> int:
+    """Return how many messages start when a consumer has slept while another one worked."""
+    made, make_slow, make_other, started = USERS[user]
+    steps, slow, other = made(), make_slow(), make_other()
+    before = 0
+
+    def meanwhile() -> None:
+        nonlocal before
+        before = started(steps, [slow, other])
+        steps.seconds += SLEEP_S
+        steps.run(other.work())
+
+    steps.run(slow.work(), asleep(at, meanwhile, after=reply))
+    return started(steps, [slow, other]) - before
+
+
 @pytest.mark.parametrize(
     "every", [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
 @pytest.mark.parametrize("user", USERS)
 def test_suspended_consumer_starts_no_more(user: str, reply: bool, every: int) -> None:
-    made, make_slow, make_other, started = USERS[user]
-    steps = made()
-    steps.run(make_slow().work())
+    steps = USERS[user].made()
+    steps.run(USERS[user].slow().work())
     for at in range(0, len(steps.commands), every):
-        steps, slow, other, before = made(), make_slow(), make_other(), [0]
+        assert starts_after_a_sleep(user, at, reply) <= RATE["burst"], at
 
-        def sleep(number: int, done: bool, at: int = at, steps: Steps = steps) -> None:
-            if (number, done) == (at, reply):
-                before[0] = started(steps, [slow, other])  # noqa: B023
-                steps.seconds += SLEEP_S
-                steps.run(other.work())  # noqa: B023
 
-        steps.run(slow.work(), sleep)
-        assert started(steps, [slow, other]) - before[0] <= RATE["burst"], at
+def popped_around_a_sleep(kind: str, sizes: list[int], at: int, reply: bool) -> list[int]:
+    """Return what a pop that sleeps and another process get in all.
+
+    ``sizes``: how many messages each pop of the other process takes meanwhile.
+    """
+    steps, slow, other = pacing.made(kind, None), Popper(kind), Popper(kind)
+
+    def meanwhile() -> None:
+        steps.seconds += 60
+        for wanted in sizes:
+            steps.run(other.receive(wanted))
+
+    steps.run(slow.receive(3), asleep(at, meanwhile, after=reply))
+    for _ in range(5):
+        steps.seconds += 60
+        steps.run(other.receive(9))
+    return sorted([*slow.received, *other.received])
 
 
 @pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
 @pytest.mark.parametrize(
-    ("kind", "meanwhile"), [("standard", [9, 1]), ("priority", [1]), ("bucket", [9, 1])]
+    ("kind", "sizes"), [("standard", [9, 1]), ("priority", [1, 1]), ("bucket", [9, 1])]
 )
-def test_suspended_pop_knows_what_it_finished(kind: str, meanwhile: list[int], reply: bool) -> None:
+def test_suspended_pop_knows_what_it_finished(kind: str, sizes: list[int], reply: bool) -> None:
     """Its leases end, and another process pops one of the messages that it had claimed."""
     steps = pacing.made(kind, None)
     steps.run(Popper(kind).receive(3))
     for at in range(len(steps.commands)):
-        steps, slow, other = pacing.made(kind, None), Popper(kind), Popper(kind)
-
-        def sleep(number: int, done: bool, at: int = at, steps: Steps = steps) -> None:
-            if (number, done) == (at, reply):
-                steps.seconds += 60
-                for wanted in meanwhile:
-                    steps.run(other.receive(wanted))  # noqa: B023
-
-        steps.run(slow.receive(3), sleep)
-        for _ in range(5):
-            steps.seconds += 60
-            steps.run(other.receive(9))
-        assert sorted([*slow.received, *other.received]) == list(range(pacing.MESSAGES)), at
+        everything = popped_around_a_sleep(kind, sizes, at, reply)
+        assert everything == list(range(pacing.MESSAGES)), at
