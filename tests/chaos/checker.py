@@ -603,11 +603,16 @@ class _Check:
         ]
 
     def refusals(self) -> None:
-        """A settle that raised LeaseLost at its first try should not have had its effect."""
+        """A settle that raised LeaseLost at its first try should not have had its effect.
+
+        A message that was removed looks like one that was committed.
+        """
         self.wrong["refused_though_done"] += [
             f"{id}: {op} in {queue} by {token} was refused, but it was done"
             for op, queue, id, token in self._ledgers.refused
-            if op in _ENDS and self._log.ended(id, token) in _ENDS[op]
+            if op in _ENDS
+            and self._log.ended(id, token) in _ENDS[op]
+            and not (op == "commit" and self._was_removed(id))
         ]
 
 

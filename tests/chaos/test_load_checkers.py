@@ -129,6 +129,18 @@ def test_checker_removed_message_is_not_lost(
     expect_only(scenario.check(), *wrong)
 
 
+@pytest.mark.parametrize(("at", "wrong"), [(5.0, []), (9.0, ["refused_though_done"])])
+def test_checker_commit_after_a_purge_is_refused(
+    scenario: Scenario, at: float, wrong: list[str]
+) -> None:
+    scenario.stored("a", "drafts")
+    scenario.held("a", "1", "drafts")
+    scenario.called("purge", "drafts", None, "ok", 1 if at == 5.0 else 0, at=4.8)
+    scenario.settled("commit", "a", "1", "drafts", outcome="refused")
+    scenario.deleted("a", at=at)
+    expect_only(scenario.check(), *wrong)
+
+
 def test_times_transaction_excuses_a_purge_of_its_queue(scenario: Scenario) -> None:
     held = windows_of([], {}, {}, [Lock(9.0, 15.0, ["drafts"])])
     for queue, wrong in (("drafts", 0), ("brief", 1)):
