@@ -23,9 +23,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from bson import Int64
+from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.bulk import staging
@@ -56,7 +58,7 @@ FRESH: Final = timedelta(seconds=20)
 FORMER: Final = 100
 #: Hidden rows without a record are deleted at this age.
 ABANDONED: Final = timedelta(days=1)
-#: How often a compare-and-set, or the replacement of rows, is tried against concurrent ones.
+#: How often a compare-and-set, or the writing of rows, is tried against concurrent ones.
 TRIES: Final = 20
 #: The number of a task is below this.
 _TASKS: Final = 1 << 32
@@ -121,7 +123,7 @@ class EpochWrites:
             if state is None:
                 yield from self._create()
                 continue
-            if self._is_out(state):
+            if _is_out(state, self._query, self._run):
                 raise self._fenced()
             if epoch < state["epoch"]:
                 raise self._behind(epoch, state["epoch"])
@@ -154,11 +156,6 @@ class EpochWrites:
         if self._run:
             return {"out": {"$ne": self._run}}
         return {} if self._query else {"heir": None}
-
-    def _is_out(self, state: Document) -> bool:
-        if self._run:
-            return self._run in state.get("out", ())
-        return not self._query and state.get("heir") is not None
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -327,16 +324,16 @@ class EpochWrites:
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
         missing = yield from staging.hidden_rows(target, messages, hidden)
-        written = 0
-        for _ in range(TRIES):
-            if missing:
-                inserted, missing = yield from staging.insert_hidden(missing)
-                written += inserted
-            if not missing:
-                return written
-            ids: list[Id] = [each["_id"] for each in missing]
-            if not (yield from self._make_room(ids, order)):
-                break
+        judge = partial(self._to_write_again, target.queue, hidden)
+        return (yield from staging.insert_until_known(target.queue, missing, judge))
+
+    def _to_write_again(
+        self, queue: str, hidden: Document, refused: list[RawBSONDocument]
+    ) -> Plan[list[RawBSONDocument]]:
+        """Return the refused rows whose ids are free, or were made free. See ``write``."""
+        order, ids = hidden["attempt"], [each["_id"] for each in refused]
+        if (yield from self._make_room(ids, order)):
+            return refused
         fields = {"q": 1, "attempt": 1}
         stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, fields)
         for each in stored:
@@ -346,10 +343,8 @@ class EpochWrites:
                     "id, also in different queues"
                 )
         later = {each["_id"] for each in stored}
-        yield from staging.raise_foreign(
-            target.queue, [each for each in missing if each["_id"] not in later]
-        )
-        return written
+        rest = [each for each in refused if each["_id"] not in later]
+        return (yield from staging.free_again(queue, rest))
 
     def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
         """Delete hidden rows that stand in the way, or show them if they are decided.
@@ -421,7 +416,7 @@ class EpochWrites:
                 yield from self._check_count(epoch, place, expected)
         except QueueError:
             state = yield from self.record()
-            if state is None or self._is_out(state) or state["job"] != job:
+            if state is None or _is_out(state, self._query, self._run) or state["job"] != job:
                 raise self._fenced() from None  # the next run has removed the rows
             raise
         now = yield from ServerTime()
@@ -485,6 +480,12 @@ class EpochWrites:
             if count:
                 yield from Signal(queue, now)
         return done.total()
+
+
+def _is_out(state: Document, query: str, run: str) -> bool:
+    if run:
+        return run in state.get("out", [])
+    return not query and state.get("heir") is not None
 
 
 def _out(runs: list[str]) -> Document:

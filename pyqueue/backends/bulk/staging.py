@@ -8,7 +8,7 @@ write has several queues, the name of a place contains that of its queue.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
@@ -32,7 +32,13 @@ from pyqueue.backends.pushing import (
     replace,
 )
 from pyqueue.documents import group_of, priority_of
-from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, QueueError
+from pyqueue.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    InvalidMessage,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import HIGHEST_PRIORITY, Id
 from pyqueue.payloads import encode
 from pyqueue.requests import (
@@ -53,6 +59,8 @@ from pyqueue.requests import (
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
+#: How often rows are written again because what had their ids is finished.
+_TRIES: Final = 20
 #: The $unset of the fields that only hidden rows have.
 _HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
 #: Goes before the name of a dead-letter queue in the name of a place.
@@ -245,6 +253,8 @@ def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBS
 
     A row whose key another row of its place has is left out, as a push would.
     """
+    if not rows:
+        return 0, []
     failures = yield from Insert(rows)
     for failure in failures:
         if failure.field is None:
@@ -253,12 +263,39 @@ def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBS
     return len(rows) - len(failures), taken
 
 
-def raise_foreign(queue: str, refused: Sequence[Document | RawBSONDocument]) -> Plan[None]:
-    """Raise DuplicateKey if the id of a refused document belongs to a message of another queue."""
-    if refused:
-        ids = [each["_id"] for each in refused]
-        stored = yield from ids_of_this_queue(queue, ids)
-        raise_foreign_ids(queue, [id for id in ids if not stored.get(id)])
+def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
+    """Return the refused rows whose ids nothing has any more: what had them is finished.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue.
+    """
+    ids: list[Id] = [each["_id"] for each in refused]
+    stored = yield from ids_of_this_queue(queue, ids)
+    raise_foreign_ids(queue, [id for id in ids if stored.get(id) is False])
+    return [each for each in refused if each["_id"] not in stored]
+
+
+def insert_until_known(
+    queue: str,
+    rows: list[RawBSONDocument],
+    judge: Callable[[list[RawBSONDocument]], Plan[list[RawBSONDocument]]],
+) -> Plan[int]:
+    """Insert hidden rows for a queue. Return how many were written.
+
+    ``judge`` gets the refused rows, and returns those to insert again.
+
+    Raises:
+        Unavailable: the ids of some are taken and free in turn.
+    """
+    written = 0
+    for _ in range(_TRIES):
+        inserted, refused = yield from insert_hidden(rows)
+        written += inserted
+        rows = (yield from judge(refused)) if refused else []
+        if not rows:
+            return written
+    ids: list[Id] = [each["_id"] for each in rows]
+    raise Unavailable(f"queue {queue!r}: other programs write and finish {ids[:10]}", ids=ids)
 
 
 def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
@@ -371,19 +408,19 @@ class Staging:
             "expires": now + STAGED_LIFETIME,
         }
         missing = yield from hidden_rows(target, messages, hidden, on_duplicate)
-        written = 0
-        for again in (True, False):
-            if not missing:
-                break
-            inserted, missing = yield from insert_hidden(missing)
-            written += inserted
-            if missing and again:
-                ids = [each["_id"] for each in missing]
-                yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
-        yield from raise_foreign(target.queue, missing)
-        if missing and on_duplicate == "error":
-            raise id_taken(target.queue, [each["_id"] for each in missing])
-        return written
+        written, missing = yield from insert_hidden(missing)
+        ids = [each["_id"] for each in missing]
+        if ids:  # another attempt may have staged them
+            yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
+
+        def judge(refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
+            free = yield from free_again(target.queue, refused)
+            if len(free) < len(refused) and on_duplicate == "error":
+                known = {each["_id"] for each in refused} - {each["_id"] for each in free}
+                raise id_taken(target.queue, list(known))
+            return free
+
+        return written + (yield from insert_until_known(target.queue, missing, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
         """Show what was written, and delete what other attempts of this job left behind.
