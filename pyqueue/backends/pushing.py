@@ -310,19 +310,20 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
     overwrite = FindAndModify(
         match, _overwriting(kind, document, match), upsert=True, before=True, session=session
     )
-    try:
-        former = yield from overwrite
-    except DuplicateKey:
-        if session is not None:
-            raise
-        # Two concurrent upserts: the second attempt finds the message of the first. Or the id
-        # belongs to another message.
+    while True:  # another round only if another writer came first
         try:
             former = yield from overwrite
         except DuplicateKey:
-            foreign.append(id)
-            return None
-    return id if former is None else (yield from _let_go(queue, kind, former, session))
+            if session is not None:
+                raise
+            stored = yield from ids_of_this_queue(queue, [id])
+            if stored.get(id):
+                return id  # the message that had the key is finished, and this id is known
+            if id in stored:
+                foreign.append(id)
+                return None
+        else:
+            return id if former is None else (yield from _let_go(queue, kind, former, session))
 
 
 def _replace_each_by_id(kind: Kind, entries: Entries) -> Plan[Written]:

@@ -1,4 +1,4 @@
-"""Pushes: the handling of rare server answers. There is no database."""
+"""Pushes: the handling of rare server answers, and of other writers that come between."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from pyqueue.backends.giving_back import undo_reserve
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.standard import Standard
-from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, WriteFailure
+from pyqueue.requests import (
+    Coalesce,
+    Document,
+    Find,
+    FindAndModify,
+    Insert,
+    Plan,
+    ServerTime,
+    WriteFailure,
+)
 from tests.plans.runner import NOW, Runner, after, giving, reservation, standard
+from tests.plans.steps import Steps
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -72,17 +82,42 @@ def test_unknown_replacement_names_all_possible_ids() -> None:
     assert caught.value.ids == ["m0", "m1"]
 
 
-def test_replacement_is_retried_after_a_concurrent_upsert() -> None:
-    """Two upserts run at once; the second finds the document of the first."""
-    runner = Runner(DuplicateKey("taken"), {"_id": "theirs"})
+@pytest.mark.parametrize("races", [1, 3])
+def test_replacement_is_retried_after_a_concurrent_upsert(races: int) -> None:
+    """Two upserts run at once; the second finds the document of the first, unless that ended."""
+    nothing: list[Document] = []
+    runner = Runner(*[DuplicateKey("taken"), nothing] * races, {"_id": "theirs"})
     assert runner.run(standard().push([1], keys=["k"], on_duplicate="replace")) == ["theirs"]
-    assert [type(each) for each in runner.commands] == [FindAndModify, FindAndModify]
+    kinds = [*[FindAndModify, Find] * races, FindAndModify]
+    assert [type(each) for each in runner.commands] == kinds
     assert runner.signals == [("a", NOW)]
+
+
+@pytest.mark.parametrize("stored", ["its queue", "another queue"])
+def test_replacement_meets_its_id_as_the_key_becomes_free(stored: str) -> None:
+    """The message with the key is finished between the read and the upsert."""
+    steps, queue = Steps(), standard("q")
+    first = queue if stored == "its queue" else standard("other")
+    steps.run(first.push(["x1"], ids=["x"]))
+    steps.run(queue.push(["y1"], ids=["y"], keys=["k"]))
+
+    def finish(number: int, done: bool) -> None:
+        if isinstance(steps.commands[number], FindAndModify) and not done:
+            steps.collection.delete_one({"_id": "y"})
+
+    plan = queue.push(["x2"], ids=["x"], keys=["k"], on_duplicate="replace")
+    if first is queue:
+        assert steps.run(plan, finish) == ["x"]  # this push has been done before
+    else:
+        with pytest.raises(DuplicateKey, match="were never in queue 'q'") as caught:
+            steps.run(plan, finish)
+        assert caught.value.ids == ["x"]
+    assert [each["payload"] for each in steps.all() if "payload" in each] == ["x1"]
 
 
 def test_replacement_with_a_taken_id_raises() -> None:
     """Another queue inserted it between the read and the upsert."""
-    runner = Runner([], [], DuplicateKey("taken"), DuplicateKey("taken"))
+    runner = Runner([], [], DuplicateKey("taken"), [{"_id": "m", "q": "other"}])
     with pytest.raises(DuplicateKey) as caught:
         runner.run(standard().push([1], keys=["k"], ids=["m"], on_duplicate="replace"))
     assert caught.value.ids == ["m"]
