@@ -245,19 +245,19 @@ def _claim_first(claim: _Claim) -> Plan[Document | None]:
 def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
     """Claim one by one after a claim timed out. None: the server is slow; nothing is claimed."""
     scan = claim.scan
-    lost: Unavailable | None = None
-    quick = True
+    failure: Unavailable | None = None
+    is_quick = True
     try:
         alone = scan.alone(claim.update)
-        quick = yield from claim_unlocked(
+        is_quick = yield from claim_unlocked(
             alone, scan.ordering, scan.state.locked, scan.match, wanted
         )
     except Unavailable as error:
-        lost = error
+        failure = error
     documents = yield from claim.held()
-    if lost and not documents:
-        raise lost
-    return documents if documents or quick else None
+    if failure and not documents:
+        raise failure
+    return documents if documents or is_quick else None
 
 
 def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
@@ -297,7 +297,7 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
     scan = claim.scan = replace(claim.scan)  # the callers that it takes in are those of this claim
     state, room = scan.state, scan.room
     skip = _random_skip(scan) if state.contested else 0
-    repeated = False
+    was_repeated = False
     while True:
         room.begin()
         seen = yield from _candidates(scan, skip)
@@ -307,18 +307,20 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
             state.contested = False
             return Taken([], None, True)
         ids = [each["_id"] for each in seen]
-        matched, lost = yield from _write_claims(claim, ids)
-        state.contested = matched < len(ids) and not lost
-        if not (matched or lost or scan.choice):
-            # Other processes claimed all candidates, or there are none that far on.
+        matched, failure = yield from _write_claims(claim, ids)
+        state.contested = matched < len(ids) and not failure
+        if not matched and not failure and not scan.choice:
+            # Other processes claimed all candidates: look further on. Or the skip went past the
+            # end: look at the first ones.
             skip = _random_skip(scan) if ids else 0
             continue
-        found = yield from _read_claims(claim, ids, matched, lost)
-        if found or room.excess or not lost:
-            return _taken_of(scan, seen, found, is_certain=not skip and not lost)
-        if repeated or not scan.one_update or isinstance(lost, TimeLimitReached):
-            raise lost
-        repeated = True  # the update never arrived, and the server is back
+        found = yield from _read_claims(claim, ids, matched, failure)
+        if found or room.excess or not failure:
+            return _taken_of(scan, seen, found, is_certain=not skip and not failure)
+        # The update failed, and claimed nothing.
+        if was_repeated or not scan.one_update or isinstance(failure, TimeLimitReached):
+            raise failure
+        was_repeated = True  # the update never arrived, and the server is back
         claim.sent = yield from ServerTime()
 
 
@@ -327,13 +329,15 @@ def _taken_of(
 ) -> Taken:
     """Return what was claimed of the candidates.
 
-    After a skip, nothing is known about what lies before. A lost update may have stopped half way.
+    After a skip, nothing is known about what lies before. A failed update may have stopped half
+    way.
     """
     if not is_certain:
         return Taken(found)
     if scan.room.excess and found:
         return Taken(found, found[-1])
-    return Taken(found, seen[-1], not scan.room.full and len(seen) < scan.wanted)
+    ended = not scan.room.full and len(seen) < scan.wanted
+    return Taken(found, seen[-1], ended)
 
 
 def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavailable | None]]:
@@ -363,12 +367,12 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
 
 
 def _read_claims(
-    claim: _Claim, ids: Sequence[Any], matched: int, lost: Unavailable | None
+    claim: _Claim, ids: Sequence[Any], matched: int, failure: Unavailable | None
 ) -> Plan[list[Document]]:
     """Return what was claimed of these messages, as much as fits."""
     scan = claim.scan
     mine = {"_id": {"$in": ids}, "token": claim.token}
-    if lost is None:
+    if failure is None:
         return (yield from read_claimed(scan.room, mine, ids, matched, None))
     left_s = scan.terms.left_s(scan.now, claim.sent)
     return (yield from read_claimed(scan.room, mine, ids, len(ids), left_s))

@@ -263,24 +263,30 @@ class ScanState:
             poll_s: the longest time between rescans of an idle queue, in seconds.
             line: in which order it went; None: by age.
         """
-        began, after, found = seen.began, seen.answered, seen.last is not None
-        ordered: Line = line or ByAge(self)
-        if after < began - CLOCK_STEP:
+        order: Line = line or ByAge(self)
+        began, found = seen.began, seen.last is not None
+        if seen.answered < began - CLOCK_STEP:
             self.forget()  # the clock was set back meanwhile: new messages lie below this scan
             return
         if found or seen.ended:
-            ordered.learn(seen, (began - SLACK, None))  # racing producers may insert above that
+            order.learn(seen, (began - SLACK, None))  # racing producers may insert above that
             if self._announced is not None:
                 self.move_start_back(self._announced)  # it arrived during the scan
         if found:
             self._pace.idle_s = IDLE_RESCAN_S
-        # Of several concurrent rescans, the first sets the time of the next.
-        if seen.start is None and self.wants_rescan(began):
-            self.rescan_at = after + _seconds(self._pace.rest_s(seen, poll_s))
-        elif seen.start is not None and not found and self.rescan_at is not None:
-            self.rescan_at = min(self.rescan_at, began + _seconds(self._pace.idle_s))
-        if (ordered.in_ranges or not found) and after - began >= SLOW_SCAN:
-            self.sentinel.until = after + TOMBSTONE_LIFETIME
+        self._plan_rescan(seen, poll_s)
+        may_be_slow = found and not order.in_ranges
+        if not may_be_slow and seen.answered - began >= SLOW_SCAN:
+            self.sentinel.until = seen.answered + TOMBSTONE_LIFETIME
+
+    def _plan_rescan(self, seen: Scanned, poll_s: float) -> None:
+        """Set the time of the next rescan after a scan."""
+        if seen.start is None:
+            # Of several concurrent rescans, the first sets the time of the next.
+            if self.wants_rescan(seen.began):
+                self.rescan_at = seen.answered + _seconds(self._pace.rest_s(seen, poll_s))
+        elif seen.last is None and self.rescan_at is not None:
+            self.rescan_at = min(self.rescan_at, seen.began + _seconds(self._pace.idle_s))
 
     def move_start_back(self, when: datetime) -> None:
         """Make the next scan find messages from ``when`` on."""

@@ -46,25 +46,33 @@ def push(
     when = arguments.starting(now, how.get("delay"), how.get("at"))
     more = {"h": given.headers} if given.headers else {}
     entries = each_of(encode, [{"p": value, **more} for value in given.values])
-    inside = _packable(given, entries) if when == now else []
+    packable = _packable(given, entries) if when == now else []
     yield from namespace.ensure(queue, kind, options)
-    if len(entries) == 1 and inside and how.get("session") is None:
+    if len(entries) == 1 and packable and how.get("session") is None:
         return [(yield from _push_one(queue, kind, codec.name, entries[0]))]
-    ordinary = sorted(set(range(len(entries))) - set(inside))
-    packed = yield from _packed(queue, kind, codec.name, now, [entries[place] for place in inside])
+    ordinary = sorted(set(range(len(entries))) - set(packable))
+    some = [entries[place] for place in packable]
+    packed = yield from _packed(queue, kind, codec.name, now, some)
     documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
-    ids: dict[int, Id | None] = dict(zip(inside, chain(*packed.ids), strict=True))
-    ids |= {place: each["_id"] for place, each in zip(ordinary, documents, strict=True)}
+    ids: list[Id | None] = [None] * len(entries)
+    _fill(ids, packable, chain(*packed.ids))
+    _fill(ids, ordinary, [each["_id"] for each in documents])
     try:
         errors = yield from _insert(queue, packed, now, how.get("session"))
         _raise_first(errors)
         own = {id for id in given.ids if id is not None}
         entered = yield from _enter(queue, kind, documents, own, how)
     except Unavailable as error:
-        unknown = [id for _, id in sorted(ids.items()) if id is not None]
+        unknown = [id for id in ids if id is not None]
         raise Unavailable(str(error), ids=unknown) from error
-    ids |= zip(ordinary, entered, strict=True)
-    return [id for _, id in sorted(ids.items())]
+    _fill(ids, ordinary, entered)
+    return ids
+
+
+def _fill(ids: list[Id | None], places: Sequence[int], found: Iterable[Id | None]) -> None:
+    """Put ids at their places."""
+    for place, id in zip(places, found, strict=True):
+        ids[place] = id
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:

@@ -102,25 +102,26 @@ class Permits:
         """
         limit, followed = self.limit, self._followed
         assert limit is not None
-        able = {
+        ceiling = {
             key: 0 if followed.waits(now, key) else min(number, limit.capacity)
             for key, number in most.items()
         }
         granted = Counter[str]()
-        for place in range(ROUNDS):
-            missing = Counter(choose(able)) - granted
+        for number in range(ROUNDS):
+            missing = Counter(choose(ceiling)) - granted
             if not missing or (yield from self.spent()):
                 self.cut |= bool(missing)
                 break
             answers = yield from self._take(missing, now)
-            refused = {key for key, each in answers.items() if each.permits < missing[key]}
             for key, each in answers.items():
                 granted[key] += each.permits
-            able |= {key: granted[key] for key in refused}
-            if refused and place == 0 and not (yield from self.spent()):
-                rest = [key for key, number in able.items() if number and key not in granted]
+            refused = {key for key, each in answers.items() if each.permits < missing[key]}
+            ceiling |= {key: granted[key] for key in refused}  # they get no more
+            if refused and number == 0 and not (yield from self.spent()):
+                # Further keys may have none either: read the buckets of those that were not asked.
+                rest = [key for key, left in ceiling.items() if left and key not in granted]
                 found = yield from rates.may_start(self._queue, limit, followed, rest, now)
-                able |= {key: min(able[key], each.number) for key, each in found.items()}
+                ceiling |= {key: min(ceiling[key], each.number) for key, each in found.items()}
         return granted
 
     def _take(self, wanted: Mapping[str, int], now: datetime) -> Plan[dict[str, Granted]]:
