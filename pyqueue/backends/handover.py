@@ -340,7 +340,7 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
         Whether the fence matched.
 
     Raises:
-        DuplicateKey: other documents have some of the ids. Nothing has changed.
+        DuplicateKey: other documents have some of the ids. No message has changed.
     """
     for _ in range(_TRIES):
         found = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}})

@@ -60,7 +60,7 @@ class Kind(Protocol):
 
     @property
     def order(self) -> Sort:
-        """The order in which messages are claimed."""
+        """The order of a scan."""
 
     @property
     def scans_forward(self) -> bool:

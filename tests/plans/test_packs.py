@@ -301,6 +301,27 @@ def test_receive_goes_past_a_pack_whose_claim_ends(pop: bool) -> None:
     assert sorted(drain(steps)) == [1, 2, 3, 4, *range(7, MESSAGES)]
 
 
+@pytest.mark.parametrize("fails", ["commit", "bury"])
+def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
+    """Another call of the process failed meanwhile. What was drawn before is still held."""
+    steps, consumer = made(), Consumer(lease=60)
+    held = steps.run(consumer.receive(2))
+    steps.seconds += 30
+    ending = steps.steps(getattr(consumer.plans, fails)(held[:1]))
+    next(each for each in ending if isinstance(each, Update))
+    receiving = steps.steps(consumer.receive(2))
+    next(each for each in receiving if isinstance(each, Update) and "$max" in each.update)
+    with pytest.raises(Unavailable):
+        ending.throw(Unavailable("no answer"))
+    found = finished(receiving, 5)
+    assert [each.payload for each in found] == [2, 3]
+    assert {each.until for each in found} == {steps.now + timedelta(seconds=60)}
+    steps.run(consumer.plans.commit(found[:1]))
+    steps.seconds += 30
+    assert not {0, 3} & {each.payload for each in steps.run(Consumer().receive(100))}
+    steps.run(consumer.plans.commit(found[1:]))
+
+
 @pytest.mark.parametrize("ends", ["one commit", "two commits", "purge"])
 def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
     """A process got one of its messages by pickle. It decides to move it, and dies."""

@@ -6,13 +6,16 @@ queue; never in two of these places, and never in none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost
+from pyqueue import ConfigurationError, LeaseLost, Unavailable
+from pyqueue.backends import namespace
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.streams.consumers import GroupPlans
@@ -20,7 +23,7 @@ from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.backends.streams.settling import reload
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
-from pyqueue.requests import Find, Listen, Plan, Update, Wait
+from pyqueue.requests import Coalesce, Find, FindAndModify, Insert, Listen, Plan, Update, Wait
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults
 from tests.plans.steps import Steps, lost_reply, lost_request
@@ -391,6 +394,88 @@ def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
     assert [each.payload for each in held] == [1, 3]
     (dead,) = dead_letters(steps)
     assert (dead["payload"], dead["dead"]["reason"]) == ("two", "invalid")
+
+
+def received_together(consumer: Consumer, *limits: tuple[int, int]) -> Plan[Sequence[Any]]:
+    """Receive by calls that share a claim. ``limits``: messages and bytes of each."""
+    plan = consumer.receive(1)
+    request = next(plan)
+    while not isinstance(request, Coalesce):
+        request = plan.send((yield request))
+    limit = type(request.item)
+    return (yield from request.batch([limit(*each) for each in limits]))
+
+
+def with_misfit() -> tuple[Steps, Consumer, Plan[Sequence[Any]]]:
+    """Return calls that share a claim. The second one meets a misfit, and has no room for 5."""
+    steps, consumer = Steps(), Consumer()
+    steps.run(StreamPlans("log", Codec(), {}).append([0, 1, 2, 3, "four", *range(5, 12)]))
+    steps.run(namespace.target("log.g.dead"))  # makes its record
+    consumer.plans.codec = Codec(int)
+    return steps, consumer, received_together(consumer, (3, 1000), (3, 30), (3, 1000))
+
+
+def positions(held: list[Any]) -> list[int]:
+    return [each.position for each in held]
+
+
+@pytest.mark.parametrize("lost", [lost_request, lost_reply])
+@pytest.mark.parametrize("step", ["copy", "decision", "show"])
+def test_claim_whose_burial_fails_holds_nothing_else(step: str, lost: Any) -> None:
+    """No caller gets anything. So all that can be delivered comes back at once, without a try."""
+    steps, _, plan = with_misfit()
+    assert [positions(each) for each in steps.run(plan)] == [[0, 1, 2], [3], [6, 7, 8]]
+    kinds = {"copy": Insert, "decision": FindAndModify, "show": Update}
+    first = [type(each) for each in steps.commands].index(Insert)
+    at = next(
+        number
+        for number, each in enumerate(steps.commands[first:], first)
+        if type(each) is kinds[step]
+    )
+    steps, consumer, plan = with_misfit()
+    with pytest.raises(Unavailable, match="no answer"):
+        steps.run(plan, lost(at))
+    other = Consumer()
+    held = [each for _ in range(12) for each in steps.run(other.receive(1))]
+    assert [(each.position, each.tries) for each in held] == [
+        (position, 1) for position in range(12) if position != 4
+    ]
+    steps.run(other.plans.commit(held))
+    steps.seconds += 61
+    assert steps.run(consumer.receive(9)) == []
+    (dead,) = dead_letters(steps)
+    assert (dead["payload"], dead["dead"]["reason"]) == ("four", "invalid")
+
+
+def test_second_claim_of_a_call_fails_and_the_first_comes_back() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(1))
+    steps.run(consumer.plans.release(held))
+
+    def fails(number: int, done: bool) -> None:
+        claims = [each for each in steps.commands if isinstance(each, FindAndModify)]
+        if len(claims) == 2 and isinstance(steps.commands[number], Find):
+            raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable):
+        steps.run(consumer.receive(8), fails)
+    found = steps.run(Consumer().receive(8))
+    assert [(each.position, each.tries) for each in found] == [(each, 1) for each in range(8)]
+
+
+def test_message_that_cannot_be_buried_stops_nothing() -> None:
+    """It would be the next to be claimed if it came back at once."""
+    steps, consumer, _ = with_misfit()
+    received: list[int] = []
+
+    def fails(number: int, done: bool) -> None:
+        if isinstance(steps.commands[number], Insert):
+            raise Unavailable("no answer")
+
+    for _ in range(4):
+        with suppress(Unavailable):
+            received += positions(steps.run(consumer.receive(6), fails))
+    assert sorted(received) == [each for each in range(12) if each != 4]
 
 
 def test_held_ranges_have_a_bound() -> None:

@@ -121,6 +121,14 @@ class _Delivery:
     skipped: list[int] = field(default_factory=list)
     dead: list[Buried] = field(default_factory=list)
 
+    def divide(self, packs: Sequence[Pack], first: int, now: datetime) -> None:
+        """Decide what becomes of each position. ``first``: the first one of the log, or 0."""
+        for position, pack in _with_packs(self.range.positions(), packs):
+            if pack is not None:
+                self.take(pack, position, now)
+            else:
+                (self.skipped if position < first else self.rest).append(position)
+
     def take(self, pack: Pack, position: int, now: datetime) -> None:
         """Give the caller a message, bury it, or leave it because it does not fit."""
         share, size = self.share, 0
@@ -155,25 +163,21 @@ def deliver(
     measured = sum(each.size for each in touched) > share.room
     delivery = _Delivery(terms, share, one, exhausted, measured)
     before = len(share.messages)
-    for position, pack in _with_packs(one.positions(), touched):
-        if pack is not None:
-            delivery.take(pack, position, now)
-        else:
-            (delivery.skipped if position < first else delivery.rest).append(position)
+    delivery.divide(touched, first, now)
     received = len(share.messages) > before
     if one.lapses and received:
         share.full = True  # what lapsed is received apart
     if received and not measured:
         share.room -= sum(each.size for each in touched)
+    if rest := delivery.rest:  # before anything that may fail
+        yield from give_back(state, {one.token: rest})
     if delivery.dead:
         with suppress(LeaseLost):
             yield from entomb(state, terms.dead_letter, delivery.dead)
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
-    if rest := delivery.rest:
-        yield from give_back(state, {one.token: rest})
-        if not touched and not share.messages:
-            raise Unavailable(f"stream {state.stream!r}: a majority does not have {rest[0]} now")
+    if rest and not touched and not share.messages:
+        raise Unavailable(f"stream {state.stream!r}: a majority does not have {rest[0]} now")
     return bool(rest)
 
 

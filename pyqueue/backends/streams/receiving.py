@@ -8,10 +8,11 @@ the group may be old: then the update matches nothing, and the group is read aga
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from pyqueue.backends.streams.settling import (
 )
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.limits import FollowedLimit
+from pyqueue.messages import StreamReservation
 from pyqueue.requests import (
     Coalesce,
     FindAndModify,
@@ -151,9 +153,11 @@ def _wake_time(
     return max(min(until), now + timedelta(milliseconds=1))
 
 
-def _give_back(state: GroupState, received: Received) -> Plan[None]:
-    """Give back what was claimed for a cancelled caller: the try is not counted."""
-    ranges: dict[str, list[int]] = {}
+def _give_back(
+    state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
+) -> Plan[None]:
+    """Give back what was claimed for callers that do not get it: the try is not counted."""
+    ranges = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
         ranges.setdefault(each.token, []).append(each.position)
     yield from give_back(state, ranges)
@@ -173,14 +177,18 @@ def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Rece
         if not taken:
             break
         room = max(limit.bytes for limit in limits)
+        returned = False
+        left = list(taken)
         try:
             packs, first = yield from packs_of(terms.state, [each.range for each in taken], room)
+            while left:
+                each = left.pop(0)
+                returned |= yield from deliver(terms, each, shares[each.place], packs, first, now)
         except QueueError:
-            yield from give_back(terms.state, {each.range.token: each.range for each in taken})
+            # No caller gets anything. A message whose burial failed waits for its lease: the next
+            # claims would take it first, and fail, too.
+            yield from _give_back(terms.state, chain(*(each.messages for each in shares)), left)
             raise
-        returned = False
-        for each in taken:
-            returned |= yield from deliver(terms, each, shares[each.place], packs, first, now)
         if returned:
             break  # what was returned would be claimed again at once
     return [sorted(each.messages, key=attrgetter("position")) for each in shares]
