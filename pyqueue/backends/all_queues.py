@@ -75,14 +75,19 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
             if kind == Bucket.name:
                 counts = yield from managing.in_packs(name, counts, cap, now, held=held)
             if kind == namespace.STREAM:
-                first = yield from log.first_position(name)
-                _, end = yield from log.bounds(name)
-                counts = Counts(ready=end - first)
+                counts = yield from _in_log(name)
             limit: Limit | None = None
             with suppress(ConfigurationError):  # a newer release wrote it
                 limit = limit_or_none(name, record.get("shape"))
             infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind, limit))
     return infos
+
+
+def _in_log(stream: str) -> Plan[Counts]:
+    """Return how many messages a stream has."""
+    first = yield from log.first_position(stream)
+    _, end = yield from log.bounds(stream)
+    return Counts(ready=end - first)
 
 
 def delete_queue(queue: str, force: bool) -> Plan[int]:

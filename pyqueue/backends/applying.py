@@ -375,17 +375,24 @@ def _was_applied(
         return None if document is None else False
     put = update["$set"]
     if "left" in put:
-        if document is None:
-            return None
-        if document.get("left") == put["left"]:
-            return True
-        overwritten = "left" in document and document.get("token") != held.token
-        return None if overwritten else False
+        return _has_left(document, held, put["left"])
     shown = {"token": held.token} | put
     names = ("q", "when", "due", "processed", "token")
     return document is not None and all(
         document.get(name) == shown[name] for name in names if name in shown
     )
+
+
+def _has_left(
+    document: Mapping[str, object] | None, held: Reservation[Any], left: object
+) -> bool | None:
+    """Return whether a message left its queue by the update that sets ``left``; see there."""
+    if document is None:
+        return None
+    if document.get("left") == left:
+        return True
+    overwritten = "left" in document and document.get("token") != held.token
+    return None if overwritten else False
 
 
 def check_time_left(held: Reservation[Any], now: datetime) -> None:

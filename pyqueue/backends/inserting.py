@@ -162,16 +162,17 @@ def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written)
     if clashing:
         stored = yield from ids_of_this_queue(entries.queue, clashing, entries.session)
     for failure, id in zip(failures, refused, strict=True):
+        place, by_id = failure.place, failure.field == "_id"
         if stored.get(id):
-            written.known.append(failure.place)
+            written.known.append(place)
             continue
-        written.ids[failure.place] = None
-        if failure.field == "_id" and stored.get(id) is False:
+        written.ids[place] = None
+        if by_id and id in stored:
             written.foreign.append(id)
-        else:
-            written.key_taken.append(failure.place)
-        if failure.field == "_id" and id in entries.given and id not in stored:
-            written.free.append(failure.place)
+            continue
+        written.key_taken.append(place)
+        if by_id and id in entries.given:
+            written.free.append(place)
 
 
 def unknown_outcome(error: Unavailable, documents: Iterable[Document]) -> Unavailable:

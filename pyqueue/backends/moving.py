@@ -239,13 +239,19 @@ def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     edits: dict[str, dict[str, Any]] = {}
     for operator, fields in update.items():
         arguments.one_of("update", operator, OPERATORS)
-        names = [*fields, *(fields.values() if operator == "$rename" else ())]
-        if not all(isinstance(name, str) and name for name in names):
-            text = f"update: {operator}: the names of payload fields are non-empty strs"
-            raise ConfigurationError(text)
-        edits[operator] = {
-            f"payload.{name}": f"payload.{value}" if operator == "$rename" else value
-            for name, value in fields.items()
-        }
+        edits[operator] = _in_payload(operator, fields)
     encode({"update": edits})
     return edits
+
+
+def _in_payload(operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an update operator as fields of the payload."""
+    renames = operator == "$rename"
+    names = [*fields, *fields.values()] if renames else [*fields]
+    if not all(isinstance(name, str) and name for name in names):
+        text = f"update: {operator}: the names of payload fields are non-empty strs"
+        raise ConfigurationError(text)
+    return {
+        f"payload.{name}": f"payload.{value}" if renames else value
+        for name, value in fields.items()
+    }

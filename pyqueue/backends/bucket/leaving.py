@@ -18,6 +18,7 @@ from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.settling import (
     Group,
     Held,
+    at_bits,
     by_pack,
     end_claim,
     give_back,
@@ -245,8 +246,8 @@ def leave_each(
         except Unavailable as error:
             rest = [each for _, some in groups[number:] for each in some]
             raise unknown_end(error, rest) from error
-        lost += [each for each in members if gone >> each.place & 1]
-        unknown += [each for each in members if unclear >> each.place & 1]
+        lost += at_bits(members, gone)
+        unknown += at_bits(members, unclear)
     raise_lost(queue, len(held), lost, unknown)
 
 

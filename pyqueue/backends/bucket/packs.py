@@ -33,6 +33,7 @@ pack says which size is next: 0 is the whole pack.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -53,6 +54,10 @@ T = TypeVar("T")
 MAX_PACK_BYTES: Final = 4 * 2**20
 #: How many digits a place has in an id. Because of ``MAX_PACK`` the first is always 0.
 DIGITS: Final = 4
+#: The id of a pack, and the number of a message in it, with or without leading zeros.
+_PLACE: Final = re.compile(
+    rf"([0-9A-Fa-f]{{24}}):(0|[1-9][0-9]{{,{DIGITS - 1}}}|[0-9]{{{DIGITS}}})"
+)
 #: How many bits one number has: a number of the server has 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
@@ -109,16 +114,12 @@ def _is_padded(pack: Mapping[str, Any]) -> bool:
 
 def place_of(id: object) -> Place | None:
     """Return the place that an id names, or None if no message of a pack has such an id."""
-    if not isinstance(id, str):
+    match = _PLACE.fullmatch(id) if isinstance(id, str) else None
+    if match is None:
         return None
-    pack, colon, digits = id.partition(":")
-    if not colon or not (digits.isascii() and digits.isdecimal()) or len(digits) > DIGITS:
-        return None
-    number, padded = int(digits), len(digits) == DIGITS
-    written = padded or digits == str(number)
-    if not written or number >= MAX_PACK or len(pack) != 24 or not ObjectId.is_valid(pack):
-        return None
-    return Place(ObjectId(pack), number, padded)
+    pack, digits = match.groups()
+    number = int(digits)
+    return Place(ObjectId(pack), number, len(digits) == DIGITS) if number < MAX_PACK else None
 
 
 def new_pack(

@@ -125,8 +125,13 @@ def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[N
             rest = [each for _, some in groups[number:] for each in some]
             raise unknown_end(error, rest) from error
         if missing:
-            lost += [each for each in members if missing >> each.place & 1]
+            lost += at_bits(members, missing)
     raise_lost(queue, len(held), lost)
+
+
+def at_bits(members: Held, bits: int) -> list[PackedReservation[Any]]:
+    """Return those messages of a pack that have one of the bits."""
+    return [each for each in members if bits >> each.place & 1]
 
 
 def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:

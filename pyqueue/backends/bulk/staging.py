@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
+from itertools import compress
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
@@ -349,12 +350,11 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
     """
     given = list(messages)
     last = {each.key: place for place, each in enumerate(given)}
-    kept = [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
-    if on_duplicate == "error" and len(kept) < len(given):
-        counts = Counter(each.key for each in given if each.key is not None)
-        keys = [key for key, count in counts.items() if count > 1]
+    is_kept = [each.key is None or last[each.key] == place for place, each in enumerate(given)]
+    if on_duplicate == "error" and not all(is_kept):
+        keys = list({str(each.key): 0 for place, each in enumerate(given) if not is_kept[place]})
         raise DuplicateKey(f"key: several rows have the same key: {keys[:10]}", keys=keys)
-    return kept
+    return list(compress(given, is_kept))
 
 
 class Staging:

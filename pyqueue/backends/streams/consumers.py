@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pyqueue import arguments
+from pyqueue.backends.forms import each_part
 from pyqueue.backends.invalid import Misfits, error_record
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.streams import log, settling
@@ -14,7 +15,7 @@ from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
 from pyqueue.backends.streams.receiving import create, receive
 from pyqueue.backends.streams.settling import GroupState, change, reload, show_left
-from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     UNCHANGED,
@@ -145,16 +146,10 @@ class GroupPlans:
         most = options.max_tries
         last = [each for each in given if most is not None and each.tries >= most]
         rest = [each for each in given if most is None or each.tries < most]
-        lost: list[Any] = []
-        try:
-            yield from settling.rollback(self.state, rest, delays, record)
-        except LeaseLost as failure:
-            lost += failure.lost
-        try:
-            yield from self._bury(last, "tries", error)
-        except LeaseLost as failure:
-            lost += failure.lost
-        settling.raise_lost(self.state, given, lost)
+        yield from each_part(
+            (settling.rollback(self.state, rest, delays, record), rest),
+            (self._bury(last, "tries", error), last),
+        )
 
     def release(self, held: Sequence[object]) -> Plan[None]:
         """Give messages back unprocessed: the try is not counted."""
