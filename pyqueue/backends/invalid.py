@@ -3,6 +3,7 @@
 Any program may write to the collection. A document that pyqueue would not write, or whose payload
 does not fit the model, must not stop the queue. It goes to the dead-letter queue with the reason,
 and a consumer never receives it. A lookup shows what there is, and ``error`` says what is wrong.
+Claims cannot find one whose ``when`` is not a date: it stays, and ``turns`` sets it aside.
 """
 
 from __future__ import annotations

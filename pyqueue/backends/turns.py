@@ -11,17 +11,20 @@ here may be repeated, may be lost, and may come late.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
-from pyqueue.backends.scan import FIRST, due_of
+from pyqueue.backends.scan import due_of
 from pyqueue.backends.transaction_locks import CLAIM_LIMIT_S
-from pyqueue.documents import hashable_id
+from pyqueue.documents import STORED_GROUP, hashable_id
 from pyqueue.errors import TimeLimitReached, Unavailable
-from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, Update
+from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, Update, UpdateEach
+
+log = logging.getLogger("pyqueue")
 
 #: For how long a message that is not the heir is deferred. The scans of all processes look at every
 #: group more often than that.
@@ -103,20 +106,47 @@ class FirstOfEach(Command[list[Document]]):
         if self.names is None:
             pipeline.append({"$limit": MAX_PAGE})
         if self.not_ready is not None:
-            pipeline.append({"$match": {"when": {"$gt": self.not_ready}}})
+            pipeline.append({"$match": {"when": {"$not": {"$lte": self.not_ready}}}})
         return collection.aggregate(pipeline, hint=index, session=self.session)
 
     def read(self, raw: Any) -> list[Document]:
         """Return the messages, each with its group."""
-        return [
-            {
-                **each,
-                "_id": each["id"],
-                self.order.field: each["_id"],
-                "when": each["when"] or FIRST,
-            }
-            for each in raw
-        ]
+        return [{**each, "_id": each["id"], self.order.field: each["_id"]} for each in raw]
+
+
+# ---- documents that are not as pyqueue writes them
+
+
+def _is_sound(document: Mapping[str, Any], field: str) -> bool:
+    is_array = isinstance(document.get(field), list)  # it stands for several values
+    return isinstance(document.get("when"), datetime) and not is_array
+
+
+def set_aside(
+    queue: str, documents: Sequence[Document], field: str, session: object = None
+) -> Plan[list[Document]]:
+    """Let no message wait for documents whose ``when`` is not a date. Return the rest.
+
+    No scan finds them, so the wait would never end. They lose the field for which messages wait,
+    and stay, so that somebody can repair them. A group is kept as ``last_group``.
+    """
+    odd = [each for each in documents if not _is_sound(each, field)]
+    if not odd:
+        return list(documents)
+    is_group = field in STORED_GROUP
+    put = {"$rename": {field: STORED_GROUP[-1]}} if is_group else {"$unset": {field: ""}}
+    for each in odd:
+        text = "queue %r: nothing waits for message %r: it has no valid `when` or %r"
+        log.warning(text, queue, each["_id"], field)
+    yield from UpdateEach(
+        [
+            ({"_id": each["_id"], "q": queue, "when": {"$eq": each.get("when")}}, put)
+            for each in odd
+        ],
+        w1=session is None,
+        session=session,
+    )
+    return [each for each in documents if _is_sound(each, field)]
 
 
 # ---- moving what waits
@@ -144,8 +174,13 @@ def place_firsts(
     Returns:
         How many became eligible now.
     """
+    found = yield from set_aside(queue, firsts, order.field, session)
+    if len(found) < len(firsts):  # the next ones are first now
+        names = [each[order.field] for each in firsts if not _is_sound(each, order.field)]
+        following = yield from FirstOfEach(queue, order, names, session=session)
+        found += [each for each in following if _is_sound(each, order.field)]
     moves: dict[datetime, _Move] = {}
-    for each in firsts:
+    for each in found:
         until = max(due_of(each), locks.get(order.name_in(each), now))
         if each["when"] > until:
             moves.setdefault(until, _Move(until, [])).ids.append(each["_id"])

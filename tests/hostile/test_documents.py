@@ -2,7 +2,7 @@
 
 A receive delivers their neighbours and buries what is not a valid message, with the reason. No read
 and no consumer fails on it. No receive finds a document whose ``when`` is not a date: it stays, and
-``pyqueue doctor`` names it.
+``pyqueue doctor`` names it. Nothing waits for it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pyqueue import (
     Client,
     ConfigurationError,
     InvalidMessage,
+    Limit,
     Message,
     QueueError,
     Worker,
@@ -444,6 +445,134 @@ def test_any_exception_of_a_model_buries_the_message(place: Place, error: Except
     [dead] = place.client.queue(f"{name}.dead").peek()
     assert dead.error is not None
     assert dead.error["type"] == type(error).__name__
+
+
+# ---- messages that other messages wait for
+
+
+#: What ``when`` may be instead of a date in the usual range. GONE: the field is missing.
+GONE = object()
+NO_DATES = (
+    "tomorrow",
+    None,
+    0,
+    [datetime(2999, 1, 1, tzinfo=UTC)],
+    DatetimeMS(1 << 62),
+    GONE,
+)
+#: Queues in which messages wait for each other: all have the same header, and the same group.
+ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
+    "group": {"kind": "ordered"},
+    "slot": {"limit": Limit(concurrency=1)},
+    "slot of a group": {"kind": "ordered", "limit": Limit(concurrency=1)},
+    "slot of a key": {"limit": Limit(concurrency=1, per="headers.key")},
+    "slot and rate": {"limit": Limit(concurrency=1, rate=1e6, per="headers.key")},
+}
+one_at_a_time = pytest.mark.parametrize("terms", ONE_AT_A_TIME.values(), ids=ONE_AT_A_TIME.keys())
+
+
+def damage(place: Place, id: object, **fields: Any) -> None:
+    """Write odd fields into a stored message."""
+    put = {name: value for name, value in fields.items() if value is not GONE}
+    gone = {name: "" for name, value in fields.items() if value is GONE}
+    update = {"$set": put, "$unset": gone}
+    changed = place.raw.update_one(
+        {"_id": id}, {name: each for name, each in update.items() if each}
+    )
+    assert changed.modified_count == 1
+
+
+def fill(place: Place, terms: dict[str, Any], numbers: int) -> tuple[AnyQueue, list[Any]]:
+    """Return a queue and the ids of messages that wait for each other."""
+    queue: AnyQueue = place.client.queue(place.name(), **terms)
+    more = {"group": "a"} if "kind" in terms else {}
+    ids = [queue.push(number, headers={"key": "a"}, **more) for number in range(numbers)]
+    return queue, ids
+
+
+def receive_one_by_one(queue: AnyQueue, number: int) -> list[Any]:
+    """Receive and commit so many messages, of which one is held at once. Return the payloads."""
+    found = []
+    for _ in range(number):
+        held = queue.reserve_many(10, timeout=LONG)
+        assert len(held) == 1
+        assert queue.reserve(0) is None
+        found.append(held[0].payload)
+        queue.commit(*held)
+    assert queue.reserve(0) is None
+    return found
+
+
+@one_at_a_time
+def test_held_message_without_a_date_stops_none(place: Place, terms: dict[str, Any]) -> None:
+    """The end of its lease is unknown, so no message waits for it. It may still end."""
+    for when in NO_DATES if place.kind == "blocking" else NO_DATES[:1]:
+        queue, _ = fill(place, terms, 3)
+        held = queue.reserve(0)
+        assert held is not None
+        assert queue.reserve(0) is None  # the rest waits now
+        damage(place, held.id, when=when)
+        assert receive_one_by_one(queue, 2) == [1, 2]
+        queue.commit(held)
+        assert place.raw.count_documents({"q": queue.name, "payload": {"$exists": True}}) == 0
+
+
+@one_at_a_time
+@pytest.mark.parametrize("bad", [[0], [1, 2]], ids=["first", "next"])
+def test_waiting_message_without_a_date_stops_none(
+    place: Place, terms: dict[str, Any], bad: list[int]
+) -> None:
+    """It stays where it is, as in a queue whose messages do not wait for each other."""
+    for when in NO_DATES if place.kind == "blocking" else NO_DATES[:1]:
+        queue, ids = fill(place, terms, 4)
+        good = [number for number in range(4) if number not in bad]
+        held = [] if 0 in bad else queue.reserve_many(10, timeout=0)  # now the rest waits
+        for number in bad:
+            damage(place, ids[number], when=when)
+        if held:
+            queue.commit(*held)
+            assert [each.payload for each in held] == [good.pop(0)]
+        assert receive_one_by_one(queue, len(good)) == good
+        left = place.raw.find({"q": queue.name, "payload": {"$exists": True}}).sort("payload", 1)
+        assert [each["_id"] for each in left] == [ids[number] for number in bad]
+        place.raw.delete_many({"q": queue.name})
+
+
+@pytest.mark.parametrize("field", ["slot", "lock", "limited", "group"])
+def test_array_of_what_others_wait_for_stops_none(place: Place, field: str) -> None:
+    """An index has an array under each of its values, so it is in the way of the real ones."""
+    limit = Limit(concurrency=1, per="headers.key") if field in ("slot", "limited") else None
+    queue, ids = fill(place, {"limit": limit} if limit else {"kind": "ordered"}, 3)
+    held = queue.reserve_many(10, timeout=0)
+    assert len(held) == 1
+    queue.reserve(0)  # now the rest waits
+    id = held[0].id if field in ("slot", "lock") else ids[1]
+    stored = place.raw.find_one({"_id": id})
+    assert stored is not None
+    damage(place, id, **{field: [stored[field]]})
+    if field in ("limited", "group"):
+        queue.commit(*held)
+    for payload in (1, 2) if field in ("slot", "lock") else (2,):
+        received = queue.reserve(LONG)
+        assert received is not None
+        assert received.payload == payload
+        queue.commit(received)
+
+
+@pytest.mark.parametrize("per", [None, "headers.key"], ids=["queue", "key"])
+@pytest.mark.parametrize("field", ["at", "tokens"])
+def test_odd_bucket_of_a_rate_stops_none(place: Place, field: str, per: str | None) -> None:
+    queue, _ = fill(place, {"limit": Limit(rate=1e6, per=per)}, 8)
+    assert queue.reserve(LONG) is not None
+    bucket = {"_id": {"$regex": f"^~limit:{queue.name}~"}}
+    for number, value in enumerate((None, "text", [1], MaxKey(), {}, GONE), 1):
+        found = place.raw.find_one(bucket)
+        assert found is not None
+        damage(place, found["_id"], **{field: value})
+        held = queue.reserve(LONG)
+        assert held is not None
+        assert held.payload == number
+        queue.commit(held)
 
 
 # ---- records

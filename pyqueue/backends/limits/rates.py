@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+from pyqueue.backends.scan import FIRST
+from pyqueue.clock import BAND
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import DuplicateKey, Unavailable
 from pyqueue.limits import FollowedLimit, Limit, MayStart
@@ -89,13 +91,11 @@ class TakePermits(Command[Granted]):
         filled = {"$add": ["$tokens", {"$divide": [passed_ms, token_ms]}]}
         whole = {"$floor": {"$add": ["$tokens", ROUNDING]}}
         missing_ms = {"$multiply": [{"$subtract": ["$tokens", capacity]}, token_ms]}
+        # A bucket that pyqueue would not write is full. Other types come before or behind dates.
+        a_date = {"$min": [BAND, {"$max": [FIRST, "$at"]}]}
+        a_number = {"$cond": [{"$isNumber": "$tokens"}, "$tokens", capacity]}
         return [
-            {
-                "$set": {
-                    "at": {"$ifNull": ["$at", "$$NOW"]},
-                    "tokens": {"$ifNull": ["$tokens", capacity]},
-                }
-            },
+            {"$set": {"at": a_date, "tokens": a_number}},
             {"$set": {"at": at, "tokens": {"$min": [capacity, filled]}}},
             {"$set": {"granted": {"$max": [0, {"$min": [self.wanted, whole]}]}}},
             {"$set": {"tokens": {"$subtract": ["$tokens", "$granted"]}, "asked": "$$NOW"}},
@@ -165,7 +165,8 @@ def may_start(
     found = {key: MayStart(limit.capacity, now) for key in keys}
     fields = {"tokens": 1, "at": 1}
     for each in (yield from Find({"_id": {"$in": list(ids)}}, fields)) if ids else ():
-        found[ids[each["_id"]]] = _counted(limit, each, now)
+        if isinstance(each.get("at"), datetime) and isinstance(each.get("tokens"), (int, float)):
+            found[ids[each["_id"]]] = _counted(limit, each, now)
     for key, counted in found.items():
         followed.expect(key, None if counted.number else counted.next_at, now)
     return found

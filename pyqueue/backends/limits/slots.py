@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from pyqueue.backends import transitions
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.limits.indexes import LIMITED, SLOTS
-from pyqueue.backends.turns import bring_forward
+from pyqueue.backends.turns import bring_forward, set_aside
 from pyqueue.documents import stored_group
 from pyqueue.limits import Drain, FollowedLimit, MayStart
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
@@ -178,14 +178,14 @@ def _held(
     names = [name for key in keys for name in _names(key, concurrency)]
     held: dict[str, dict[str, Document]] = {key: {} for key in keys}
     match = {"q": queue, "slot": {"$in": names}}
-    for each in (yield from Find(match, {"slot": 1, "when": 1, "token": 1}, hint=SLOTS)):
+    found = yield from Find(match, {"slot": 1, "when": 1, "token": 1}, hint=SLOTS)
+    for each in (yield from set_aside(queue, found, "slot")):
         held[key_of_slot(each["slot"])][each["slot"]] = each
     return held
 
 
 def _has_lapsed(document: Document, now: datetime) -> bool:
-    when = document["when"]
-    return isinstance(when, datetime) and when <= now
+    return bool(document["when"] <= now)
 
 
 def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:

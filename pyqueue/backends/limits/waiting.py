@@ -18,7 +18,14 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.limits import rates, slots
 from pyqueue.backends.limits.indexes import LIMITED
 from pyqueue.backends.scan import due_of
-from pyqueue.backends.turns import DEFERRED_FOR, MAX_PAGE, FirstOfEach, place_firsts, write_when
+from pyqueue.backends.turns import (
+    DEFERRED_FOR,
+    MAX_PAGE,
+    FirstOfEach,
+    place_firsts,
+    set_aside,
+    write_when,
+)
 from pyqueue.errors import TimedOut
 from pyqueue.limits import FollowedLimit, Limit, MayStart
 from pyqueue.requests import (
@@ -105,7 +112,7 @@ def restore(
     """Correct what is deferred of these keys; None: of the next keys behind ``after``."""
     some = keys if keys is None else list(keys)
     firsts = yield from FirstOfEach(queue, LIMITED, some, after)
-    names = [each["limited"] for each in firsts]
+    names = [each["limited"] for each in firsts if isinstance(each["limited"], str)]
     if not names:
         return Restored([], 0)
     now = yield from ServerTime()
@@ -130,9 +137,10 @@ def restore(
 def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
     """Bring the first messages of a key forward of which several may start."""
     match = {"q": queue, "limited": key}
-    fields = {"when": 1, "due": 1}
+    fields = {"when": 1, "due": 1, LIMITED.field: 1}
     some = yield from Find(match, fields, sort=LIMITED.sort, limit=number, hint=LIMITED.by)
-    later = [each["_id"] for each in some if each["when"] > now >= due_of(each)]
+    sound = yield from set_aside(queue, some, LIMITED.field)
+    later = [each["_id"] for each in sound if each["when"] > now >= due_of(each)]
     if not later:
         return 0
     deferred = {"when": {"$gt": now}, "due": {"$lte": now}}

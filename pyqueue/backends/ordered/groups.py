@@ -19,7 +19,7 @@ from typing import Any, Final
 from bson import ObjectId
 
 from pyqueue.backends.scan import FIRST
-from pyqueue.backends.turns import FirstOfEach, Order, group_in, place_firsts
+from pyqueue.backends.turns import FirstOfEach, Order, group_in, place_firsts, set_aside
 from pyqueue.clock import next_number
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
@@ -82,7 +82,8 @@ def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime
         return {}
     match = {"q": queue, "lock": {"$in": list(names)}}
     found = yield from Find(match, {"lock": 1, "when": 1}, hint=LOCKS)
-    return {hashable_id(each["lock"]): each["when"] for each in found}
+    held = yield from set_aside(queue, found, "lock")
+    return {hashable_id(each["lock"]): each["when"] for each in held}
 
 
 def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
