@@ -2,8 +2,9 @@
 
 Any program may write to the collection. A document that pyqueue would not write, or whose payload
 does not fit the model, must not stop the queue. It goes to the dead-letter queue with the reason,
-and a consumer never receives it. A lookup shows what there is, and ``error`` says what is wrong.
-Claims cannot find one whose ``when`` is not a date: it stays, and ``turns`` sets it aside.
+and a consumer never receives it. A lookup returns the raw payload, and ``error`` describes the
+fault. Claims cannot find a document whose ``when`` is not a date: it stays, and ``turns`` sets it
+aside.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
 
 log = logging.getLogger("pyqueue")
 
-#: The fields that describe a message and that it can do without.
+#: The fields that describe a message and are optional.
 LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
@@ -54,12 +55,12 @@ class Tally:
 
     @property
     def stops(self) -> bool:
-        """Whether so many are wrong that the consumer should stop."""
+        """Whether too many are wrong, and the consumer should stop."""
         return self.seen <= self.first and self.wrong >= MIN_MISFITS and self.wrong > self.right
 
 
 class Misfits:
-    """The messages that a consumer claimed and that are not valid, so that they were buried.
+    """The invalid messages that a consumer claimed and buried.
 
     The log gets a warning for the first, the second, the fourth and so on, and once a minute.
 
@@ -150,7 +151,7 @@ def decode(
     """Return the message of a document.
 
     If the document is invalid or does not fit the model, the message has the raw payload, and its
-    ``error`` says what is wrong.
+    ``error`` describes the fault.
     """
     invalid = invalid_fields(document)
     try:
@@ -228,28 +229,28 @@ def bury_unclaimable(
 def bury_refused(
     graveyard: Graveyard, one: Filter, refusal: InvalidMessage, now: datetime
 ) -> Plan[None]:
-    """Bury a message that the server refused to claim.
+    """Bury a message that the server refused to claim, unless it is not free any more.
 
     Raises:
         InvalidMessage: it is a valid message.
     """
-    fault = yield from find_fault(one)
+    # A second read could find a message that another consumer had for a moment.
+    try:
+        found = yield from Find(one, limit=1)
+        fault = _fault_of(found[0]) if found else None
+    except (InvalidMessage, BSONError) as error:  # too large, or unreadable
+        found, fault = [{}], error
     if fault is not None:
         yield from bury_unclaimable(graveyard, one, fault, now)
-    elif (yield from Find(one, {"_id": 1}, limit=1)):
+    elif found:
         raise refusal
-    # Otherwise another process has claimed it.
 
 
-def find_fault(match: Filter) -> Plan[Exception | None]:
-    """Return what is wrong with a document that the server did not claim; None: nothing is."""
-    try:
-        for document in (yield from Find(match, limit=1)):
-            if invalid := invalid_fields(document):
-                return invalid_document_error(document, invalid)
-            encode(document)
-    except (InvalidMessage, BSONError) as error:  # too large, or unreadable
-        return error
+def _fault_of(document: Document) -> Exception | None:
+    """Return the fault of a document that the server did not claim; None: it has none."""
+    if invalid := invalid_fields(document):
+        return invalid_document_error(document, invalid)
+    encode(document)
     return None
 
 

@@ -107,7 +107,7 @@ def test_claim_takes_in_callers_that_come_meanwhile(stored: int) -> None:
     ]
     held = runner.run(standard().receive(waiters, 2, timeout=0))
     scan, claim, read = runner.commands[1:]
-    assert scan.limit == 5  # what the call wants, and as many as the last claim had
+    assert scan.limit == 5  # the limit of the call plus the size of the last claim
     assert claim.filter["_id"] == read.filter["_id"] == {"$in": taken}
     assert [each.id for each in held] == taken[:2]
     late = [[document["_id"] for document, _ in share] for share in runner.results]
@@ -205,7 +205,7 @@ def test_claim_that_surely_failed_raises(limit: int) -> None:
     with pytest.raises(Unavailable, match="cut off"):
         runner.run(standard().receive(Waiters("t"), limit, timeout=0))
     claims = [each for each in runner.commands if isinstance(each, (FindAndModify, Update))]
-    assert 1 <= len(claims) <= 3  # it is repeated twice at most
+    assert 1 <= len(claims) <= 3  # it is repeated no more than twice
     assert "token" in runner.commands[-1].filter  # and no message stays claimed
 
 
@@ -350,12 +350,11 @@ def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
         [],  # claimed so far
         [{"_id": "m1"}, {"_id": "m2"}],  # not claimed
         refusal,  # m1
-        [],  # another process was faster: there is nothing to scan
-        [],  # and nothing is ready
+        [],  # another process was faster; it may put m1 back now, so nothing reads it again
         Change(1, None),  # m2
         [{"_id": "m2"}],
         lambda command: [document("m2", token=command.filter["token"], when=after(30))],
-        [],  # the following ones
+        [],  # the following claims
     )
     held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
     assert [each.id for each in held] == ["m2"]
