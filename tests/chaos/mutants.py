@@ -67,10 +67,10 @@ def _no_turns() -> None:
 
 
 def _no_bits() -> None:
-    def clear(bits: int) -> dict[str, Any]:
+    def having(bits: int) -> dict[str, Any]:
         return {}
 
-    _replace(packs, "clear", clear)
+    _replace(packs, "having", having)
 
 
 def _no_slots() -> None:

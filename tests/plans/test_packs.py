@@ -59,7 +59,7 @@ def pushed_late(steps: Steps, plan: Plan[Any]) -> tuple[Insert, list[Any]]:
 
 
 class Consumer:
-    """A process that consumes, and what it knows of the ends of its messages."""
+    """A consuming process, and its knowledge of the ends of its messages."""
 
     def __init__(self, **options: Any) -> None:
         self.plans = plans(**options)
@@ -67,7 +67,7 @@ class Consumer:
         self.committed: set[int] = set()
         self.buried: set[int] = set()
         self.moved: set[int] = set()
-        #: What it began to end. The outcome is unknown if that did not end.
+        #: The messages it began to end. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, limit: int, **options: Any) -> Plan[list[Any]]:
@@ -117,12 +117,12 @@ def made() -> Steps:
 
 
 def drain(steps: Steps) -> list[int]:
-    """Consume what is left, as a process that begins after all leases have ended."""
+    """Consume the rest, as a process that begins after all leases have ended."""
     steps.seconds += 1000
     last = Consumer(max_tries=None)
     steps.listeners.append(last.waiting)
     delivered: list[int] = []
-    for _ in range(3):  # what was handed over appears after a while
+    for _ in range(3):  # handed-over messages appear after a while
         while held := steps.run(last.receive(100)):
             delivered += [each.payload for each in held]
             steps.run(last.plans.commit(held))
@@ -132,7 +132,7 @@ def drain(steps: Steps) -> list[int]:
 
 
 def check(steps: Steps) -> None:
-    """Check what holds at any time: ``n`` is the number of clear bits."""
+    """Check the invariant: ``n`` is the number of clear bits."""
     for pack in steps.collection.find({"n": {"$exists": True}}):
         assert pack["n"] == packs.alive_of(pack).bit_count()
 
@@ -201,7 +201,7 @@ def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
 
 @some_or_every
 def test_queue_is_purged_anywhere_while_a_consumer_works(every: int) -> None:
-    """What a purge deletes counts as ended; nothing of it comes back, and nothing else is lost."""
+    """Purged messages count as ended and never come back, and nothing else is lost."""
 
     def meanwhile(steps: Steps, quick: Consumer) -> None:
         before = set(numbers_alive(steps))
@@ -255,7 +255,7 @@ def interleaved(steps: Steps, first: Plan[Any], second: Plan[Any], turns: Sequen
 
 
 def finished(running: Generator[Any, None, list[Any]], most: int) -> list[Any]:
-    """Run a plan to its end. It has at most so many commands."""
+    """Run a plan to its end. ``most`` caps its number of commands."""
     for _ in range(most):
         try:
             next(running)
@@ -301,9 +301,46 @@ def test_receive_goes_past_a_pack_whose_claim_ends(pop: bool) -> None:
     assert sorted(drain(steps)) == [1, 2, 3, 4, *range(7, MESSAGES)]
 
 
+def failing_at(plan: Plan[Any], at: int) -> Generator[Any, Any, Any]:
+    """Run a plan whose question number ``at`` for the time is not answered."""
+    questions = 0
+    try:
+        request = next(plan)
+        while True:
+            if isinstance(request, ServerTime):
+                questions += 1
+                if questions > at:
+                    request = plan.throw(Unavailable("no answer"))
+                    continue
+            request = plan.send((yield request))
+    except StopIteration as stop:
+        return stop.value
+
+
+@pytest.mark.parametrize("verb", ["rollback", "move"])
+def test_pack_stays_held_if_the_time_is_unknown(verb: str) -> None:
+    """The call fails before its first command. A later call of the process ends the pack."""
+    for at in range(10):
+        steps, consumer = made(), Consumer()
+        held = steps.run(consumer.receive(5))
+        plans = consumer.plans
+        target = plans_of("further", Options(shape={"pack": 5}), kind="bucket", owner="me")
+        pairs = [(each, UNCHANGED) for each in held]
+        plan = plans.move(pairs, to=target) if verb == "move" else getattr(plans, verb)(held)
+        try:
+            steps.run(failing_at(plan, at))
+        except Unavailable:
+            assert {each.hold.state for each in held} == {"held"}  # else no renewal extends it
+            steps.run(plans.commit(held))
+            assert held[0].pack not in {each["_id"] for each in steps.all()}
+        else:
+            assert at > 0
+            break
+
+
 @pytest.mark.parametrize("fails", ["commit", "bury"])
 def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
-    """Another call of the process failed meanwhile. What was drawn before is still held."""
+    """Another call of the process has failed. Messages drawn before are still held."""
     steps, consumer = made(), Consumer(lease=60)
     held = steps.run(consumer.receive(2))
     steps.seconds += 30
@@ -380,9 +417,9 @@ def test_same_message_is_committed_once() -> None:
 )
 @pytest.mark.parametrize("number", [1, 3, 5, 7, MESSAGES])
 def test_cancelled_receive_consumes_nothing(pop: bool, taker: dict[str, Any], number: int) -> None:
-    """What was claimed for a caller that has gone comes back, and no try is counted.
+    """Messages claimed for a caller that has gone come back, and no try is counted.
 
-    Another document, or a copy of a dead holder, may have the id of what was popped.
+    Another document, or a copy of a dead holder, may have the id of a popped message.
     """
     steps, consumer = made(), Consumer()
     steps.listeners.append(consumer.waiting)
@@ -425,7 +462,7 @@ def split(consumer: Consumer, held: list[Any]) -> Plan[list[bool]]:
 
 
 def test_messages_of_a_pack_are_split_together() -> None:
-    """As many commands as for one."""
+    """It takes no more commands than one message."""
     counts = []
     for number in (1, 5):
         steps, consumer = made(), Consumer()
@@ -632,7 +669,7 @@ def test_id_like_a_place_is_another_message(form: str) -> None:
 
 
 def test_old_pack_takes_no_message_twice() -> None:
-    """Its ids are not padded. They are those of its messages, also after it was divided."""
+    """Its ids are not padded. They are the ids of its messages, also after it was divided."""
     steps, consumer = Steps(), Consumer()
     ids = [str(id).replace(":000", ":") for id in steps.run(plans().push([1, 2, 3, 4, 5]))]
     steps.collection.update_one({"n": 5}, {"$unset": {"w": ""}})
@@ -653,7 +690,7 @@ def test_old_pack_takes_no_message_twice() -> None:
 
 @pytest.fixture
 def keeps_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep packs out for longer: mongomock deletes what has expired by the real time."""
+    """Keep packs out for longer: mongomock deletes expired documents by the real time."""
     monkeypatch.setattr(inserting, "_KEPT_OUT_FOR", timedelta(days=99 * 365))
 
 

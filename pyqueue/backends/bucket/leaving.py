@@ -1,7 +1,7 @@
-"""Packs: how a message leaves its pack and goes on as an ordinary message.
+"""Packs: how a message leaves its pack and becomes an ordinary message.
 
-It does so if it is buried or moved, or waits for another try apart from the rest of its pack.
-Two documents change: the pack has it no more, and a new document begins with the same id. The plans
+It leaves if it is buried or moved, or returns to the queue apart from the rest of its pack. Two
+documents change: the pack drops the message, and a new document begins with the same id. The plans
 of ``handover`` do this without a transaction.
 """
 
@@ -46,11 +46,11 @@ from pyqueue.requests import (
 )
 
 ErrorRecord = Mapping[str, Any] | None
-#: Makes the document of a message that leaves, from what the pack stores of it and the instant.
+#: Makes the document of a message that leaves, from its stored fields and the current instant.
 Make = Callable[[Document, datetime], Document]
 #: A place, and how its document is made.
 Leaver = tuple[int, Make]
-#: Settles all that is left of a pack, by one update. The result is False if it cannot.
+#: Settles all messages left in a pack by one update. The result is False if it cannot.
 Whole = Callable[[Group, Held], Plan[bool]]
 
 
@@ -66,7 +66,7 @@ def leave(
         session: the session of the caller's transaction, or None.
 
     Returns:
-        The bits of the messages that were not held any more, and of those for which it is unclear.
+        The bits of messages no longer held, and the bits of messages whose outcome is unknown.
     """
     fields = dict.fromkeys(("b", "at", "w", "type", "pushed", "trail", "token"), 1)
     match = {"_id": group.pack, "token": group.token}
@@ -114,9 +114,9 @@ def _with_free_ids(
 ) -> list[Document]:
     """Return messages that leave a pack as the documents to store.
 
-    Other documents may have ``taken`` the ids of some. A message that stays in a bucket becomes a
-    part of one message, and so keeps its id: a consumer that sees it again can tell. In a queue of
-    another kind it gets a new id, and its trail has the old one.
+    Other documents may have ``taken`` some of the ids. A message that stays in its queue becomes a
+    part of one message and keeps its id, so a consumer that sees it again can tell. In another
+    queue, or with a key, it gets a new id, and its trail has the old one.
     """
     if together:
         return packs.parts(group.pack, group.token, messages, taken)
@@ -137,17 +137,17 @@ def _with_free_ids(
 def _leave_in_transaction(
     group: Group, documents: Sequence[Document], session: object
 ) -> Plan[None]:
-    """Let documents begin in a transaction. The pack stays held until its lease ends.
+    """Hand messages over in a transaction. The pack stays held until its lease ends.
 
     Raises:
         DuplicateKey: other documents have some of the ids, and nothing was written.
     """
-    # An insert that fails would abort the transaction.
+    # A failed insert would abort the transaction.
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
     if others := [each["_id"] for each in stored if not is_copy(each)]:
         raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
     yield from Update(group.fence, packs.setting(group.bits), session=session)
-    for each in stored:  # a former holder died, and cannot decide any more
+    for each in stored:  # a former holder died and can no longer decide
         yield from Delete(copy_filter(each), session=session)
     for failure in (yield from Insert([encode(each) for each in documents], session=session)):
         raise failure.error
@@ -156,17 +156,17 @@ def _leave_in_transaction(
 
 
 def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack, and let documents begin."""
+    """Take messages out of a pack and start their new documents."""
     hold = group.hold
     if hold:
-        hold.begin(None)
+        hold.begin(None)  # the claim continues
     try:
         result = yield from hand_over(handover, group.fence, packs.setting(group.bits))
-    except DuplicateKey:
+    except DuplicateKey:  # nothing has left the pack
         if hold:
             hold.settled(0, None, matched=False)
         raise
-    except BaseException:
+    except BaseException:  # it is unknown whether messages have left
         if hold:
             hold.lose()
         raise
@@ -190,7 +190,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
 def _hand_over_for_callers(
     calls: Sequence[tuple[Group, Handover]],
 ) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. None: something failed, and the caller tries again alone."""
+    """Hand over for several callers. None: this failed, and the caller tries again alone."""
     group, handover = calls[0]
     if len(calls) == 1:
         return [(yield from _hand_over_bits(group, handover))]
@@ -208,7 +208,7 @@ def _hand_over_for_callers(
 
 
 def _stored(pack: Document, place: int) -> Document:
-    """Return what a message takes along from its pack."""
+    """Return the fields that a message keeps when it leaves its pack."""
     kept = ("_id", "pushed", "type", "headers", "trail", "payload")
     document = packs.document_in(pack, place)
     return {name: document[name] for name in kept if name in document}
@@ -230,7 +230,7 @@ def leave_each(
     together: bool = False,
     session: object = None,
 ) -> Plan[None]:
-    """Take messages out of their packs, unless ``whole`` settles all that is left of one."""
+    """Take messages out of their packs, unless ``whole`` settles all messages left in one."""
     if session is not None:
         whole, now = None, (yield from ServerTime())
         for one in held:
@@ -245,7 +245,7 @@ def leave_each(
             gone, unclear = yield from leave(group, leavers, together=together, session=session)
         except Unavailable as error:
             rest = [each for _, some in groups[number:] for each in some]
-            raise unknown_end(error, rest) from error
+            raise unknown_end(error, [*unknown, *rest]) from error
         lost += at_bits(members, gone)
         unknown += at_bits(members, unclear)
     raise_lost(queue, len(held), lost, unknown)
@@ -255,9 +255,9 @@ def leave_each(
 
 
 def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-    """Give messages back for another try, and bury those that had their last try.
+    """Give messages back for another try. Bury those that had their last try.
 
-    All of a pack wait together, in their pack.
+    If all messages left in a pack are given back together, they wait in their pack.
     """
     queue, kind, options = terms.queue, terms.kind, terms.options
     given_s, record, session = failure.delay_s, failure.error, failure.session
@@ -293,7 +293,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
 
 def release(terms: QueueTerms, held: Held) -> Plan[None]:
-    """Give messages back unprocessed, the tries not counted."""
+    """Give messages back unprocessed. The try is not counted."""
     queue, kind = terms.queue, terms.kind
 
     def whole(group: Group, members: Held) -> Plan[bool]:
@@ -316,7 +316,7 @@ def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried"
         return
     queue, kind, error = terms.queue, terms.kind, failure.error
     name = terms.options.dead_letter
-    target = yield from namespace.dead_letter_target(queue, kind, name, [None])
+    target = yield from namespace.dead_letter_target(queue, kind, name, priorities=[None])
 
     def make(each: PackedReservation[Any]) -> Make:
         return burial(queue, target, reason, each.tries, error or each.error)
@@ -326,7 +326,7 @@ def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried"
 
 
 def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:
-    """Return what makes the document of a message that is buried."""
+    """Return the function that makes the document of a buried message."""
 
     def buried(stored: Document, now: datetime) -> Document:
         document = stored | target.kind.entering(target.queue, now) | passed(stored, queue, now)

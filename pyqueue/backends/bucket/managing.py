@@ -1,4 +1,4 @@
-"""Packs: what a queue contains, and what anyone may do to messages that are not held."""
+"""Packs: read the messages of a queue, and manage those that are not held."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count the messages of packs, but one of each pack. The index ``packs`` answers it."""
+    """Count the messages of packs, less one for each pack. The index ``packs`` covers it."""
 
     filter: Filter
     cap: int | None = None
@@ -78,16 +78,17 @@ def in_packs(
     *,
     held: bool = True,
 ) -> Plan[Counts]:
-    """Return the number of messages, from the number of documents.
+    """Add the messages in packs to the counts of documents.
 
-    Without ``held``, what is held counts as scheduled.
+    If ``held`` is false, reserved messages count as scheduled.
     """
+    # Finished messages have a ``when`` of BAND or later.
     later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
     ready: Filter = {"q": queue, "when": {"$lte": now}}
     waiting = yield from CountPacked(later, cap, session=session)
     reserved = 0
     if held and waiting:
-        # Any token: the index knows which strings it has, and not which fields are missing.
+        # Match any token: the index finds strings, but not missing fields.
         token = {"token": {"$gt": ""}}
         reserved = yield from CountPacked({**later, **token}, cap, session=session)
     more = Counts(
@@ -98,6 +99,7 @@ def in_packs(
     )
     if cap is None:
         return more
+    # A capped count has no history.
     return Counts(*(min(cap, each) for each in (more.ready, more.scheduled, more.reserved)))
 
 
@@ -164,7 +166,7 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
 
 def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
     """Remove a message that is not held. Return whether there was one."""
-    arguments.spellings(id)
+    arguments.spellings(id)  # refuses an invalid id
     if (yield from managing.remove(queue, kind, None, id)):
         return True
     named = packs.place_of(id)
@@ -176,9 +178,9 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
     for document in (yield from Find(match, {**packs.INDEX_FIELDS, **REST_FIELDS})):
         index = packs.index_in(document, named)
         if index is not None:
-            yield from end_rest(queue, document)
+            yield from end_rest(queue, document)  # a process keeps it, but holds no message
             bits = 1 << index
-            match = {**free, "_id": document["_id"], **packs.clear(bits)}
+            match = {**free, "_id": document["_id"], **packs.having(bits)}
             if (yield from Update(match, packs.setting(bits))).matched:
                 return True
     return False
@@ -188,7 +190,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many.
 
     Raises:
-        Unavailable: the server did not answer. The text has the number of deleted messages.
+        Unavailable: the server did not answer. The text says how many messages were deleted.
     """
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
@@ -211,7 +213,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
 
 
 def _end_rests(queue: str, now: datetime) -> Plan[None]:
-    """Give back the packs that processes keep for a second while they hold nothing of them."""
+    """Give back resting packs: processes keep them for a second and hold no message of them."""
     soon = {"$gt": now, "$lte": now + 2 * REST}  # by any process's estimate of the time
     match = {"q": queue, "when": soon, "n": {"$exists": True}}
     for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
@@ -219,7 +221,7 @@ def _end_rests(queue: str, now: datetime) -> Plan[None]:
 
 
 def finish_all(queue: str) -> Plan[None]:
-    """Show what packs have handed over and may not be shown yet, before they are deleted."""
+    """Publish copies that packs have handed over, before the packs are deleted."""
     match = {"q": queue, "n": {"$exists": True}, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(match, {HANDED: 1}, hint=PACKS)):
         yield from finish(document)

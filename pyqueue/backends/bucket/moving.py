@@ -1,7 +1,8 @@
 """Packs: how their messages move to another queue.
 
-All that is left of a pack moves to another bucket by one update of the pack. A part of it gets a
-document for itself there. In a queue of another kind, each message becomes an ordinary one.
+Outside a transaction, one update moves all messages left in a pack to another bucket. If only some
+move, they get a document of their own there. In a queue of another kind, each becomes an ordinary
+message.
 """
 
 from __future__ import annotations
@@ -85,22 +86,22 @@ def move(
 def _move_whole(
     group: Group, target: Target, changed: Mapping[str, Any], delay: float | timedelta | None
 ) -> Plan[bool]:
-    """Move a pack to another bucket. The result is False if there is more in it than these.
+    """Move a pack to another bucket. The result is False if this cannot move it as a whole.
 
     Args:
         group: its messages.
         target: the bucket.
-        changed: what is written into its messages.
+        changed: the fields to write into its messages.
         delay: seconds until they can be received there.
     """
     size = len(encode(changed).raw)
     if size > packs.MAX_PACK_BYTES:
         return False
+    now = yield from ServerTime()
+    when = arguments.starting(now, delay, None)
     hold = group.hold
     if hold is not None and not hold.begin_whole(group.bits, alone=True):
         return False
-    now = yield from ServerTime()
-    when = arguments.starting(now, delay, None)
     put = {**target.kind.entering(target.queue, when), **changed, "c": 0}
     if target.codec.name is not None:
         put["type"] = target.codec.name

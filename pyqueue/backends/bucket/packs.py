@@ -1,4 +1,4 @@
-"""Packs: many messages in one document, each of them claimed and settled alone. All of it is pure.
+"""Packs: many messages in one document, each claimed and settled alone. This module is pure.
 
 A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
 of a message, without a payload, it has::
@@ -22,13 +22,13 @@ token and the clear bit and sets the bit, in one update. So each message is sett
 former holder changes nothing.
 
 Messages that leave a pack together may share one again: a *part*. The _id of a part begins with
-that of the first pack, so that the ids of its messages find it.
+the _id of the first pack, so that the ids of its messages find it.
 
 A claim that does not end in order has lapsed: perhaps one message ends its consumers. The next
-claims of the pack hand out only a *window*, of 100 messages, then 10, then one. What ends its
-consumer alone leaves the pack, as an ordinary message. If a window is fine, the next one has the
-same size. It grows again once the part of the pack where a claim lapsed is over. The level of a
-pack says which size is next: 0 is the whole pack.
+claims of the pack hand out only a *window* of 100 messages, then 10, then one. If the claim of a
+single message lapses, that message leaves the pack as an ordinary message. After a window that ends
+in order, the next window has the same size. Windows grow again past the part of the pack where a
+claim lapsed. The level of a pack says which size is next: 0 is the whole pack.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _PLACE: Final = re.compile(
 #: How many bits one number has: a number of the server has 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
-#: What ``index_in`` needs of a pack: of its messages only how many there are.
+#: The fields of a pack that ``index_in`` needs. Of the messages it needs only their number.
 INDEX_FIELDS: Final = MappingProxyType({"at": 1, "w": 1, "b.h": 1})
 
 
 class Place(NamedTuple):
-    """What the id of a packed message names."""
+    """The place that the id of a packed message names."""
 
     #: The first pack of the message.
     pack: ObjectId
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 
 
 def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
-    """Return what makes the id of a message from its place in this pack."""
+    """Return the function that makes the id of a message from its place in this pack."""
     first, at = _first_pack(pack["_id"]), pack.get("at")
     form = f"0{DIGITS}" if _is_padded(pack) else ""
     if at is None:
@@ -90,10 +90,10 @@ def message_id(pack: Mapping[str, Any], place: int) -> str:
 
 
 def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
-    """Return the _id of a part. A claim makes the same one if it tries again.
+    """Return the _id of a part. A claim makes the same _id if it tries again.
 
-    Two calls may settle some of the same messages at once. Then a part of one call does not
-    overwrite a part of the other one, which may have more messages.
+    Two calls may settle some of the same messages at once. The checksum keeps a part of one call
+    from overwriting a part of the other call, which may have more messages.
 
     Args:
         pack: the pack that it leaves.
@@ -129,7 +129,7 @@ def new_pack(
     type_name: str | None,
     entries: Sequence[RawBSONDocument],
 ) -> RawBSONDocument:
-    """Return the document of a pack. ``entering`` are the fields of what enters its queue."""
+    """Return the document of a pack. ``entering``: the fields of a message entering its queue."""
     document: Document = {"_id": id, **entering, "pushed": pushed}
     if type_name is not None:
         document["type"] = type_name
@@ -151,7 +151,7 @@ def parts(
 ) -> list[Document]:
     """Return messages that leave a pack as the documents of parts.
 
-    One alone stays a message, unless its id is taken: then a part keeps the id for it.
+    A single message stays a message, unless its id is taken: then a part keeps its id.
 
     Args:
         pack: the pack.
@@ -180,7 +180,7 @@ def parts(
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
-    """Divide what is stored in packs, of ``most`` messages each. ``sizes``: in bytes."""
+    """Divide items into packs of up to ``most`` messages. ``sizes``: in bytes."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
         total += size
@@ -280,7 +280,7 @@ def _words(bits: int) -> Iterator[tuple[str, Int64]]:
         index += 1
 
 
-def clear(bits: int) -> dict[str, Any]:
+def having(bits: int) -> dict[str, Any]:
     """Return the filter of a pack that still has these messages."""
     return {name: {"$bitsAllClear": word} for name, word in _words(bits)}
 
@@ -308,7 +308,7 @@ def level_of(document: Mapping[str, Any]) -> int:
 
 
 def window(size: int, alive: int, level: int) -> int | None:
-    """Return which messages a claim hands out. None: the first one has to leave the pack."""
+    """Return the bits that a claim hands out. None: the first message has to leave the pack."""
     if not level or not alive:
         return alive
     ladder = _ladder(size)
@@ -325,7 +325,7 @@ def next_level(size: int, first: int, alive: int, level: int) -> int:
     Args:
         size: how many messages the pack had.
         first: the first place of the window.
-        alive: what the pack has now.
+        alive: the bits of the messages that the pack has now.
         level: the level of the claim.
     """
     ladder = _ladder(size)

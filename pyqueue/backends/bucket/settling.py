@@ -1,8 +1,8 @@
 """Packs: how the holder of messages ends its claims and extends their leases.
 
-Messages of one pack are settled by one update, and concurrent single calls are coalesced for each
-pack. What is left of the pack goes back in the same update, once the process holds none of the
-messages that it handed out. ``leaving`` has what ends a message in another way.
+One update settles the messages of one pack. Concurrent single calls are coalesced for each pack.
+Once all messages that the process handed out are settled, the same update gives the rest of the
+pack back. ``leaving`` has the other ways in which a message ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pyqueue.errors import TimedOut, Unavailable
 from pyqueue.messages import Id, PackedReservation
 from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, Signal, Update
 
-#: How long a process keeps a pack of which it holds nothing any more.
+#: How long a process keeps a pack after it has settled all the messages it handed out.
 REST: Final = timedelta(seconds=1)
-#: What shows that a pack rests: all of its claims have ended in order, and it has a token.
+#: The fields that show a resting pack: all its claims ended in order, and it has a token.
 REST_FIELDS: Final = MappingProxyType(dict.fromkeys(("token", "c", "orderly", "due"), 1))
-#: How often a settlement reads the pack and tries again. Each time, another one was faster.
+#: How many times a settlement tries. Before each retry, another settlement was faster.
 _MAX_ROUNDS: Final = 20
 
 Held = Sequence[PackedReservation[Any]]
@@ -49,7 +49,7 @@ class Group(NamedTuple):
     @property
     def fence(self) -> dict[str, Any]:
         """The filter of the pack, if the claim still holds these messages."""
-        return {"_id": self.pack, "token": self.token, **packs.clear(self.bits)}
+        return {"_id": self.pack, "token": self.token, **packs.having(self.bits)}
 
 
 def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
@@ -59,7 +59,7 @@ def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
         bits = packs.bits_set([each.place for each in some])
         hold = some[0].hold
         known = hold if isinstance(hold, HeldPack) else None
-        groups.append((Group(queue, kind, pack, token, bits, known), some))
+        groups.append((Group(queue, kind, pack, token, bits, hold=known), some))
     return groups
 
 
@@ -86,7 +86,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
 
 
 def still_held(group: Group, session: object = None) -> Plan[int]:
-    """Return which of these messages the claim still holds. The process may learn that from it."""
+    """Return which of these messages the claim still holds. Note a lost claim in ``hold``."""
     fields = {"token": 1, "done": 1}
     found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
     if not found or found[0].get("token") != group.token:
@@ -130,12 +130,12 @@ def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[N
 
 
 def at_bits(members: Held, bits: int) -> list[PackedReservation[Any]]:
-    """Return those messages of a pack that have one of the bits."""
+    """Return the messages of a pack whose bit is set."""
     return [each for each in members if bits >> each.place & 1]
 
 
 def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
-    """Finish messages of one claim for several callers. Return what each has lost."""
+    """Finish messages of one claim for several callers. Return the bits that each has lost."""
     every = 0
     twice: list[int] = []
     for bits in calls:
@@ -146,14 +146,14 @@ def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
 
 
 def finish(group: Group) -> Plan[int]:
-    """Finish messages of one claim. Return the bits of those that were not held any more."""
+    """Finish messages of one claim. Return the bits of those no longer held."""
     lost = yield from _settle(group, None)
     yield from end_claim(group)
     return lost
 
 
 def _settle(group: Group, session: object) -> Plan[int]:
-    """Set the bits of messages. Return the bits of those that were not held any more."""
+    """Set the bits of messages. Return the bits of those no longer held."""
     hold, lost = group.hold, 0
     for _ in range(_MAX_ROUNDS):
         end = hold.begin(group.bits) if hold else None
@@ -195,12 +195,12 @@ def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
 
 
 def emptied(pack: Id, token: str) -> Filter:
-    """Return the filter of a pack of which nothing is left, also not to be shown."""
+    """Return the filter of a pack with no messages left, and no copies left to publish."""
     return {"_id": pack, "token": token, "n": 0, HANDED: []}
 
 
 def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
-    """Delete the pack if nothing is left of it, as far as this process knows."""
+    """Delete the pack if this process knows of no message left in it."""
     if hold is None or not hold.alive & ~group.bits:
         yield from Delete(emptied(group.pack, group.token))
 
@@ -250,7 +250,7 @@ def _ending(
 
     Args:
         hold: the claim.
-        bits: what leaves the pack.
+        bits: the messages that leave the pack.
         when: when the pack can be claimed again.
         rests: whether this process keeps it until then.
         counts: whether the claim stays counted as a try.
@@ -268,7 +268,7 @@ def _ending(
 
 
 def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
-    """Give a pack back that some process keeps while it holds none of the messages.
+    """Give a resting pack back. Some process keeps it but holds none of its messages.
 
     Args:
         queue: its queue.
@@ -285,8 +285,8 @@ def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
 def give_back(group: Group) -> Plan[bool]:
     """Give messages back to their places, with the rest of their pack. The try is not counted.
 
-    The result is False if the process cannot do that, because it holds more of the pack, or not
-    even these.
+    The result is False if the process cannot do that: it holds more messages of the pack, or no
+    longer holds these.
     """
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=False):
@@ -301,11 +301,11 @@ def give_back(group: Group) -> Plan[bool]:
 
 
 def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | None) -> Plan[bool]:
-    """Let a pack wait for another try. The result is False if there is more in it than these."""
+    """Let a pack wait for another try. The result is False unless these are all its messages."""
+    now = yield from ServerTime()
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=True):
         return False
-    now = yield from ServerTime()
     when = now + timedelta(milliseconds=round(delay_s * 1000))
     update = _ending(hold, 0, when, rests=False, counts=True)
     update["$set"] |= {"due": when} | ({} if error is None else {"error": error})
@@ -327,7 +327,7 @@ def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | Non
 def extend(held: Held, how: Extension) -> Plan[Failures]:
     """Extend leases, one command for each pack. Return those that failed.
 
-    It never shortens a lease: the rest of the pack may have other holders.
+    This never shortens a lease: the rest of the pack may have other holders.
     """
     try:
         lost = yield from _extend(held, how.lease_s, w1=how.w1)
@@ -338,7 +338,7 @@ def extend(held: Held, how: Extension) -> Plan[Failures]:
 
 
 def _extend(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
-    """Extend leases. Return what was no longer held."""
+    """Extend leases. Return the reservations that were no longer held."""
     lost: list[PackedReservation[Any]] = []
     for (pack, token), some in _by_claim(held).items():
         now = yield from ServerTime()
@@ -347,7 +347,7 @@ def _extend(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
         todo = some
         while todo:
             bits = packs.bits_set([each.place for each in todo])
-            match = {"_id": pack, "token": token, **packs.clear(bits)}
+            match = {"_id": pack, "token": token, **packs.having(bits)}
             if (yield from Update(match, {"$max": {"when": until}}, w1=w1)).matched:
                 break
             found = yield from Find({"_id": pack}, {"token": 1, "done": 1}, limit=1)
