@@ -31,12 +31,13 @@ BY_HAND = {"docs/examples/data/README.md"}
 #: The first `embedded:` of this page starts a real server. All other ones get a database of the
 #: run's shared server, which is faster.
 EMBEDDED = "README.md"
-SPARK = "docs/how-to/spark.md"
 CODE = [
     page
     for page in PAGES
     if page not in BY_HAND and any(each.language == "python" for each in blocks(page))
 ]
+#: The pages about Spark with code: each runs from an empty database, in the run's Spark session.
+SPARK = [page for page in CODE if page.startswith("docs/how-to/spark")]
 
 # ---- code
 
@@ -57,9 +58,9 @@ class Shared:
 def servers(
     request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """What `embedded:` starts on a page; the page about Spark gets the run's Spark session."""
+    """What `embedded:` starts on a page; the pages about Spark get the run's Spark session."""
     page = request.node.callspec.params["page"]
-    if page == SPARK:
+    if page in SPARK:
         request.getfixturevalue("spark")
     real = [EmbeddedServer] if page == EMBEDDED else []
 
@@ -95,7 +96,7 @@ def says(text: str, line: str) -> bool:
     "page",
     [
         pytest.param(page, marks=[pytest.mark.spark_long, pytest.mark.xdist_group("spark")])
-        if page == SPARK
+        if page in SPARK
         else page
         for page in CODE
     ],
@@ -127,6 +128,13 @@ def test_code_runs_and_prints_its_comments(
 def run(page: str, block: Block, space: dict[str, Any]) -> None:
     # As many lines before it as in the page, so that a traceback names the page's line.
     exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), space)
+
+
+def test_code_about_spark_runs_in_the_shared_session() -> None:
+    """Another session in the process would have the settings of the first one."""
+    using = [page for page in CODE if any("pyqueue.spark" in each.text for each in blocks(page))]
+    assert len(using) >= 7
+    assert using == SPARK
 
 
 def test_readme_examples_are_short() -> None:
@@ -263,17 +271,43 @@ def test_cited_tests_exist(page: str) -> None:
         assert name in defined_tests(ROOT / "tests" / path), f"{path}::{name}"
 
 
-def test_promises_each_cite_a_test() -> None:
-    promises = prose("docs/topics/guarantees.md").split("\n## The last run\n")[0]
-    sections = re.split(r"^### ", promises, flags=re.MULTILINE)[1:]
-    assert len(sections) >= 30
+GUARANTEES = "docs/topics/guarantees.md"
+#: The pages of promises. The page of what is not promised has none.
+PROMISES = [
+    page
+    for page in PAGES
+    if page.startswith(GUARANTEES.removesuffix(".md")) and not page.endswith("-not-promised.md")
+]
+
+
+@pytest.mark.parametrize("page", PROMISES)
+def test_promises_each_cite_a_test(page: str) -> None:
+    sections = promises(page)
+    assert sections
     assert [text.splitlines()[0] for text in sections if not cited_tests(text)] == []
     folded = [text.count("<details>") == text.count("</details>") == 1 for text in sections]
     assert all(folded)
 
 
+def promises(page: str) -> list[str]:
+    return re.split(r"^### ", prose(page), flags=re.MULTILINE)[1:]
+
+
+def test_promises_are_all_there() -> None:
+    titles = [text.splitlines()[0] for page in PROMISES for text in promises(page)]
+    assert len(titles) >= 52
+    assert len(set(titles)) == len(titles)
+
+
+def test_guarantees_link_the_pages_of_promises() -> None:
+    linked = {f"docs/topics/{link.partition('#')[0]}" for link in links(GUARANTEES)}
+    rest = {*PROMISES, "docs/topics/guarantees-not-promised.md"} - {GUARANTEES}
+    assert len(rest) >= 5
+    assert rest - linked == set()
+
+
 def test_figures_of_the_last_run_agree_on_all_pages() -> None:
-    run = prose("docs/topics/guarantees.md").split("\n## The last run\n")[1].split("\n## ")[0]
+    run = prose("docs/topics/fault-run.md")
     faults, messages = re.findall(
         r"\| faults; kinds \| (\d+);|\| messages; received; settled \| ([\d ]+);", run
     )
@@ -283,6 +317,26 @@ def test_figures_of_the_last_run_agree_on_all_pages() -> None:
     plot = (ROOT / "docs/topics/faults.svg").read_text()
     assert f">{faults[0]} faults, seed {seed}; messages per second" in plot
     assert "| lost; settled twice; effects by a fenced consumer; undone | 0; 0; 0; 0 |" in run
+
+
+# ---- kinds of queue
+
+
+def test_page_of_kinds_has_what_each_refuses() -> None:
+    lines = prose("docs/topics/which-kind.md").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    refused = {cells[0].strip("`"): cells[4] for cells in rows}
+    offered = {
+        name: kind.capabilities
+        for name, kind in known().items()
+        if type(kind).__module__.startswith("pyqueue.")
+    }
+    assert {*refused} == {*offered, "client.stream()"}
+    words = {"claim": "Queue.claim", "priority": "priority=", "group": "group="}
+    every = frozenset[str]().union(*offered.values()) - {"packs"}
+    for name, capabilities in offered.items():
+        written = {each for each in every if f"`{words.get(each, each)}`" in refused[name]}
+        assert written == every - capabilities, name
 
 
 # ---- the reference

@@ -1,4 +1,4 @@
-"""What holds for batches that a query writes into a queue: the table of docs/how-to/spark.md.
+"""What holds for batches that a query writes: the table of docs/how-to/spark-streams.md.
 
 Each row of the table is a test here, for the two ways in which a query writes. All messages are
 consumed at once and leave no history, so no id that is still stored can hide a second write.
@@ -141,7 +141,7 @@ def test_suspended_query(make: Make, at: str) -> None:
 
 
 def test_every_row_of_the_table_is_a_test() -> None:
-    text = (DOCS / "how-to" / "spark.md").read_text()
-    named = re.findall(r"`(test_\w+)`", text[text.index("### When a batch") :].split("\n## ")[0])
+    text = (DOCS / "how-to" / "spark-streams.md").read_text()
+    named = re.findall(r"`(test_\w+)`", text[text.index("## When a batch") :].split("\n## ")[0])
     there = [name for name in globals() if name.startswith("test_") and "table" not in name]
     assert sorted(named) == sorted(there)
